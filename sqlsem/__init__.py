@@ -1,0 +1,95 @@
+"""Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages, all in one FIFO table.
+
+>>> import sqlsem
+>>> with sqlsem.limit("etl", 3):  # doctest: +SKIP
+...     ...
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import platformdirs
+
+from sqlsem.coordinator import Coordinator, Grant, connect
+from sqlsem.errors import (
+    ConfigurationError,
+    Deadlock,
+    LockLost,
+    NotHeld,
+    SchemaError,
+    SqlsemError,
+    Timeout,
+    Unavailable,
+)
+from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+
+__all__ = [
+    "ConfigurationError",
+    "Coordinator",
+    "Deadlock",
+    "Grant",
+    "Lock",
+    "LockLost",
+    "NotHeld",
+    "SchemaError",
+    "SqlsemError",
+    "Timeout",
+    "Unavailable",
+    "all_of",
+    "configure",
+    "connect",
+    "default",
+    "default_url",
+    "limit",
+    "mutex",
+    "read",
+    "stage",
+    "write",
+]
+__version__ = "0.1.0"
+
+_guard = threading.Lock()
+_configured: tuple[str | None, dict[str, Any]] = (None, {})
+_coordinator: Coordinator | None = None
+
+
+def default_url() -> str:
+    """Where locks live unless told otherwise: ``$SQLSEM_URL``, else an SQLite file in this user's state directory."""
+    return os.environ.get("SQLSEM_URL") or f"sqlite:///{platformdirs.user_state_path('sqlsem') / 'sqlsem.db'}"
+
+
+def configure(url: str | None = None, **options: Any) -> None:
+    """Choose the database of the module-level functions, before the first lock is taken.
+
+    Args:
+        url: As for `connect`; left out, `default_url`.
+        options: As for `connect`: ``grace``, ``lease``, ``retry``, ``schema``, ``table``, ``creator``.
+
+    Raises `ConfigurationError` when the options cannot be, and closes a default coordinator that is in use
+    (its locks are given back).
+
+    >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
+    """
+    global _configured, _coordinator
+    fresh = connect(url or default_url(), **options)  # finds faults at once; connects only when used
+    with _guard:
+        old, _coordinator = _coordinator, fresh
+        _configured = (url, options)
+    if old is not None:
+        old.close()
+
+
+def default() -> Coordinator:
+    """The coordinator of the module-level functions; made when first needed, and again after it was closed."""
+    global _coordinator
+    current = _coordinator
+    if current is not None and not current.closed:
+        return current
+    with _guard:
+        if _coordinator is None or _coordinator.closed:
+            url, options = _configured
+            _coordinator = connect(url or default_url(), **options)
+        return _coordinator

@@ -1,0 +1,50 @@
+"""One module an engine, each behind the small protocol of `sqlsem.engines.base`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from sqlsem.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlsem.engines.base import Engine
+
+#: URL scheme → module. A new engine is one line here, one module and one folder of SQL.
+SCHEMES = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mssql": "mssql",
+    "sqlserver": "mssql",
+}
+#: The engines' names, as ``sqlsem sql ENGINE`` takes them.
+ENGINES = ("sqlite", "postgresql", "mssql")
+
+
+def load(name: str) -> type[Engine]:
+    """The engine class of that name (one of `ENGINES`)."""
+    if name not in ENGINES:
+        raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}")
+    engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
+    return engine
+
+
+def of_url(url: str) -> type[Engine]:
+    """The engine class that a URL or an ODBC connection string asks for.
+
+    Raises `ConfigurationError` for a scheme that no engine knows. Never repeats the URL: it may hold a password.
+    """
+    scheme, separator, _ = url.partition("://")
+    if separator:
+        if scheme.lower() not in SCHEMES:
+            raise ConfigurationError(
+                f"Unknown scheme {scheme!r} in the database URL; known are {', '.join(sorted(SCHEMES))}"
+            )
+        return load(SCHEMES[scheme.lower()])
+    if "=" in url and ("driver" in url.lower() or "dsn" in url.lower() or "server" in url.lower()):
+        return load("mssql")
+    raise ConfigurationError(
+        "The database URL has no scheme; write sqlite:///file.db, postgresql://user@host/database, "
+        "mssql://user@host/database, or an ODBC string (Driver=…;Server=…)"
+    )

@@ -1,0 +1,226 @@
+"""What every engine offers: an `Engine` that opens `Session`\\ s, and sessions that speak the protocol.
+
+A session is one connection. The coordinator keeps one *main* session (the member's beacon, registration, release,
+pings) and borrows others to wait in; the engine decides only how each step is said in SQL. All calls block, none
+retries: a lost connection is `Disconnected`, and whoever owns the session decides what then.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sqlsem import sql
+from sqlsem.errors import SchemaError, Unavailable
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+
+__all__ = ["Busy", "Check", "Creator", "Disconnected", "Engine", "Options", "Plan", "Session"]
+
+#: What ``creator=`` is: returns a new DB-API connection.
+Creator = Callable[[], Any]
+#: The scripts to run on a schema of some version (0: none there), each with the version that it leads to, if any.
+Plan = Callable[[int], Iterable["tuple[int | None, str]"]]
+
+
+class Disconnected(Unavailable):
+    """This session is gone or never came; another may do better."""
+
+
+class Busy(Unavailable):
+    """Somebody holds a lock in the database for longer than we are willing to wait in one go; try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How this process takes part; durations in seconds."""
+
+    grace: float = 5.0
+    lease: float | None = None
+    schema: str = "sqlsem"
+    table: str = "ProcessControl"
+    #: How long one statement of the main session may wait for a gate before it lets the pings through.
+    patience: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of ``sqlsem doctor``."""
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+
+
+class Session(abc.ABC):
+    """One connection. Not for two threads at once."""
+
+    # -- membership (main session) ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        """Become a new member, whose beacon this session holds. Returns its number."""
+
+    @abc.abstractmethod
+    def resume(self, member_id: int) -> bool:
+        """Take over an existing member on this new session; False when it has been given up meanwhile."""
+
+    @abc.abstractmethod
+    def ping(self, member_id: int) -> Pulse:
+        """Prove life, renew the lease, tell which rows are ours."""
+
+    @abc.abstractmethod
+    def resign(self, member_id: int) -> None:
+        """Leave for good, with all rows."""
+
+    # -- requests (main session) --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        """Take a number for each request, all in one transaction; None when ``only_if_free`` and one was not.
+
+        Repeated with the same ``uid``, it finds the rows of the first time. May raise `Busy`.
+        """
+
+    @abc.abstractmethod
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        """Give a number back; False when the row was not there any more. May raise `Busy`."""
+
+    @abc.abstractmethod
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        """Give back all that one `register` may have left; how many rows that was."""
+
+    # -- waiting (any session) ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        """Wait up to ``timeout`` seconds for the turn of ``ticket``: True when granted, False when not yet,
+        None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
+        """
+
+    # -- what people see and operators do (any session) ---------------------------------------------------------
+
+    @abc.abstractmethod
+    def entries(self, resource: str | None) -> list[Entry]:
+        """The queue, one or all resources, in order."""
+
+    @abc.abstractmethod
+    def history(self, resource: str | None, most: int) -> list[Past]:
+        """Finished requests, newest first."""
+
+    @abc.abstractmethod
+    def resources(self) -> list[Resource]:
+        """All resources that have rows or settings."""
+
+    @abc.abstractmethod
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
+
+    @abc.abstractmethod
+    def revoke(self, position: int, force: bool) -> int:
+        """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, −1 no such row."""
+
+    @abc.abstractmethod
+    def reap(self) -> int:
+        """Test everybody now and remove the dead; the number of rows removed."""
+
+    @abc.abstractmethod
+    def prune(self, most: int) -> int:
+        """Remove at most ``most`` rows of history that are past keeping."""
+
+    # -- upkeep -------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def settings(self) -> dict[str, str] | None:
+        """Table ``setting``; None when the schema is not there."""
+
+    @abc.abstractmethod
+    def install(self, plan: Plan) -> None:
+        """Under the install lock and in one transaction: read the version, run the scripts that ``plan`` gives for it.
+        A number beside a script is the schema's version after it.
+        """
+
+    @abc.abstractmethod
+    def diagnose(self) -> list[Check]:
+        """Engine-specific checks for ``sqlsem doctor``."""
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """From another thread: make a call that is under way fail soon with `Disconnected`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the connection; never raises."""
+
+    def check_schema(self) -> dict[str, str]:
+        """The settings, when this client can work with the schema; else `SchemaError` with the remedy."""
+        settings = self.settings()
+        if settings is None:
+            raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
+        version, oldest = int(settings["schema_version"]), int(settings["oldest_client"])
+        if version < sql.LATEST:
+            raise SchemaError(
+                f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
+                f"upgrade them (locks may be held meanwhile) with: sqlsem init"
+            )
+        if oldest > sql.LATEST:
+            raise SchemaError(
+                f"The sqlsem tables are version {version} and need a client of version {oldest} or later, "
+                f"this one is {sql.LATEST}; upgrade it with: pip install --upgrade sqlsem"
+            )
+        return settings
+
+
+class Engine(abc.ABC):
+    """A database that can be reached: knows its URL (and keeps the password to itself)."""
+
+    name: ClassVar[str]
+    #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
+    beacon_may_fail: ClassVar[bool] = True
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        sql.check_identifier("The schema's name", options.schema)
+        sql.check_identifier("The table's name", options.table)
+        self.options = options
+        self.creator = creator
+
+    @property
+    @abc.abstractmethod
+    def where(self) -> str:
+        """The database in words, for messages: never with a password."""
+
+    @abc.abstractmethod
+    def connect(self, purpose: str) -> Session:
+        """Open a session; ``purpose`` ('main', 'wait', 'look') is shown to DBAs where the engine can.
+
+        Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
+        never will be (missing driver, wrong password).
+        """
+
+    @abc.abstractmethod
+    def pin(self, cursor: Any, ticket: Ticket) -> bool:
+        """Inside the transaction of the caller's ``cursor``: is the row there, and kept there until that ends?"""
+
+    def queries(self) -> dict[str, str]:
+        """The client's statements for this engine."""
+        return sql.queries(self.name, self.options.schema, self.options.table)
+
+    def plan(self, version: int) -> list[tuple[int | None, str]]:
+        """The scripts that bring a schema of that version up to date; raises `SchemaError` rather than downgrade."""
+        if version > sql.LATEST:
+            raise SchemaError(
+                f"The sqlsem tables are version {version}, newer than this client's {sql.LATEST}, and are left alone; "
+                f"upgrade the client with: pip install --upgrade sqlsem"
+            )
+        names = {"schema": self.options.schema, "table": self.options.table}
+        scripts: list[tuple[int | None, str]] = list(sql.migrations(self.name, version, **names))
+        scripts += [(None, sql.script(self.name, name, **names)) for name in ("routines", "permissions")]
+        return scripts
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.where}>"

@@ -1,0 +1,261 @@
+"""PostgreSQL, through psycopg 3."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+
+try:
+    import psycopg
+    from psycopg import conninfo, errors
+except ImportError as exc:
+    raise ConfigurationError(
+        "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"
+    ) from exc
+
+if TYPE_CHECKING:
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+#: Seconds to reach a server that does not answer; a URL may say otherwise (connect_timeout=…).
+CONNECT_TIMEOUT = 10
+
+
+class PostgresEngine(Engine):
+    """A PostgreSQL database, version 12 or later."""
+
+    name = "postgresql"
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        try:
+            self._parameters = conninfo.conninfo_to_dict(url) if url else {}
+        except psycopg.Error:
+            # libpq's message may repeat parts of the URL; so no cause either.
+            raise ConfigurationError(
+                "This is not a URL that PostgreSQL understands; write postgresql://user:password@host:5432/database"
+            ) from None
+
+    @property
+    def where(self) -> str:
+        if self.creator is not None:
+            return "the PostgreSQL database of creator="
+        host = self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost"
+        port = self._parameters.get("port") or "5432"
+        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {host}:{port}"
+
+    def connect(self, purpose: str) -> PostgresSession:
+        try:
+            if self.creator is not None:
+                connection = self.creator()
+                connection.autocommit = True
+            else:
+                connection = psycopg.connect(**self._connect_parameters(purpose))
+        except (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName) as exc:
+            raise ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL") from exc
+        except psycopg.OperationalError as exc:
+            text = str(exc)
+            # libpq reports a refusal at connect time without a SQLSTATE.
+            if any(word in text for word in ("password authentication failed", "no password supplied", "does not exist")):
+                raise ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL") from exc
+            raise Disconnected(f"Cannot reach {self.where}: {_first_line(exc)}") from exc
+        return PostgresSession(self, connection)
+
+    def _connect_parameters(self, purpose: str) -> dict[str, Any]:
+        alive = max(1, math.ceil(self.options.grace))
+        return {
+            "connect_timeout": CONNECT_TIMEOUT,
+            "application_name": f"sqlsem {purpose}",
+            # A peer that vanished without a word must not keep us waiting: notice within about a grace.
+            "keepalives_idle": alive,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+            "tcp_user_timeout": alive * 1000,
+            **self._parameters,
+            "autocommit": True,
+        }
+
+    def pin(self, cursor: Any, ticket: Ticket) -> bool:
+        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        row = cursor.fetchone()
+        return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
+
+
+class PostgresSession(Session):
+    """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
+
+    def __init__(self, engine: PostgresEngine, connection: Connection) -> None:
+        self._engine = engine
+        self._options = engine.options
+        self._queries = engine.queries()
+        self._connection = connection
+        self._cursor = connection.cursor()
+        connection.prepare_threshold = 1
+        alive = max(1, math.ceil(self._options.grace))
+        self._run("session", {"lock_timeout": str(int(self._options.patience * 1000)), "keepalive": str(alive)})
+
+    def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        with self._translated():
+            self._cursor.execute(self._queries[name], parameters)
+            return self._cursor.fetchall()
+
+    def _value(self, name: str, *parameters: Any) -> Any:
+        return self._run(name, parameters)[0][0]
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        where = self._engine.where
+        try:
+            yield
+        except errors.LockNotAvailable as exc:
+            raise Busy(f"{where}: somebody keeps a lock in an open transaction: {_first_line(exc)}") from exc
+        except errors.DeadlockDetected as exc:
+            raise Deadlock(f"{where} chose this request as deadlock victim: {_first_line(exc)}") from exc
+        except (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName) as exc:
+            raise SchemaError(
+                f"{where}: {_first_line(exc)}; create or upgrade the sqlsem tables with: sqlsem init"
+            ) from exc
+        except errors.InsufficientPrivilege as exc:
+            raise ConfigurationError(
+                f"{where}: {_first_line(exc)}; an administrator can GRANT {self._options.schema}_user to this login "
+                f"(see: sqlsem sql postgresql permissions)"
+            ) from exc
+        except errors.ReadOnlySqlTransaction as exc:
+            raise Unavailable(f"{where} is read-only (a standby?): {_first_line(exc)}") from exc
+        except errors.ActiveSqlTransaction as exc:
+            raise ConfigurationError(f"{where}: {_first_line(exc)} {exc.diag.message_hint or ''}".rstrip()) from exc
+        except psycopg.Error as exc:
+            if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+                raise Disconnected(f"Lost the connection to {where}: {_first_line(exc)}") from exc
+            raise Unavailable(f"{where}: {_first_line(exc)}") from exc
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        lease = self._options.lease
+        return int(
+            self._run(
+                "enrol",
+                {
+                    "host": host,
+                    "pid": pid,
+                    "program": program,
+                    "grace": int(self._options.grace * 1000),
+                    "lease": None if lease is None else int(lease * 1000),
+                },
+            )[0][0]
+        )
+
+    def resume(self, member_id: int) -> bool:
+        return bool(self._run("resume_member", {"member": member_id})[0][0])
+
+    def ping(self, member_id: int) -> Pulse:
+        known, positions, revoked = self._run("ping", {"member": member_id})[0]
+        return Pulse(known, frozenset(positions or ()), frozenset(revoked or ()))
+
+    def resign(self, member_id: int) -> None:
+        self._run("resign", {"member": member_id})
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        common = (member_id, requesting_id, owner, uid, only_if_free)
+        if len(requests) == 1:
+            one = requests[0]
+            position, granted = self._run(
+                "register", (*common, one.resource, one.access, one.limit, one.weight, one.note)
+            )[0]
+            return None if position is None else [Ticket(one.resource, position, requesting_id, granted)]
+        asked = json.dumps(
+            [
+                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
+                for r in requests
+            ]
+        )
+        rows = self._run("register_all", (*common, asked))
+        return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        return bool(self._value("release", ticket.resource, ticket.position, ticket.requesting_id, outcome) == 0)
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        return int(self._value("cancel", member_id, uid, outcome))
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        while True:
+            code = self._value("wait", ticket.resource, ticket.position, int(timeout * 1000))
+            if code != 1:
+                return {0: True, -1: False}.get(code)
+
+    # -- what people see and operators do -----------------------------------------------------------------------
+
+    def entries(self, resource: str | None) -> list[Entry]:
+        return [Entry(*row) for row in self._run("entries", (resource,))]
+
+    def history(self, resource: str | None, most: int) -> list[Past]:
+        return [Past(*row) for row in self._run("past", (resource, most))]
+
+    def resources(self) -> list[Resource]:
+        return [Resource(*row) for row in self._run("resources")]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        self._run("set_resource", (resource, what, value))
+
+    def revoke(self, position: int, force: bool) -> int:
+        return int(self._value("revoke", position, force))
+
+    def reap(self) -> int:
+        return int(self._value("reap"))
+
+    def prune(self, most: int) -> int:
+        return int(self._value("prune", most))
+
+    # -- upkeep -------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, str] | None:
+        if self._value("version") is None:
+            return None
+        return {name: value for name, value in self._run("settings")}
+
+    def install(self, plan: Plan) -> None:
+        with self._translated(), self._connection.transaction():
+            # Waits for another installer, however long that takes.
+            self._cursor.execute("SET LOCAL lock_timeout = 0")
+            self._cursor.execute(self._queries["install_lock"])
+            there = self._cursor.execute(self._queries["version"]).fetchone() != (None,)
+            found = self._cursor.execute(self._queries["installed"]).fetchone() if there else None
+            for version, text in plan(int(found[0]) if found else 0):
+                self._cursor.execute(text.encode())
+                if version is not None:
+                    self._cursor.execute(self._queries["set_version"], (str(version),))
+
+    def diagnose(self) -> list[Check]:
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        # Shutting the socket down wakes a thread that waits for an answer which may never come.
+        with contextlib.suppress(OSError, psycopg.Error):
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+engine = PostgresEngine

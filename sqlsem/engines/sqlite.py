@@ -1,0 +1,501 @@
+"""SQLite, through the standard library: several processes on one host, nothing to install or start.
+
+The file's write lock is the gate. A member's beacon is a lock on a file of its own beside the database; the system
+frees it the moment the process dies, so a member whose file can be locked is dead for certain and is removed without
+waiting for its grace. (A beacon file that is *not there* proves nothing; then grace runs, as on the other engines.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+
+#: How often a waiter looks whether the file changed: at first, and at the most (seconds). A look reads a few bytes of
+#: shared memory and costs some microseconds.
+SHORTEST, LONGEST = 0.0003, 0.02
+#: How often a waiter tests whether those ahead of it still live.
+TEST_EVERY = 0.25
+LAST = 2**63 - 1
+
+
+class SqliteEngine(Engine):
+    """An SQLite file."""
+
+    name = "sqlite"
+    beacon_may_fail = False
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        if creator is not None:
+            raise ConfigurationError("SQLite takes a file, not creator=; write sqlite:///file.db")
+        location = urllib.parse.unquote(url.partition("://")[2].partition("?")[0])
+        # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
+        location = location[1:] if location.startswith("/") else location
+        if not location or location == ":memory:":
+            raise ConfigurationError(
+                "An SQLite database in memory cannot be shared with other processes; name a file: sqlite:///file.db"
+            )
+        self.path = Path(location).expanduser().absolute()
+        self.beacons = self.path.with_name(self.path.name + "-members")
+
+    @property
+    def where(self) -> str:
+        return f"SQLite file {self.path}"
+
+    def connect(self, purpose: str) -> SqliteSession:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as exc:
+            raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
+        session = SqliteSession(self, connection)
+        try:
+            session.prepare()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def pin(self, cursor: Any, ticket: Ticket) -> bool:
+        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        return bool(cursor.rowcount == 1)
+
+
+class SqliteSession(Session):
+    """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
+
+    def __init__(self, engine: SqliteEngine, connection: sqlite3.Connection) -> None:
+        self._engine = engine
+        self._options = engine.options
+        self._queries = engine.queries()
+        self._connection = connection
+        self._beacon: filelock.BaseFileLock | None = None
+        self._interrupted = False
+
+    def prepare(self) -> None:
+        """Set up the connection, and the tables too where they are missing: nothing needs to be installed by hand."""
+        self._run("PRAGMA journal_mode = WAL")
+        # Against a crash of this process the file system's cache is enough; a crash of the host ends every holder.
+        self._run("PRAGMA synchronous = NORMAL")
+        if self.settings() is None:
+            self.install(self._engine.plan)
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def _run(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        try:
+            return self._connection.execute(statement, parameters)
+        except sqlite3.Error as exc:
+            if not _is_busy(exc):
+                raise self._translate(exc) from exc
+        # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
+        deadline = time.monotonic() + self._options.patience
+        pause = 0.0001
+        while True:
+            time.sleep(random.uniform(0.5, 1) * pause)
+            pause = min(pause * 1.3, 0.01)
+            try:
+                return self._connection.execute(statement, parameters)
+            except sqlite3.Error as exc:
+                if not _is_busy(exc):
+                    raise self._translate(exc) from exc
+                if time.monotonic() > deadline:
+                    raise Busy(
+                        f"{self._engine.where} has been locked by another program for {self._options.patience:g} s; "
+                        f"find the one with a long transaction"
+                    ) from exc
+
+    def _query(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
+        return self._run(self._queries[name], parameters)
+
+    def _one(self, name: str, parameters: Any = ()) -> Any:
+        return self._query(name, parameters).fetchone()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                    self._connection.execute("ROLLBACK")
+            raise
+
+    def _translate(self, exc: sqlite3.Error) -> Exception:
+        text, where = str(exc), self._engine.where
+        if self._interrupted or isinstance(exc, sqlite3.ProgrammingError) and "closed" in text:
+            return Disconnected(f"The connection to {where} was closed")
+        if "no such table" in text or "no such column" in text:
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if "not a database" in text:
+            return ConfigurationError(f"{where} is not an SQLite database; name another file")
+        if "readonly" in text:
+            return Unavailable(f"{where} is read-only; make the file and its folder writable")
+        if "full" in text:
+            return Unavailable(f"{where}: the disk is full; free some room ({text})")
+        if "unable to open" in text:
+            return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
+        return Unavailable(f"{where}: {text}")
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    def _light(self) -> str | None:
+        """Take a new beacon; None where a lease stands for it."""
+        if self._options.lease is not None:
+            return None
+        name = uuid.uuid4().hex
+        try:
+            self._engine.beacons.mkdir(exist_ok=True)
+            beacon = filelock.FileLock(self._engine.beacons / name, thread_local=False)
+            beacon.acquire(timeout=0)
+        except (OSError, filelock.Timeout) as exc:
+            raise Unavailable(f"Cannot lock a file in {self._engine.beacons}: {exc}; check its permissions") from exc
+        self._beacon = beacon
+        return name
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        lease = self._options.lease
+        values = {
+            "beacon": self._light(),
+            "host": host,
+            "pid": pid,
+            "program": program,
+            "grace": int(self._options.grace * 1000),
+            "lease": None if lease is None else int(lease * 1000),
+        }
+        with self._writing():
+            number = self._query("enrol", values).lastrowid
+        assert number is not None
+        return number
+
+    def resume(self, member_id: int) -> bool:
+        beacon = self._light()
+        with self._writing():
+            return self._query("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+
+    def ping(self, member_id: int) -> Pulse:
+        if self._beacon is not None and not os.path.exists(self._beacon.lock_file):
+            # Somebody cleaned up; nobody can test a file that is not there.
+            if not self.resume(member_id):
+                return Pulse(False)
+        member = self._one("member", (member_id,))
+        if member is None:
+            return Pulse(False)
+        _, _, lease_until, missing_since, _ = member
+        if lease_until is not None or missing_since is not None:
+            with self._writing():
+                if self._query("renew", (member_id,)).rowcount != 1:
+                    return Pulse(False)
+        rows = self._query("positions", (member_id,)).fetchall()
+        return Pulse(True, frozenset(row[0] for row in rows), frozenset(row[0] for row in rows if row[1]))
+
+    def resign(self, member_id: int) -> None:
+        with self._writing():
+            self._query("resign", (member_id,))
+            self._bury(member_id, "released")
+        self._put_out()
+
+    def _put_out(self) -> None:
+        if self._beacon is not None:
+            beacon, self._beacon = self._beacon, None
+            with contextlib.suppress(OSError):
+                os.unlink(beacon.lock_file)
+            beacon.release()
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        if only_if_free and len(requests) > 0:
+            for request in requests:
+                if not self._may_enter(request) and not self._test_ahead(request, LAST, member_id):
+                    return None
+        with self._writing():
+            # A row of ours can only be there when somebody is.
+            busy = [self._one("anybody", {"resource": request.resource})[0] for request in requests]
+            if any(busy) and (found := self._query("find", {"member": member_id, "uid": uid}).fetchall()):
+                return [Ticket(row[0], row[1], row[2], bool(row[3])) for row in found]
+            granted = [not there or self._may_enter(request) for there, request in zip(busy, requests, strict=True)]
+            if only_if_free and not all(granted):
+                return None
+            tickets = []
+            for number, request in enumerate(requests, 1):
+                position = self._query(
+                    "insert",
+                    {
+                        "resource": request.resource,
+                        "requesting_id": requesting_id,
+                        "access": request.access,
+                        "limit": request.limit,
+                        "weight": request.weight,
+                        "member": member_id,
+                        "owner": owner,
+                        "uid": uid if len(requests) == 1 else f"{uid}.{number}",
+                        "granted": granted[number - 1],
+                        "note": request.note,
+                    },
+                ).lastrowid
+                assert position is not None
+                tickets.append(Ticket(request.resource, position, requesting_id, granted[number - 1]))
+        return tickets
+
+    def _ahead(self, request: Request, position: int) -> tuple[int, bool]:
+        """How many conflicting rows are ahead, and whether one may enter all the same."""
+        number, load, lowest, paused = self._one(
+            "ahead",
+            {
+                "resource": request.resource,
+                "position": position,
+                "access": request.access,
+                "limit": request.limit,
+            },
+        )
+        return number, not paused and load + request.weight <= lowest
+
+    def _may_enter(self, request: Request) -> bool:
+        return self._ahead(request, LAST)[1]
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        with self._writing():
+            return self._remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+
+    def _remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
+        values = {"resource": resource, "position": position, "requesting_id": requesting_id, "outcome": outcome}
+        self._query("keep_one", values)
+        del values["outcome"]
+        return self._query("delete_one", values).rowcount == 1
+
+    def _bury(self, member_id: int, outcome: str) -> int:
+        self._query("keep_all", {"member": member_id, "outcome": outcome})
+        return self._query("delete_all", {"member": member_id}).rowcount
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        with self._writing():
+            rows = self._query("find", {"member": member_id, "uid": uid}).fetchall()
+            for resource, position, requesting_id, _ in rows:
+                self._remove(resource, position, requesting_id, outcome)
+        return len(rows)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = time.monotonic() + timeout
+        key = {"resource": ticket.resource, "position": ticket.position}
+        row = self._one("row", key)
+        if row is None or row[5]:
+            return None
+        if row[4]:
+            return True
+        request, member_id = Request(ticket.resource, row[0], row[1], row[2]), row[3]
+        seen = None
+        number = 1
+        quiet_since = tested = time.monotonic()
+        test_after = 0.0
+        while True:
+            version = self._one("data_version")[0]
+            now = time.monotonic()
+            if version != seen or nudge.is_set():
+                nudge.clear()
+                seen = version
+                number, free = self._ahead(request, ticket.position)
+                if free:
+                    with self._writing():
+                        return True if self._query("grant", key).rowcount == 1 else None
+                quiet_since = now
+            if now >= deadline:
+                return False
+            if now - tested >= test_after:
+                tested, test_after = now, TEST_EVERY
+                if self._one("row", key) is None:
+                    return None
+                if self._test_ahead(request, ticket.position, member_id):
+                    seen = None
+                    continue
+            # Near the head look often, and more seldom the longer nothing has happened at all.
+            pause = min(max(SHORTEST * min(number, 8), (now - quiet_since) * 0.05), LONGEST)
+            nudge.wait(min(pause, deadline - now))
+
+    def _test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
+        """Test whether those ahead still live; True when somebody was removed."""
+        values = {"resource": request.resource, "position": position, "access": request.access}
+        removed = False
+        for blocker, member_id in self._query("owners_ahead", values).fetchall():
+            if mine is None or member_id != mine:
+                removed = self._suspect(request.resource, blocker, member_id) or removed
+        return removed
+
+    def _suspect(self, resource: str, position: int, member_id: int | None) -> bool:
+        """Test the owner of one row and act on it; True when rows were removed."""
+        key = {"resource": resource, "position": position}
+        if member_id is None:
+            stale = self._one("stale", key)
+            if not stale or not stale[0]:
+                return False
+            with self._writing():
+                return self._remove(resource, position, None, "reaped")
+        member = self._one("member", (member_id,))
+        if member is None:
+            with self._writing():
+                return self._bury(member_id, "reaped") > 0
+        beacon, grace_ms, lease_until, missing_since, now = member
+        row = self._one("row", key)
+        if row is not None and row[6] is not None and row[6] + grace_ms / 1000 <= now:
+            with self._writing():
+                return self._remove(resource, position, None, "revoked")
+        dead = False
+        if lease_until is None:
+            found = self._test_beacon(beacon)
+            if found is True:
+                return False
+            dead = found is False
+            if not dead and missing_since is None:
+                with self._writing():
+                    self._query("miss", {"member": member_id, "beacon": beacon})
+        elif lease_until >= now:
+            return False
+        with self._writing():
+            if self._query("give_up", {"member": member_id, "beacon": beacon, "dead": dead}).rowcount != 1:
+                return False
+            self._bury(member_id, "reaped")
+        if beacon is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._engine.beacons / beacon)
+        return True
+
+    def _test_beacon(self, beacon: str) -> bool | None:
+        """True: held. False: its holder is dead. None: there is no such file, which tells nothing."""
+        path = self._engine.beacons / beacon
+        if not path.exists():
+            return None
+        probe = filelock.FileLock(path, thread_local=False)
+        try:
+            probe.acquire(timeout=0)
+        except filelock.Timeout:
+            return True
+        except OSError as exc:
+            raise Unavailable(f"Cannot test {path}: {exc}; check its permissions") from exc
+        probe.release()
+        return False
+
+    # -- what people see and operators do -----------------------------------------------------------------------
+
+    def entries(self, resource: str | None) -> list[Entry]:
+        found = []
+        for row in self._query("entries", {"resource": resource}).fetchall():
+            entry = Entry(*row[:13], _time(row[13]), _time(row[14]), *row[15:])  # type: ignore[arg-type]
+            found.append(entry)
+        return found
+
+    def history(self, resource: str | None, most: int) -> list[Past]:
+        rows = self._query("past", {"resource": resource, "most": most}).fetchall()
+        return [Past(*row[:7], *map(_time, row[7:10]), *row[10:]) for row in rows]  # type: ignore[arg-type]
+
+    def resources(self) -> list[Resource]:
+        return [
+            Resource(name, cap, bool(paused), stale_after, holding, waiting)
+            for name, cap, paused, stale_after, holding, waiting in self._query("resources").fetchall()
+        ]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        with self._writing():
+            self._query("set_resource", {"resource": resource, "what": what, "value": value})
+            self._query("tidy_resource", {"resource": resource})
+
+    def revoke(self, position: int, force: bool) -> int:
+        with self._writing():
+            self._query("revoke", (position,))
+            row = self._one("revoked_row", (position,))
+            if row is None:
+                return -1
+            resource, granted, member_id = row
+            if force or not granted or member_id is None:
+                self._remove(resource, position, None, "revoked")
+                return 0
+        return 1
+
+    def reap(self) -> int:
+        rows = self._query("all_rows").fetchall()
+        for resource, position in rows:
+            row = self._one("row", {"resource": resource, "position": position})
+            if row is not None:
+                self._suspect(resource, position, row[3])
+        for member_id, beacon in self._query("idle_members").fetchall():
+            if beacon is None or self._test_beacon(beacon) is not True:
+                with self._writing():
+                    self._query("resign", (member_id,))
+        return len(set(rows) - set(self._query("all_rows").fetchall()))
+
+    def prune(self, most: int) -> int:
+        with self._writing():
+            return self._query("prune", (most,)).rowcount
+
+    # -- upkeep -------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, str] | None:
+        if self._one("version") is None:
+            return None
+        return dict(self._query("settings").fetchall())
+
+    def install(self, plan: Plan) -> None:
+        with self._writing():
+            # Under the lock: somebody may just have done it.
+            current = self.settings()
+            for version, text in plan(0 if current is None else int(current["schema_version"])):
+                for statement in _statements(text):
+                    self._run(statement)
+                if version is not None:
+                    self._query("set_version", (str(version),))
+
+    def diagnose(self) -> list[Check]:
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.interrupt()
+
+    def close(self) -> None:
+        self._put_out()
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+
+def _is_busy(exc: sqlite3.Error) -> bool:
+    text = str(exc)
+    return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Split a script at the ends of its statements."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+engine = SqliteEngine

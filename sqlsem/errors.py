@@ -1,0 +1,69 @@
+"""Everything sqlsem raises.
+
+    SqlsemError
+     ├─ Timeout             (also TimeoutError)   the lock was not had in time
+     ├─ LockLost                                  a lock that was held is held no more
+     ├─ Deadlock            (also RuntimeError)   waiting could never end
+     ├─ NotHeld             (also RuntimeError)   released or checked without holding it
+     ├─ ConfigurationError  (also ValueError)     a bad name, limit, URL, driver or call
+     ├─ SchemaError                               tables missing, too old or too new
+     └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
+
+Every message says what happened, to which resource, and what to do next. All of them survive pickling.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "Deadlock",
+    "LockLost",
+    "NotHeld",
+    "SchemaError",
+    "SqlsemError",
+    "Timeout",
+    "Unavailable",
+]
+
+
+class SqlsemError(Exception):
+    """The base of all errors of this library.
+
+    ``resource`` names the resource concerned, where there is one.
+    """
+
+    # Attributes live in __dict__, which the default __reduce__ carries along: that keeps these picklable.
+    def __init__(self, message: str = "", *, resource: str | None = None) -> None:
+        super().__init__(message)
+        self.resource = resource
+
+
+class Timeout(SqlsemError, TimeoutError):
+    """The lock was not granted within the given time. Nothing is left in the queue."""
+
+
+class LockLost(SqlsemError):
+    """A lock that was held is held no more: the database was out of reach too long, or an operator took it away.
+
+    What ran under the lock since then may have run beside another holder.
+    """
+
+
+class Deadlock(SqlsemError, RuntimeError):
+    """Waiting could never end, because the one waited for waits for us (or is us)."""
+
+
+class NotHeld(SqlsemError, RuntimeError):
+    """Something was released, or asserted, that the caller does not hold."""
+
+
+class ConfigurationError(SqlsemError, ValueError):
+    """A name, limit, URL, driver or way of calling that cannot work. The message says what would."""
+
+
+class SchemaError(SqlsemError):
+    """The tables are missing, older or newer than this client. The message names the command that mends it."""
+
+
+class Unavailable(SqlsemError, ConnectionError):
+    """The database cannot be reached, or refuses what was asked. The cause is chained."""

@@ -1,0 +1,234 @@
+"""Frozen values that every other module speaks in. No I/O here."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import unicodedata
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlsem.errors import ConfigurationError
+
+#: Excludes everything, and is excluded by everything.
+WRITE = "write"
+#: The label that readers share.
+READ = "read"
+
+#: SQL Server's limit for an application lock's name, and so the longest name on any engine (in UTF-16 units).
+MAX_NAME = 255
+MAX_LABEL = 64
+MAX_NOTE = 1000
+MAX_INT = 2**31 - 1
+
+
+def monotonic() -> float:
+    """Seconds on a clock that never goes back and, where the system has one, also counts time asleep.
+
+    Used only to stop trusting ourselves (never compared with a database's clock): a laptop that slept must not
+    believe that no time passed, so Linux's CLOCK_BOOTTIME is preferred to CLOCK_MONOTONIC.
+    """
+    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
+
+
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def _utf16_length(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
+    """Return ``value`` when it can serve as a name on every engine, else raise `ConfigurationError`."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{what} must be a string, not {type(value).__name__}: {value!r}")
+    if not value:
+        raise ConfigurationError(f"{what} is empty; give it a name of 1 to {longest} characters")
+    if value != value.strip():
+        raise ConfigurationError(
+            f"{what} {value!r} begins or ends with white space, which databases compare differently; strip it"
+        )
+    try:
+        length = _utf16_length(value)
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{what} {value!r} holds half a surrogate pair and is not valid text") from None
+    if length > longest:
+        raise ConfigurationError(f"{what} has {length} characters, at most {longest} fit: {value[:40]!r}…")
+    if any(unicodedata.category(character) == "Cc" for character in value):
+        raise ConfigurationError(f"{what} {value!r} contains a control character; use printable text")
+    return value
+
+
+def check_count(what: str, value: object, least: int = 1) -> int:
+    """Return ``value`` when it is a whole number from ``least`` to 2³¹−1, else raise `ConfigurationError`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {value!r}")
+    if not least <= value <= MAX_INT:
+        raise ConfigurationError(f"{what} must be from {least} to {MAX_INT}, not {value}")
+    return value
+
+
+def check_seconds(what: str, value: object, *, zero: bool = True) -> float:
+    """Return ``value`` as seconds when it is a finite number not below zero, else raise `ConfigurationError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f"{what} must be a number of seconds, not {type(value).__name__}: {value!r}")
+    # 'not <=' also refuses NaN
+    if not 0 <= value <= MAX_INT // 1000 or (value == 0 and not zero):
+        raise ConfigurationError(
+            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {MAX_INT // 1000} seconds, not {value!r}"
+        )
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of one resource: who may be inside beside me.
+
+    ``access`` is ``"write"`` (excludes all) or a label that shares with itself: ``"read"``, ``"stage:200"``.
+    ``limit`` is the weight that may be inside in all, my own included; None says nothing about it.
+
+    >>> Request("etl", limit=3, weight=2).weight
+    2
+    """
+
+    resource: str
+    access: str = WRITE
+    limit: int | None = 1
+    weight: int = 1
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name("The resource name", self.resource)
+        check_name("The access type", self.access, MAX_LABEL)
+        if self.limit is not None:
+            check_count(f"The limit of {self.resource!r}", self.limit)
+        check_count(f"The weight asked of {self.resource!r}", self.weight)
+        if self.limit is not None and self.weight > self.limit:
+            raise ConfigurationError(
+                f"A weight of {self.weight} can never fit into the limit of {self.limit} on {self.resource!r}; "
+                f"lower the weight or raise the limit",
+                resource=self.resource,
+            )
+        if self.note is not None:
+            if not isinstance(self.note, str):
+                raise ConfigurationError(f"The note must be a string, not {type(self.note).__name__}")
+            if "\x00" in self.note:
+                raise ConfigurationError("The note contains a NUL character; remove it")
+            try:
+                length = _utf16_length(self.note)
+            except UnicodeEncodeError:
+                raise ConfigurationError("The note holds half a surrogate pair and is not valid text") from None
+            if length > MAX_NOTE:
+                raise ConfigurationError(f"The note has {length} characters, at most {MAX_NOTE} fit")
+
+    @property
+    def shared(self) -> bool:
+        """Whether others with the same label may be inside at the same time."""
+        return self.access != WRITE
+
+    def describe(self) -> str:
+        """A few words for messages: ``limit 3 on 'etl'``."""
+        kind = self.access
+        if self.access == WRITE:
+            kind = "mutex" if self.limit == 1 else "no limit" if self.limit is None else f"limit {self.limit}"
+        return f"{kind} on {self.resource!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A number taken: one row in the table, waiting or granted."""
+
+    resource: str
+    position: int
+    requesting_id: str
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a member's ping found: is the member still known, and which rows are its own."""
+
+    known: bool
+    positions: frozenset[int] = frozenset()
+    revoked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What joining gave: the member's number in the database."""
+
+    member_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the table as people see it (``sqlsem ls``). Durations are seconds by the database's clock."""
+
+    resource: str
+    position: int
+    state: str  # 'holds', 'waits' or 'revoked'
+    access: str
+    limit: int | None
+    weight: int
+    requesting_id: str
+    member_id: int | None
+    owner: str | None
+    host: str | None
+    pid: int | None
+    program: str | None
+    note: str | None
+    requested_at: datetime
+    granted_at: datetime | None
+    seconds: float  # held for, when it holds; waited for, when it waits
+    missing_for: float | None  # how long the beacon has been missing, where somebody noticed
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One finished request (``sqlsem history``)."""
+
+    resource: str
+    position: int
+    access: str
+    weight: int
+    requesting_id: str
+    owner: str | None
+    note: str | None
+    requested_at: datetime
+    granted_at: datetime | None
+    ended_at: datetime
+    waited: float
+    held: float | None
+    outcome: str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What an operator has set for a resource (``sqlsem set``, ``pause``), with what goes on there."""
+
+    resource: str
+    cap: int | None
+    paused: bool
+    stale_after: float | None
+    holding: int
+    waiting: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return _plain(self)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {
+        name: item.isoformat() if isinstance(item, datetime) else item
+        for name, item in dataclasses.asdict(value).items()
+    }

@@ -1,0 +1,91 @@
+"""The SQL of every engine, as files that a DBA can read, print (``sqlsem sql``) and diff.
+
+Each engine's folder holds the same scripts:
+
+``schema-<n>.sql``
+    creates version n from version n−1 (from nothing, for 1). Frozen once released.
+``routines.sql``
+    functions and procedures; may be run again at any time, also while locks are held.
+``permissions.sql``
+    roles and grants; may be run again.
+``drop.sql``
+    removes everything.
+``client.sql``
+    the statements that the Python client sends, each under a line ``-- name: …``; the names are the same
+    for every engine.
+
+Two words are filled in: ``{schema}`` and ``{table}``. Both are checked to be plain identifiers first; nothing
+else is ever put into a statement except as a bound parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "script"]
+
+#: The version of the schema that this client brings.
+LATEST = 1
+#: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
+SCRIPTS = ("schema", "routines", "permissions", "drop", "client")
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+
+
+def check_identifier(what: str, value: str) -> str:
+    """Return ``value`` when it can stand unquoted in SQL of every engine, else raise `ConfigurationError`."""
+    if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
+        raise ConfigurationError(
+            f"{what} must be a plain identifier (a letter or _, then letters, digits or _; at most 48), not {value!r}"
+        )
+    return value
+
+
+@functools.lru_cache(maxsize=None)
+def _read(engine: str, file: str) -> str | None:
+    path = resources.files(__name__).joinpath(engine, file)
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _fill(text: str, schema: str, table: str) -> str:
+    check_identifier("The schema's name", schema)
+    check_identifier("The table's name", table)
+    return text.replace("{schema}", schema).replace("{table}", table)
+
+
+def script(engine: str, name: str, *, schema: str = "sqlsem", table: str = "ProcessControl") -> str:
+    """The text of one script, ready to run; ``schema`` stands for all schema versions after one another.
+
+    Raises `ConfigurationError` for an engine or script that does not exist.
+    """
+    if name == "schema":
+        return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table))
+    text = _read(engine, f"{name}.sql")
+    if text is None:
+        raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(SCRIPTS)}")
+    return _fill(text, schema, table)
+
+
+def migrations(
+    engine: str, version: int, *, schema: str = "sqlsem", table: str = "ProcessControl"
+) -> list[tuple[int, str]]:
+    """The schema scripts that lead from ``version`` to `LATEST`, oldest first."""
+    found = []
+    for number in range(version + 1, LATEST + 1):
+        text = _read(engine, f"schema-{number}.sql")
+        if text is None:
+            raise ConfigurationError(f"There is no schema script {number} for engine {engine!r}")
+        found.append((number, _fill(text, schema, table)))
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl") -> dict[str, str]:
+    """The client's statements by name."""
+    parts = _NAME_LINE.split(script(engine, "client", schema=schema, table=table))
+    return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}

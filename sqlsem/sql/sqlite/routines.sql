@@ -1,0 +1,2 @@
+-- sqlsem, for SQLite: there are no stored routines; see client.sql for the statements, and engines/sqlite.py for how
+-- they are put together. A bare participant needs nothing more: a write transaction is the gate.
