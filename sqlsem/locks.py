@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import wrapt
 
@@ -70,7 +70,7 @@ class Lock:
 
         Args:
             blocking: False tries without waiting (and then takes no timeout).
-            timeout: Seconds to wait at most; None or −1 for ever. Left out, the lock's own ``timeout`` holds.
+            timeout: Seconds to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
 
         Raises:
             Deadlock: This thread holds it already (unless ``reentrant=True``).
@@ -94,8 +94,8 @@ class Lock:
         stack = self._stack()
         if not stack:
             raise NotHeld(
-                f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the thread "
-                f"that acquired it, or from any thread through its grant (grant.release())"
+                f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
+                f"thread that acquired it, or from any thread through its grant (grant.release())"
             )
         stack.pop().release()
 
@@ -183,8 +183,7 @@ class Lock:
             self.__exit__(None, None, None)
             return result
 
-        decorated: F = guarded(function)
-        return decorated
+        return cast(F, guarded(function))
 
     def __repr__(self) -> str:
         names = [asked.request.describe() if isinstance(asked.name, str) else "computed name" for asked in self._asked]
@@ -212,9 +211,7 @@ def _lock(
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note)
-    return Lock(
-        [_Asked(name, request)], coordinator=coordinator, timeout=timeout, reentrant=reentrant, on_lost=on_lost
-    )
+    return Lock([_Asked(name, request)], coordinator=coordinator, timeout=timeout, reentrant=reentrant, on_lost=on_lost)
 
 
 def mutex(

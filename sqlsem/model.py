@@ -61,7 +61,7 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
 
 
 def check_count(what: str, value: object, least: int = 1) -> int:
-    """Return ``value`` when it is a whole number from ``least`` to 2³¹−1, else raise `ConfigurationError`."""
+    """Return ``value`` when it is a whole number from ``least`` to 2³¹-1, else raise `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {value!r}")
     if not least <= value <= MAX_INT:

@@ -7,8 +7,8 @@ generator answers with the step that leaves no row behind. The same logic so ser
 >>> steps = acquire((Request("etl"),), "uid-1", timeout=0)
 >>> next(steps)
 Now()
->>> steps.send(0.0)
-Register(requests=(Request(resource='etl', access='write', limit=1, weight=1, note=None),), uid='uid-1', only_if_free=True)
+>>> steps.send(0.0).only_if_free
+True
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Session(abc.ABC):
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
-        """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, −1 no such row."""
+        """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, -1 no such row."""
 
     @abc.abstractmethod
     def reap(self) -> int:

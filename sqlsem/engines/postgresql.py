@@ -65,7 +65,9 @@ class PostgresEngine(Engine):
         except psycopg.OperationalError as exc:
             text = str(exc)
             # libpq reports a refusal at connect time without a SQLSTATE.
-            if any(word in text for word in ("password authentication failed", "no password supplied", "does not exist")):
+            if any(
+                word in text for word in ("password authentication failed", "no password supplied", "does not exist")
+            ):
                 raise ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL") from exc
             raise Disconnected(f"Cannot reach {self.where}: {_first_line(exc)}") from exc
         return PostgresSession(self, connection)
@@ -226,7 +228,7 @@ class PostgresSession(Session):
     def settings(self) -> dict[str, str] | None:
         if self._value("version") is None:
             return None
-        return {name: value for name, value in self._run("settings")}
+        return {str(name): str(value) for name, value in self._run("settings")}
 
     def install(self, plan: Plan) -> None:
         with self._translated(), self._connection.transaction():

@@ -141,7 +141,7 @@ class SqliteSession(Session):
 
     def _translate(self, exc: sqlite3.Error) -> Exception:
         text, where = str(exc), self._engine.where
-        if self._interrupted or isinstance(exc, sqlite3.ProgrammingError) and "closed" in text:
+        if self._interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):
             return Disconnected(f"The connection to {where} was closed")
         if "no such table" in text or "no such column" in text:
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
@@ -192,10 +192,10 @@ class SqliteSession(Session):
             return self._query("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
 
     def ping(self, member_id: int) -> Pulse:
-        if self._beacon is not None and not os.path.exists(self._beacon.lock_file):
-            # Somebody cleaned up; nobody can test a file that is not there.
-            if not self.resume(member_id):
-                return Pulse(False)
+        # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
+        beacon_is_gone = self._beacon is not None and not os.path.exists(self._beacon.lock_file)
+        if beacon_is_gone and not self.resume(member_id):
+            return Pulse(False)
         member = self._one("member", (member_id,))
         if member is None:
             return Pulse(False)
@@ -399,15 +399,16 @@ class SqliteSession(Session):
     # -- what people see and operators do -----------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
-        found = []
-        for row in self._query("entries", {"resource": resource}).fetchall():
-            entry = Entry(*row[:13], _time(row[13]), _time(row[14]), *row[15:])  # type: ignore[arg-type]
-            found.append(entry)
-        return found
+        rows: list[list[Any]] = [list(row) for row in self._query("entries", {"resource": resource}).fetchall()]
+        for row in rows:
+            row[13:15] = map(_time, row[13:15])
+        return [Entry(*row) for row in rows]
 
     def history(self, resource: str | None, most: int) -> list[Past]:
-        rows = self._query("past", {"resource": resource, "most": most}).fetchall()
-        return [Past(*row[:7], *map(_time, row[7:10]), *row[10:]) for row in rows]  # type: ignore[arg-type]
+        rows: list[list[Any]] = [list(row) for row in self._query("past", {"resource": resource, "most": most})]
+        for row in rows:
+            row[7:10] = map(_time, row[7:10])
+        return [Past(*row) for row in rows]
 
     def resources(self) -> list[Resource]:
         return [

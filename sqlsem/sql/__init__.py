@@ -3,7 +3,7 @@
 Each engine's folder holds the same scripts:
 
 ``schema-<n>.sql``
-    creates version n from version n−1 (from nothing, for 1). Frozen once released.
+    creates version n from version n-1 (from nothing, for 1). Frozen once released.
 ``routines.sql``
     functions and procedures; may be run again at any time, also while locks are held.
 ``permissions.sql``
@@ -46,9 +46,9 @@ def check_identifier(what: str, value: str) -> str:
     return value
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _read(engine: str, file: str) -> str | None:
-    path = resources.files(__name__).joinpath(engine, file)
+    path = resources.files(__name__) / engine / file
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
@@ -84,7 +84,7 @@ def migrations(
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl") -> dict[str, str]:
     """The client's statements by name."""
     parts = _NAME_LINE.split(script(engine, "client", schema=schema, table=table))

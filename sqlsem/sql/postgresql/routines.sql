@@ -70,7 +70,10 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.bury(p_member integer, p_outcome text) RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
-    WITH gone AS (DELETE FROM {schema}.{table} WHERE member_id = p_member RETURNING *),
+    -- What an open transaction has pinned (assert_holding) stays until that ends; it is found then.
+    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table} WHERE member_id = p_member FOR UPDATE SKIP LOCKED),
+         gone AS (DELETE FROM {schema}.{table} AS t USING free
+                  WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
          kept AS (INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                                 owner, note, requested_at, granted_at, outcome)
                   SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
@@ -391,6 +394,9 @@ BEGIN
     FOR v_position IN
         SELECT min(queue_position) FROM {schema}.{table}
         WHERE resource_id = p_resource AND member_id IS DISTINCT FROM p_mine
+          AND (revoked_at IS NOT NULL
+               OR CASE WHEN pg_try_advisory_lock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer)
+                       THEN pg_advisory_unlock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer) END)
         GROUP BY coalesce(member_id, -queue_position), revoked_at IS NULL ORDER BY 1 LIMIT 32
     LOOP
         v_written := {schema}.suspect(p_resource, v_position, p_mine) OR v_written;
@@ -436,7 +442,8 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            RETURN -1;
+            -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
+            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
         IF v_ahead.until = 'paused' THEN
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);

@@ -1,0 +1,430 @@
+"""This process as a member: the main session with its beacon, and the two threads that look after it.
+
+The *main* session holds the beacon, registers, releases and pings; whatever succeeds on it proves that we live. Two
+threads, started with the first connection, look after it:
+
+pulse
+    pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
+watch
+    looks only at the clock, so that no network can hold it up, and declares all locks lost when the last proof of life
+    is too old: before anybody else can be let in
+
+Invariants
+    ``_main_lock`` guards the main session; who holds it waits for nothing but one bounded statement or one attempt
+    to connect.
+    ``state_lock`` guards what we believe (``tickets`` here; grants and queues in the coordinator). It is never held
+    during I/O, and nobody who holds it waits for ``_main_lock``.
+    ``_proved`` only moves forward: when the last statement that succeeded on the main session *began*. Our beacon was
+    held then, so nobody noticed it missing earlier, and nobody can be let in before ``_proved + grace``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+import tenacity
+
+from sqlsem.engines.base import Busy, Disconnected, Engine, Session
+from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
+from sqlsem.model import Ticket, monotonic
+
+__all__ = ["Membership", "Owner"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: Seconds that threads get to end when a coordinator is closed.
+JOIN_TIMEOUT = 10.0
+#: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
+REST = 60.0
+#: Every so many pings, prune the history.
+PRUNE_EVERY = 200
+#: Woken later than this many seconds, a thread was paused together with the whole process.
+PAUSED = 0.25
+#: Seconds for which the database is asked after a pause, before the worst is believed.
+VERIFY = 1.0
+
+
+class Owner(Protocol):
+    """Who is told about our rows: the coordinator."""
+
+    def lose(self, positions: Iterable[int] | None, why: str) -> None:
+        """These rows (None: all) are lost to us; declare so."""
+
+    def holds_any(self) -> bool:
+        """Whether anything is held that could be lost."""
+
+    def returned(self, ticket: Ticket) -> None:
+        """A number was given back that could not be given back before."""
+
+
+class _GivenUp(Disconnected):
+    """The database knows this member no more."""
+
+
+class Membership:
+    """The member that this process is in one database."""
+
+    def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
+        self.engine = engine
+        self.retry = retry
+        self._owner = owner
+        options = engine.options
+        life = options.grace if options.lease is None else options.lease
+        # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
+        # as nothing could be known in time (grace=0).
+        watched = options.lease is not None or engine.beacon_may_fail
+        self.trust = life - min(1.0, life / 5) if watched else 0.0
+        self._ping_every = max(0.2, life / 3) if life else 0.5
+
+        self.state_lock = threading.Lock()
+        self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
+        self._limbo = 0  # registrations whose outcome we do not know yet
+        self._late: list[Ticket] = []  # still to be given back
+        self._main_lock = threading.Lock()
+        self._main: Session | None = None
+        self._member_id: int | None = None
+        self._proved = monotonic()
+        self._calling: float | None = None  # when the call that is under way began
+        self._failures = 0
+        self._activity = 0
+        self._threads: list[threading.Thread] = []
+        self.closing = threading.Event()
+        self._beat = threading.Event()  # wakes the pulse
+        self._resting = False  # the pulse sleeps long: wake it when there is something to look after
+        self._urgent = False  # ping at once
+        self._proofs = threading.Condition(self.state_lock)  # tells those who doubt
+        self._doubting = 0
+
+    # -- calls on the main session ------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self.closing.is_set():
+            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+
+    def call(self, what: str, call: Callable[[Session, int], T], budget: float | None = None) -> T:
+        """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
+
+        Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
+        error is raised, saying what was tried.
+        """
+        self.require_open()
+        if self._main is not None:
+            # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
+            try:
+                with self._main_lock:
+                    if self._main is not None:
+                        return self._attempt(call)
+            except (Disconnected, Busy) as exc:
+                log.info("%s has to be tried again: %s", what, exc)
+        return self._call_again(what, call, self.retry if budget is None else budget)
+
+    def _call_again(self, what: str, call: Callable[[Session, int], T], budget: float) -> T:
+        began = monotonic()
+        failures = self._failures
+
+        def once() -> T:
+            with self._main_lock:
+                if self._main is None:
+                    if self._failures > failures:
+                        # Others tried while we stood in line: no use to try as long again after them.
+                        raise Unavailable(f"{self.engine.where} is out of reach, as another thread has just found")
+                    self._enter()
+                return self._attempt(call)
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if state.outcome is not None:
+                log.warning("%s failed, trying again: %s", what, state.outcome.exception())
+
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(budget) | tenacity.stop_when_event_set(self.closing),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type((Disconnected, Busy)),
+            before_sleep=tell,
+            sleep=tenacity.sleep_using_event(self.closing),
+            reraise=True,
+        )
+        try:
+            return retrying(once)
+        except Disconnected as exc:
+            self._failures += 1
+            attempts = retrying.statistics.get("attempt_number", 1)
+            raise Unavailable(
+                f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in {monotonic() - began:.1f} s; "
+                f"is the server up, and the address right?)"
+            ) from exc
+
+    def _attempt(self, call: Callable[[Session, int], T]) -> T:
+        """Holding ``_main_lock``: one call; a session that breaks is dropped."""
+        assert self._main is not None
+        assert self._member_id is not None
+        began = self._calling = monotonic()
+        try:
+            result = call(self._main, self._member_id)
+        except Disconnected:
+            self._drop()
+            raise
+        finally:
+            self._calling = None
+        self._proved = max(self._proved, began)
+        if self._doubting:
+            with self._proofs:
+                self._proofs.notify_all()
+        return result
+
+    def _drop(self) -> None:
+        """Holding ``_main_lock``: the main session is of no use any more."""
+        session, self._main = self._main, None
+        if session is not None:
+            session.close()
+        if self.engine.beacon_may_fail and not self.trust:
+            self.lose_all("the connection that held it was lost, and grace is 0")
+
+    def _enter(self) -> None:
+        """Holding ``_main_lock``: a new main session, as the member we were or, failing that, as a new one."""
+        self.require_open()
+        session = self.engine.connect("main")
+        try:
+            session.check_schema()
+            member_id = self._member_id
+            if member_id is not None and not session.resume(member_id):
+                log.warning("%s gave this process up while it was out of reach", self.engine.where)
+                self.lose_all("the database was out of reach for longer than the grace, and this process was given up")
+                member_id = None
+            if member_id is None:
+                program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+                member_id = session.enrol(socket.gethostname(), os.getpid(), program)
+        except BaseException:
+            session.close()
+            raise
+        self._member_id, self._main = member_id, session
+        if not self._threads:
+            jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
+            for name, job in jobs:
+                thread = threading.Thread(target=job, name=f"sqlsem-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    # -- our rows -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def registering(self) -> Iterator[None]:
+        """While it lasts, rows that we do not know are no strangers: the answer may be on its way."""
+        with self.state_lock:
+            self._limbo += 1
+        try:
+            yield
+        finally:
+            with self.state_lock:
+                self._limbo -= 1
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Rows of ours that were just made."""
+        with self.state_lock:
+            self.tickets.update((ticket.position, ticket) for ticket in tickets)
+        self._activity += 1
+        if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
+            self._beat.set()
+
+    def forget(self, tickets: Iterable[Ticket]) -> None:
+        """Rows that are no more, or that the next ping shall remove."""
+        with self.state_lock:
+            for ticket in tickets:
+                self.tickets.pop(ticket.position, None)
+
+    def knows(self, ticket: Ticket) -> bool:
+        """Whether, as far as we know, the row is there."""
+        return ticket.position in self.tickets
+
+    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> bool:
+        """Release one row; False when it was gone already. What its owner's own open transaction still holds on to
+        (assert_held) is given back later, by the pulse.
+        """
+
+        def release(session: Session, _: int) -> bool:
+            there = session.release(ticket, outcome)
+            self.forget([ticket])
+            return there
+
+        try:
+            return self.call("release", release, budget)
+        except Busy as exc:
+            log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
+            with self.state_lock:
+                self._late.append(ticket)
+            self._beat.set()
+            return True
+
+    def urge(self) -> None:
+        """Have the pulse ping at once."""
+        self._urgent = True
+        self._beat.set()
+
+    def seconds_left(self) -> float | None:
+        """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
+        return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
+
+    # -- proof of life ------------------------------------------------------------------------------------------
+
+    def _pulse(self) -> None:
+        beats = seen = 0
+        while not self.closing.is_set():
+            # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
+            self._resting = seen == self._activity
+            if self._resting and (self.tickets or self._limbo or self._late):
+                self._resting = False
+            seen = self._activity
+            rested = self._resting
+            woken = self._beat.wait(REST if rested else self._ping_every)
+            self._resting = False
+            self._beat.clear()
+            if woken and rested and not self._urgent:
+                continue
+            self._urgent = False
+            try:
+                self.ping()
+                self._give_back_late()
+                beats += 1
+                if beats % PRUNE_EVERY == 0:
+                    self.call("prune", lambda session, _: session.prune(1000), 0.0)
+            except SqlsemError as exc:
+                if not self.closing.is_set():
+                    log.warning("The ping of %s failed: %s", self.engine.where, exc)
+                self.closing.wait(min(0.25, self._ping_every))
+            except Exception:
+                log.exception("The ping of %s failed unexpectedly", self.engine.where)
+                self.closing.wait(min(0.25, self._ping_every))
+
+    def ping(self) -> None:
+        """Prove life, and compare what we believe with what is there."""
+        self.call("ping", self._compare, min(self.retry, self._ping_every))
+
+    def _compare(self, session: Session, member_id: int) -> None:
+        # Holding the main session: nothing of ours is registered or released meanwhile.
+        pulse = session.ping(member_id)
+        if not pulse.known:
+            self._member_id = None
+            self.lose_all("this process was out of reach for longer than its grace, and was given up")
+            raise _GivenUp(f"{self.engine.where} has given this process up")  # and so come back as a new member
+        with self.state_lock:
+            gone = [position for position in self.tickets if position not in pulse.positions]
+            taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
+            for position in gone:
+                del self.tickets[position]
+            strangers = set() if self._limbo else pulse.positions - set(self.tickets)
+        if gone:
+            self._owner.lose(gone, "its row was removed")
+        if taken:
+            self._owner.lose([ticket.position for ticket in taken], "an operator took it away")
+            for ticket in taken:
+                session.release(ticket, "revoked")
+            self.forget(taken)
+        if strangers:
+            # Left by a call that was interrupted, or by a crash of the server that undid a release.
+            for entry in session.entries(None):
+                if entry.member_id == member_id and entry.position in strangers:
+                    log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
+                    session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), "cancelled")
+
+    def _give_back_late(self) -> None:
+        for ticket in list(self._late):
+
+            def release(session: Session, _: int, ticket: Ticket = ticket) -> None:
+                session.release(ticket, "released")
+                with self.state_lock:
+                    self.tickets.pop(ticket.position, None)
+                    self._late.remove(ticket)
+
+            with contextlib.suppress(Busy):
+                self.call("release", release, 0.0)
+                self._owner.returned(ticket)
+
+    def _watch(self) -> None:
+        while not self.closing.wait(max(0.01, self._until_doubt())):
+            self._unblock()
+            late = -self._until_doubt()
+            if late < 0 or not self._owner.holds_any():
+                continue
+            # Woken on time, nothing has been heard for too long. Woken late, we were paused, and may be well.
+            if late > PAUSED:
+                self.doubt()
+            elif self._until_doubt() <= 0:
+                self._give_up()
+
+    def _until_doubt(self) -> float:
+        """Seconds until the last proof is too old; with nothing held, until something new could be."""
+        left = self._proved + self.trust - monotonic()
+        return left if left > 0 or self._owner.holds_any() else self.trust
+
+    def doubt(self) -> None:
+        """Is the last proof of life too old? Then ask, for a second; and if no answer comes, believe the worst."""
+        if not self.trust or monotonic() - self._proved <= self.trust or not self._owner.holds_any():
+            return
+        asked = monotonic()
+        self.urge()
+        with self._proofs:
+            self._doubting += 1
+            self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY)
+            self._doubting -= 1
+        if self._proved < asked and not self.closing.is_set():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.lose_all(f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
+        self._unblock()
+
+    def _unblock(self) -> None:
+        """A thread may sit in a call on the main session that will never be answered: end that call."""
+        session, since = self._main, self._calling
+        if session is not None and since is not None and monotonic() - since > self.trust:
+            log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, self.trust)
+            session.interrupt()
+
+    def lose_all(self, why: str) -> None:
+        """Nothing is ours any more."""
+        with self.state_lock:
+            self.tickets.clear()
+        self._owner.lose(None, why)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads, leave, with all rows."""
+        self.closing.set()
+        self._beat.set()
+        with self._proofs:
+            self._proofs.notify_all()
+        deadline = monotonic() + JOIN_TIMEOUT
+        if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+            session = self._main
+            if session is not None:
+                session.interrupt()
+            if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+                log.error("A call on %s does not end; its connection is left behind", self.engine.where)
+                return
+        try:
+            if self._main is not None:
+                if self._member_id is not None:
+                    try:
+                        self._main.resign(self._member_id)
+                    except SqlsemError as exc:
+                        log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
+                self._main.close()
+                self._main = None
+        finally:
+            self._main_lock.release()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - monotonic()))
+
+    def inherited(self) -> object:
+        """What a forked child must neither use nor close, as that would end its parent's session."""
+        return self._main

