@@ -28,7 +28,7 @@ import tenacity
 from sqlsem import engines, protocol
 from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, Unavailable
-from sqlsem.membership import Membership
+from sqlsem.membership import Membership, bounded
 from sqlsem.model import Entry, Past, Request, Resource, Ticket, check_count, check_name, check_seconds, monotonic
 
 __all__ = ["Coordinator", "Grant", "connect"]
@@ -52,7 +52,6 @@ class Grant:
         positions: Each resource's position.
         fence: A number that grows with every grant of a mutex; store it with what you write, and refuse smaller ones.
         waited: Seconds between asking and being let in.
-        lost_event: A `threading.Event` that is set when the lock is lost.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Grant:
         self.positions = {ticket.resource: ticket.position for ticket in tickets}
         self.fence = self.position
         self.waited = waited
-        self.lost_event = threading.Event()
+        self._lost_event: threading.Event | None = None
 
     @property
     def lost(self) -> bool:
@@ -88,6 +87,21 @@ class Grant:
         if self._why_lost is None and not self._released:
             self._coordinator._member.doubt()
         return self._why_lost is not None
+
+    @property
+    def lost_event(self) -> threading.Event:
+        """An event that is set when the lock is lost, for those who wait."""
+        if self._lost_event is None:
+            with self._coordinator._state_lock:
+                self._lost_event = self._lost_event or threading.Event()
+            if self._why_lost is not None:
+                self._lost_event.set()
+        return self._lost_event
+
+    def _lose(self, why: str) -> None:
+        self._why_lost = why
+        if self._lost_event is not None:  # read after the flag was set, as lost_event does it the other way round
+            self._lost_event.set()
 
     def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not.
@@ -164,7 +178,16 @@ class Coordinator:
             raise ConfigurationError(f"A lease must be at least 1 second, not {lease!r}")
         # A gate that is stuck must not keep the pings out.
         patience = min(1.0, max(0.1, (grace or 4.0) / 4))
-        options = Options(grace=grace, lease=lease, schema=schema, table=table, patience=patience)
+        # Nor must an address that never answers keep us from trying again within the grace.
+        life = grace if lease is None else lease
+        options = Options(
+            grace=grace,
+            lease=lease,
+            schema=schema,
+            table=table,
+            patience=patience,
+            connect_timeout=max(1.0, min(10.0, retry, life / 2 if life else 10.0)),
+        )
         self.engine: Engine = engines.of_url(url)(url, options, creator)
         self.retry = float(retry)
         self._closed = False
@@ -182,7 +205,7 @@ class Coordinator:
         self._held: dict[tuple[int, str], list[Grant]] = {}
         self._queues: dict[str, list[_Waiter]] = {}
         self._idle: list[Session] = []
-        self._waiting: set[Session] = set()
+        self._waiting: dict[Session, float] = {}  # until when the answer is due
         self._places = MOST_WAITING_SESSIONS
 
     # -- faces --------------------------------------------------------------------------------------------------
@@ -227,21 +250,26 @@ class Coordinator:
         *,
         reentrant: bool = False,
         on_lost: LostCallback | None = None,
+        keep: list[Grant] | None = None,
     ) -> Grant | None:
         """Have all of ``requests``, or None when that takes longer than ``timeout`` seconds (None: for ever).
 
-        What `sqlsem.mutex` and its siblings are built on; see there.
+        What `sqlsem.mutex` and its siblings are built on; see there. The grant is appended to ``keep``, if given,
+        before anything can interrupt.
         """
         self._require_open()
         owner = _thread_number()
         shared = self._already(requests, owner, reentrant)
         if shared is not None:
             shared._depth += 1
+            if keep is not None:
+                keep.append(shared)
             return shared
         requesting_id = f"{self._name}:{owner}:{self._secret}"
         uid = f"{self._secret}{os.getpid():x}.{next(self._uids)}"
         work = _Work(self, requesting_id, threading.current_thread().name, uid, timeout)
         began = monotonic()
+        grant = None
         try:
             tickets = protocol.drive(protocol.acquire(requests, uid, timeout), work.perform)
             if tickets is None:
@@ -252,9 +280,13 @@ class Coordinator:
                 for ticket in tickets:
                     self._held.setdefault((owner, ticket.resource), []).append(grant)
             self._require_rows(grant)
+            if keep is not None:
+                keep.append(grant)
             return grant
         except BaseException:
             # An interrupt may strike between any two instructions; giving back twice is harmless.
+            if keep is not None and grant is not None and grant in keep:
+                keep.remove(grant)
             work.cancel("cancelled")
             raise
         finally:
@@ -293,16 +325,17 @@ class Coordinator:
         if grant._depth > 1:
             grant._depth -= 1
             return
-        self._forget(grant)
-        if grant._why_lost is None:
-            try:
+        try:
+            self._forget(grant)
+            if grant._why_lost is None:
                 for ticket in grant._tickets:
                     self._return(ticket, outcome, grant)
-            except BaseException:
-                # Interrupted: rows that nobody knows are removed by the next ping.
-                self._member.forget(grant._tickets)
-                self._member.urge()
-                raise
+        except BaseException:
+            # Interrupted: rows that nobody knows are removed by the next ping.
+            self._forget(grant)
+            self._member.forget(grant._tickets)
+            self._member.urge()
+            raise
         if grant._why_lost is not None:
             grant._require()
 
@@ -327,8 +360,7 @@ class Coordinator:
             self._member.forget([ticket])  # the next good ping removes it
             why = f"it could not be given back in time ({exc})"
         if why is not None:
-            grant._why_lost = why
-            grant.lost_event.set()
+            grant._lose(why)
         self._nudge(ticket.resource)
 
     def _nudge(self, resource: str) -> None:
@@ -348,6 +380,15 @@ class Coordinator:
         """Whether anything is held that could be lost."""
         return bool(self._grants)
 
+    def unblock(self) -> None:
+        """End waits whose answer is overdue: the line may be dead without a word."""
+        now = monotonic()
+        with self._state_lock:
+            overdue = [session for session, due in self._waiting.items() if due < now]
+        for session in overdue:
+            log.warning("%s does not answer a wait; dropping the connection", self.engine.where)
+            session.interrupt()
+
     def returned(self, ticket: Ticket) -> None:
         """A number was given back that could not be given back before."""
         self._nudge(ticket.resource)
@@ -362,10 +403,8 @@ class Coordinator:
                 if wanted is None or any(ticket.position in wanted for ticket in grant._tickets)
             ]
             for grant in lost:
-                grant._why_lost = why
+                grant._lose(why)
                 self._grants.discard(grant)
-        for grant in lost:
-            grant.lost_event.set()
         for grant in lost:
             log.error("Lost the lock on %r at %d: %s", grant.resource, grant.position, why)
             if grant._on_lost is not None:
@@ -377,7 +416,7 @@ class Coordinator:
     # -- waiting sessions ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _waiting_session(self) -> Iterator[Session | None]:
+    def _waiting_session(self, timeout: float) -> Iterator[Session | None]:
         """A session to wait in, or None when too many of ours wait already."""
         with self._state_lock:
             session = self._idle.pop() if self._idle else None
@@ -391,7 +430,7 @@ class Coordinator:
             if session is None:
                 session = self.engine.connect("wait")
             with self._state_lock:
-                self._waiting.add(session)
+                self._waiting[session] = monotonic() + timeout + max(1.0, self._member.trust)
             self._require_open()
             yield session
             sound = True
@@ -399,7 +438,7 @@ class Coordinator:
             with self._state_lock:
                 self._places += 1
                 if session is not None:
-                    self._waiting.discard(session)
+                    self._waiting.pop(session, None)
                 keep = sound and not self._closed and len(self._idle) < MOST_IDLE_SESSIONS
                 if session is not None and keep:
                     self._idle.append(session)
@@ -470,11 +509,12 @@ class Coordinator:
         ):
             with attempt:
                 session = self.engine.connect("look")
-                try:
-                    session.check_schema()
-                    return call(session)
-                finally:
-                    session.close()
+                with bounded(session, max(1.0, self.retry)):
+                    try:
+                        session.check_schema()
+                        return call(session)
+                    finally:
+                        session.close()
         raise AssertionError("unreachable")
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -552,6 +592,7 @@ class _Work:
         self.uid = uid
         self.budget = coordinator.retry if timeout is None else min(coordinator.retry, max(timeout, 1.0))
         self.tickets: list[Ticket] = []
+        self.sent = False  # may have rows in the database
         self.waiters: dict[int, _Waiter] = {}
         self.pause = 0.005
 
@@ -568,6 +609,7 @@ class _Work:
         member = self.coordinator._member
 
         def register(session: Session, member_id: int) -> list[Ticket] | None:
+            self.sent = True
             tickets = session.register(
                 member_id, self.requesting_id, self.owner, self.uid, step.requests, step.only_if_free
             )
@@ -575,7 +617,7 @@ class _Work:
             member.add(self.tickets)
             return tickets
 
-        with member.registering():
+        with member.registering(self.uid):
             return member.call("acquire", register, self.budget)
 
     def wait(self, step: protocol.Wait) -> bool | None:
@@ -592,9 +634,9 @@ class _Work:
                 return None  # lost while we waited
         if first:
             try:
-                with coordinator._waiting_session() as session:
+                with coordinator._waiting_session(step.timeout) as session:
                     if session is not None:
-                        return session.wait(ticket, step.timeout, waiter.event)
+                        return self.answer(session.wait(ticket, step.timeout, waiter.event))
             except (Disconnected, Busy) as exc:
                 coordinator._require_open()
                 log.warning("Waiting for %r was interrupted, looking again: %s", ticket.resource, exc)
@@ -615,9 +657,16 @@ class _Work:
         return self.look(ticket, waiter)
 
     def look(self, ticket: Ticket, waiter: _Waiter) -> bool | None:
-        return self.coordinator._member.call(
-            "wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget
+        return self.answer(
+            self.coordinator._member.call(
+                "wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget
+            )
         )
+
+    def answer(self, granted: bool | None) -> bool | None:
+        if granted is None:
+            self.coordinator._require_open()  # closing took the row away
+        return granted
 
     def cancel(self, outcome: str) -> None:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it."""
@@ -627,7 +676,9 @@ class _Work:
         for grant in ours:
             coordinator._forget(grant)
         try:
-            member.call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
+            if self.sent:
+                member.call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
+                self.sent = False
         except SqlsemError as exc:
             if not coordinator._closed:
                 log.warning("Could not withdraw a request at once: %s", exc)
@@ -655,7 +706,11 @@ _inherited: list[object] = []
 
 def _after_fork_in_child() -> None:
     for coordinator in list(_coordinators):
-        _inherited.append((coordinator._member.inherited(), coordinator._idle, coordinator._waiting))
+        main = coordinator._member.inherited()
+        sessions = [*([main] if main is not None else []), *coordinator._idle, *coordinator._waiting]
+        for session in sessions:
+            session.abandon()
+        _inherited.extend(sessions)
         if not coordinator._closed:
             coordinator._fresh()
 

@@ -97,7 +97,13 @@ class Lock:
                 f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                 f"thread that acquired it, or from any thread through its grant (grant.release())"
             )
-        stack.pop().release()
+        # No call between looking and 'try': an interrupt must not part the grant from the stack.
+        grant = stack[-1]
+        try:
+            grant.release()
+        finally:
+            if stack and stack[-1] is grant:
+                del stack[-1]
 
     @property
     def grant(self) -> Grant:
@@ -121,10 +127,9 @@ class Lock:
 
     def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
         coordinator = self._coordinator or _default()
-        grant = coordinator.acquire(requests, timeout, reentrant=self._reentrant, on_lost=self._on_lost)
-        if grant is not None:
-            self._stack().append(grant)
-        return grant
+        return coordinator.acquire(
+            requests, timeout, reentrant=self._reentrant, on_lost=self._on_lost, keep=self._stack()
+        )
 
     def _enter(self, requests: Sequence[Request]) -> Grant:
         grant = self._acquire(requests, self._timeout)
@@ -137,7 +142,14 @@ class Lock:
         return grant
 
     def __enter__(self) -> Grant:
-        return self._enter(self._fixed())
+        stack = self._stack()
+        depth = len(stack)
+        try:
+            return self._enter(self._fixed())
+        except BaseException:
+            while len(stack) > depth:  # interrupted on the way out, with the lock had
+                self.release()
+            raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         try:
@@ -209,7 +221,7 @@ def _lock(
     coordinator: Coordinator | None = None,
 ) -> Lock:
     # A stand-in lets everything but a computed name be checked at once.
-    resource = name if not callable(name) else "computed"
+    resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note)
     return Lock([_Asked(name, request)], coordinator=coordinator, timeout=timeout, reentrant=reentrant, on_lost=on_lost)
 

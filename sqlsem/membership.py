@@ -61,8 +61,23 @@ class Owner(Protocol):
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
 
+    def unblock(self) -> None:
+        """End waits whose answer is overdue."""
+
     def returned(self, ticket: Ticket) -> None:
         """A number was given back that could not be given back before."""
+
+
+@contextlib.contextmanager
+def bounded(session: Session, seconds: float) -> Iterator[None]:
+    """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
+    timer = threading.Timer(seconds, session.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _GivenUp(Disconnected):
@@ -86,14 +101,13 @@ class Membership:
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
-        self._limbo = 0  # registrations whose outcome we do not know yet
+        self._limbo: dict[str, float] = {}  # registrations whose outcome we do not know yet, and since when
         self._late: list[Ticket] = []  # still to be given back
         self._main_lock = threading.Lock()
         self._main: Session | None = None
         self._member_id: int | None = None
         self._proved = monotonic()
         self._calling: float | None = None  # when the call that is under way began
-        self._failures = 0
         self._activity = 0
         self._threads: list[threading.Thread] = []
         self.closing = threading.Event()
@@ -129,14 +143,10 @@ class Membership:
 
     def _call_again(self, what: str, call: Callable[[Session, int], T], budget: float) -> T:
         began = monotonic()
-        failures = self._failures
 
         def once() -> T:
             with self._main_lock:
                 if self._main is None:
-                    if self._failures > failures:
-                        # Others tried while we stood in line: no use to try as long again after them.
-                        raise Unavailable(f"{self.engine.where} is out of reach, as another thread has just found")
                     self._enter()
                 return self._attempt(call)
 
@@ -155,7 +165,6 @@ class Membership:
         try:
             return retrying(once)
         except Disconnected as exc:
-            self._failures += 1
             attempts = retrying.statistics.get("attempt_number", 1)
             raise Unavailable(
                 f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in {monotonic() - began:.1f} s; "
@@ -169,8 +178,10 @@ class Membership:
         began = self._calling = monotonic()
         try:
             result = call(self._main, self._member_id)
-        except Disconnected:
-            self._drop()
+        except BaseException:
+            # An exception out of a signal handler may leave a connection in the middle of something.
+            if not self._main.usable:
+                self._drop()
             raise
         finally:
             self._calling = None
@@ -216,15 +227,13 @@ class Membership:
     # -- our rows -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def registering(self) -> Iterator[None]:
+    def registering(self, uid: str) -> Iterator[None]:
         """While it lasts, rows that we do not know are no strangers: the answer may be on its way."""
-        with self.state_lock:
-            self._limbo += 1
+        self._limbo[uid] = monotonic()
         try:
             yield
         finally:
-            with self.state_lock:
-                self._limbo -= 1
+            self._limbo.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Rows of ours that were just made."""
@@ -249,10 +258,14 @@ class Membership:
         (assert_held) is given back later, by the pulse.
         """
 
-        def release(session: Session, _: int) -> bool:
+        attempts: list[int] = []  # as which member
+
+        def release(session: Session, member_id: int) -> bool:
+            attempts.append(member_id)
             there = session.release(ticket, outcome)
             self.forget([ticket])
-            return there
+            # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
+            return there or (len(attempts) > 1 and attempts[0] == member_id)
 
         try:
             return self.call("release", release, budget)
@@ -319,7 +332,9 @@ class Membership:
             taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
-            strangers = set() if self._limbo else pulse.positions - set(self.tickets)
+            # (What an interrupt left in limbo does not stay there for ever.)
+            limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
+            strangers = set() if limbo else pulse.positions - set(self.tickets)
         if gone:
             self._owner.lose(gone, "its row was removed")
         if taken:
@@ -350,6 +365,7 @@ class Membership:
     def _watch(self) -> None:
         while not self.closing.wait(max(0.01, self._until_doubt())):
             self._unblock()
+            self._owner.unblock()
             late = -self._until_doubt()
             if late < 0 or not self._owner.holds_any():
                 continue
@@ -403,18 +419,21 @@ class Membership:
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + JOIN_TIMEOUT
+        self._unblock()
         if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
             session = self._main
             if session is not None:
                 session.interrupt()
-            if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
-                log.error("A call on %s does not end; its connection is left behind", self.engine.where)
-                return
+            self._unblock()
+        if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+            log.error("A call on %s does not end; its connection is left behind", self.engine.where)
+            return
         try:
             if self._main is not None:
                 if self._member_id is not None:
                     try:
-                        self._main.resign(self._member_id)
+                        with bounded(self._main, JOIN_TIMEOUT / 2):
+                            self._main.resign(self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
                 self._main.close()
@@ -425,6 +444,6 @@ class Membership:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
 
-    def inherited(self) -> object:
+    def inherited(self) -> Session | None:
         """What a forked child must neither use nor close, as that would end its parent's session."""
         return self._main

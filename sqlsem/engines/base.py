@@ -43,6 +43,8 @@ class Options:
     table: str = "ProcessControl"
     #: How long one statement of the main session may wait for a gate before it lets the pings through.
     patience: float = 1.0
+    #: Seconds to reach a server that does not answer.
+    connect_timeout: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,14 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def interrupt(self) -> None:
         """From another thread: make a call that is under way fail soon with `Disconnected`."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether another call may succeed on this session."""
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what the parent's session uses, without a word to the server."""
 
     @abc.abstractmethod
     def close(self) -> None:

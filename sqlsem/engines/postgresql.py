@@ -26,9 +26,6 @@ except ImportError as exc:
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-#: Seconds to reach a server that does not answer; a URL may say otherwise (connect_timeout=…).
-CONNECT_TIMEOUT = 10
-
 
 class PostgresEngine(Engine):
     """A PostgreSQL database, version 12 or later."""
@@ -75,7 +72,7 @@ class PostgresEngine(Engine):
     def _connect_parameters(self, purpose: str) -> dict[str, Any]:
         alive = max(1, math.ceil(self.options.grace))
         return {
-            "connect_timeout": CONNECT_TIMEOUT,
+            "connect_timeout": math.ceil(self.options.connect_timeout),
             "application_name": f"sqlsem {purpose}",
             # A peer that vanished without a word must not keep us waiting: notice within about a grace.
             "keepalives_idle": alive,
@@ -107,8 +104,16 @@ class PostgresSession(Session):
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         with self._translated():
-            self._cursor.execute(self._queries[name], parameters)
-            return self._cursor.fetchall()
+            try:
+                self._cursor.execute(self._queries[name], parameters)
+                return self._cursor.fetchall()
+            except psycopg.Error:
+                raise
+            except BaseException:
+                # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
+                if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                    self._connection.close()
+                raise
 
     def _value(self, name: str, *parameters: Any) -> Any:
         return self._run(name, parameters)[0][0]
@@ -128,8 +133,8 @@ class PostgresSession(Session):
             ) from exc
         except errors.InsufficientPrivilege as exc:
             raise ConfigurationError(
-                f"{where}: {_first_line(exc)}; an administrator can GRANT {self._options.schema}_user to this login "
-                f"(see: sqlsem sql postgresql permissions)"
+                f"{where}: {_first_line(exc)}; an administrator can GRANT {self._options.schema}_user (or _operator, "
+                f"for what operators do) to this login (see: sqlsem sql postgresql permissions)"
             ) from exc
         except errors.ReadOnlySqlTransaction as exc:
             raise Unavailable(f"{where} is read-only (a standby?): {_first_line(exc)}") from exc
@@ -243,7 +248,100 @@ class PostgresSession(Session):
                     self._cursor.execute(self._queries["set_version"], (str(version),))
 
     def diagnose(self) -> list[Check]:
-        raise NotImplementedError
+        import random
+        import time
+
+        from sqlsem import sql
+
+        schema = self._options.schema
+        texts = sql.queries("postgresql", schema, self._options.table, "doctor")
+        checks = []
+
+        def ask(name: str, **parameters: Any) -> tuple[Any, ...]:
+            with self._translated():
+                row = self._cursor.execute(texts[name], parameters or None).fetchone()
+            assert row is not None
+            return row
+
+        def check(name: str, ok: bool, detail: str, mend: str = "") -> None:
+            checks.append(Check(name, ok, detail, mend))
+
+        libpq = psycopg.pq.version()
+        check("driver", True, f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), libpq {libpq // 10000}")
+        number, version, standby, read_only = ask("server")
+        check("server", number >= 130000, version, "" if number >= 130000 else "Use PostgreSQL 13 or later.")
+        mend = "Connect to the primary (add target_session_attrs=read-write to the URL)."
+        if standby or read_only:
+            check("primary", False, "a standby" if standby else "transactions are read-only by default", mend)
+        else:
+            check("primary", True, "not a standby, and writable")
+
+        user, there, usage, routines, execute, operate = ask("permission")
+        if there and routines:
+            ok = bool(usage and execute)
+            roles = f"(roles {schema}_user, {schema}_operator, {schema}_reader)"
+            mend = "" if ok else f'As an administrator: GRANT {schema}_user TO "{user}"; {roles}'
+            told = f"{user} may take locks{' and operate' if operate else ''}"
+            check("permission", ok, told if ok else f"{user} may not execute {schema}.register", mend)
+        elif there:
+            check("permission", False, f"the routines are not in schema {schema}", "Run: sqlsem init")
+
+        default, synchronous, idle, interval, count, user_timeout = ask("settings")
+        told = f"the server's default is {default}; sqlsem's own connections use read committed"
+        usual = default == "read committed"
+        mend = "" if usual else "For other clients: ALTER ROLE … SET default_transaction_isolation = …"
+        check("isolation", True, told, mend)
+        ok = synchronous != "off"
+        mend = "" if ok else "A crash of the server can undo what was granted; prefer synchronous_commit = on."
+        check("durability", True, f"synchronous_commit is {synchronous}", mend)
+        if self._connection.info.host.startswith(("/", "@")) or not self._connection.info.host:
+            check("keepalive", True, "a socket of this host; none needed")
+        else:
+            told = f"server: {idle} s, then {count} times every {interval} s"
+            if user_timeout != "0":
+                told += f"; tcp_user_timeout {user_timeout} ms"
+            check("keepalive", True, told)
+
+        before = time.time()
+        (clock,) = ask("clock")
+        after = time.time()
+        apart = max(0.0, before - clock, clock - after)
+        mend = "" if apart <= 60 else "Harmless here, as only the database's clock counts; but set one of them right."
+        check("clock", True, f"the database's and ours are {apart:.1f} s apart", mend)
+
+        # A pooler that lends its connections out by the transaction breaks whatever belongs to a session.
+        mend = "Connect past the pooler, have it pool sessions, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
+        key = random.getrandbits(62)
+        pid, taken = ask("beacon_take", key=key)
+        other = self._engine.connect("look")
+        try:
+            assert isinstance(other, PostgresSession)
+            row = other._cursor.execute(texts["beacon_look"], {"key": key, "pid": pid}).fetchone()
+        finally:
+            other.close()
+        assert row is not None
+        other_pid, seen, blocked = row
+        pid_after, given = ask("beacon_give", key=key)
+        if pid == pid_after and pid != other_pid and taken and seen and blocked and given:
+            pooled = " (through a pooler)" if pid != self._connection.info.backend_pid else ""
+            check("beacon", True, f"a session's lock outlives its statement, and excludes others{pooled}")
+        elif self._options.lease is not None:
+            check("beacon", True, "connections are shared by a pooler; the lease stands in for the beacon")
+        else:
+            check("beacon", False, "a session's lock does not stay with its connection: a pooler shares it", mend)
+        return checks
+
+    @property
+    def usable(self) -> bool:
+        return not self._connection.closed
+
+    def abandon(self) -> None:
+        # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
+        # place keeps the number from being given to a file of the child's.
+        with contextlib.suppress(OSError, psycopg.Error):
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, self._connection.fileno())
+            os.close(null)
 
     def interrupt(self) -> None:
         # Shutting the socket down wakes a thread that waits for an answer which may never come.

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.parse
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -58,13 +59,16 @@ class SqliteEngine(Engine):
     def where(self) -> str:
         return f"SQLite file {self.path}"
 
-    def connect(self, purpose: str) -> SqliteSession:
+    def open(self) -> sqlite3.Connection:
+        """A connection that waits for nothing by itself."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            return sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as exc:
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
-        session = SqliteSession(self, connection)
+
+    def connect(self, purpose: str) -> SqliteSession:
+        session = SqliteSession(self)
         try:
             session.prepare()
         except BaseException:
@@ -80,27 +84,43 @@ class SqliteEngine(Engine):
 class SqliteSession(Session):
     """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
 
-    def __init__(self, engine: SqliteEngine, connection: sqlite3.Connection) -> None:
+    def __init__(self, engine: SqliteEngine) -> None:
         self._engine = engine
         self._options = engine.options
         self._queries = engine.queries()
-        self._connection = connection
+        self._connection: sqlite3.Connection | None = None
         self._beacon: filelock.BaseFileLock | None = None
         self._interrupted = False
+        _sessions.add(self)
 
     def prepare(self) -> None:
-        """Set up the connection, and the tables too where they are missing: nothing needs to be installed by hand."""
-        self._run("PRAGMA journal_mode = WAL")
-        # Against a crash of this process the file system's cache is enough; a crash of the host ends every holder.
-        self._run("PRAGMA synchronous = NORMAL")
+        """Create the tables where they are missing: nothing needs to be installed by hand."""
         if self.settings() is None:
             self.install(self._engine.plan)
 
+    def _open(self) -> sqlite3.Connection:
+        """The connection; opened when first needed, and again after a fork."""
+        if self._connection is None:
+            if self._interrupted:
+                raise Disconnected(f"The connection to {self._engine.where} was closed")
+            connection = self._engine.open()
+            self._connection = connection
+            # One host only, so several may read while one writes.
+            self._rows("PRAGMA journal_mode = WAL")
+            # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
+            self._rows("PRAGMA synchronous = NORMAL")
+        return self._connection
+
     # -- statements ---------------------------------------------------------------------------------------------
 
-    def _run(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+    def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
+        with _busy:
+            cursor = self._open().execute(statement, parameters)
+            return cursor.fetchall() if fetch else cursor
+
+    def _try(self, statement: str, parameters: Any, fetch: bool) -> Any:
         try:
-            return self._connection.execute(statement, parameters)
+            return self._execute(statement, parameters, fetch)
         except sqlite3.Error as exc:
             if not _is_busy(exc):
                 raise self._translate(exc) from exc
@@ -111,7 +131,7 @@ class SqliteSession(Session):
             time.sleep(random.uniform(0.5, 1) * pause)
             pause = min(pause * 1.3, 0.01)
             try:
-                return self._connection.execute(statement, parameters)
+                return self._execute(statement, parameters, fetch)
             except sqlite3.Error as exc:
                 if not _is_busy(exc):
                     raise self._translate(exc) from exc
@@ -121,23 +141,40 @@ class SqliteSession(Session):
                         f"find the one with a long transaction"
                     ) from exc
 
+    def _run(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        """For statements that return no rows."""
+        cursor: sqlite3.Cursor = self._try(statement, parameters, False)
+        return cursor
+
+    def _rows(self, statement: str, parameters: Any = ()) -> list[Any]:
+        rows: list[Any] = self._try(statement, parameters, True)
+        return rows
+
     def _query(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
         return self._run(self._queries[name], parameters)
 
+    def _all(self, name: str, parameters: Any = ()) -> list[Any]:
+        return self._rows(self._queries[name], parameters)
+
     def _one(self, name: str, parameters: Any = ()) -> Any:
-        return self._query(name, parameters).fetchone()
+        rows = self._all(name, parameters)
+        return rows[0] if rows else None
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        self._run("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._run("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
-                    self._connection.execute("ROLLBACK")
-            raise
+        with _busy:
+            try:
+                self._roll_back()  # what an interrupt may have left open
+                self._run("BEGIN IMMEDIATE")
+                yield
+                self._run("COMMIT")
+            finally:
+                self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                self._connection.execute("ROLLBACK")
 
     def _translate(self, exc: sqlite3.Error) -> Exception:
         text, where = str(exc), self._engine.where
@@ -204,7 +241,7 @@ class SqliteSession(Session):
             with self._writing():
                 if self._query("renew", (member_id,)).rowcount != 1:
                     return Pulse(False)
-        rows = self._query("positions", (member_id,)).fetchall()
+        rows = self._all("positions", (member_id,))
         return Pulse(True, frozenset(row[0] for row in rows), frozenset(row[0] for row in rows if row[1]))
 
     def resign(self, member_id: int) -> None:
@@ -225,14 +262,15 @@ class SqliteSession(Session):
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
-        if only_if_free and len(requests) > 0:
+        if only_if_free:
+            # The dead must not stand in the way of a try.
             for request in requests:
-                if not self._may_enter(request) and not self._test_ahead(request, LAST, member_id):
-                    return None
+                if not self._may_enter(request):
+                    self._test_ahead(request, LAST, member_id)
         with self._writing():
             # A row of ours can only be there when somebody is.
             busy = [self._one("anybody", {"resource": request.resource})[0] for request in requests]
-            if any(busy) and (found := self._query("find", {"member": member_id, "uid": uid}).fetchall()):
+            if any(busy) and (found := self._all("find", {"member": member_id, "uid": uid})):
                 return [Ticket(row[0], row[1], row[2], bool(row[3])) for row in found]
             granted = [not there or self._may_enter(request) for there, request in zip(busy, requests, strict=True)]
             if only_if_free and not all(granted):
@@ -290,7 +328,7 @@ class SqliteSession(Session):
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         with self._writing():
-            rows = self._query("find", {"member": member_id, "uid": uid}).fetchall()
+            rows = self._all("find", {"member": member_id, "uid": uid})
             for resource, position, requesting_id, _ in rows:
                 self._remove(resource, position, requesting_id, outcome)
         return len(rows)
@@ -311,7 +349,7 @@ class SqliteSession(Session):
         quiet_since = tested = time.monotonic()
         test_after = 0.0
         while True:
-            version = self._one("data_version")[0]
+            version = (self._one("data_version")[0], id(self._connection))
             now = time.monotonic()
             if version != seen or nudge.is_set():
                 nudge.clear()
@@ -338,7 +376,7 @@ class SqliteSession(Session):
         """Test whether those ahead still live; True when somebody was removed."""
         values = {"resource": request.resource, "position": position, "access": request.access}
         removed = False
-        for blocker, member_id in self._query("owners_ahead", values).fetchall():
+        for blocker, member_id in self._all("owners_ahead", values):
             if mine is None or member_id != mine:
                 removed = self._suspect(request.resource, blocker, member_id) or removed
         return removed
@@ -399,21 +437,24 @@ class SqliteSession(Session):
     # -- what people see and operators do -----------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
-        rows: list[list[Any]] = [list(row) for row in self._query("entries", {"resource": resource}).fetchall()]
+        rows: list[list[Any]] = [list(row) for row in self._all("entries", {"resource": resource})]
         for row in rows:
             row[13:15] = map(_time, row[13:15])
         return [Entry(*row) for row in rows]
 
     def history(self, resource: str | None, most: int) -> list[Past]:
-        rows: list[list[Any]] = [list(row) for row in self._query("past", {"resource": resource, "most": most})]
+        rows: list[list[Any]] = [list(row) for row in self._all("past", {"resource": resource, "most": most})]
         for row in rows:
             row[7:10] = map(_time, row[7:10])
         return [Past(*row) for row in rows]
 
     def resources(self) -> list[Resource]:
+        waits: dict[str, list[bool]] = {}
+        for entry in self.entries(None):
+            waits.setdefault(entry.resource, []).append(entry.state == "waits")
         return [
-            Resource(name, cap, bool(paused), stale_after, holding, waiting)
-            for name, cap, paused, stale_after, holding, waiting in self._query("resources").fetchall()
+            Resource(name, cap, bool(paused), stale, waits.get(name, []).count(False), waits.get(name, []).count(True))
+            for name, cap, paused, stale in self._all("resources")
         ]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
@@ -434,16 +475,16 @@ class SqliteSession(Session):
         return 1
 
     def reap(self) -> int:
-        rows = self._query("all_rows").fetchall()
+        rows = self._all("all_rows")
         for resource, position in rows:
             row = self._one("row", {"resource": resource, "position": position})
             if row is not None:
                 self._suspect(resource, position, row[3])
-        for member_id, beacon in self._query("idle_members").fetchall():
+        for member_id, beacon in self._all("idle_members"):
             if beacon is None or self._test_beacon(beacon) is not True:
                 with self._writing():
                     self._query("resign", (member_id,))
-        return len(set(rows) - set(self._query("all_rows").fetchall()))
+        return len(set(rows) - set(self._all("all_rows")))
 
     def prune(self, most: int) -> int:
         with self._writing():
@@ -454,7 +495,7 @@ class SqliteSession(Session):
     def settings(self) -> dict[str, str] | None:
         if self._one("version") is None:
             return None
-        return dict(self._query("settings").fetchall())
+        return dict(self._all("settings"))
 
     def install(self, plan: Plan) -> None:
         with self._writing():
@@ -467,17 +508,119 @@ class SqliteSession(Session):
                     self._query("set_version", (str(version),))
 
     def diagnose(self) -> list[Check]:
-        raise NotImplementedError
+        import platform
+        import shutil
+
+        from sqlsem import sql
+
+        engine = self._engine
+        ask = sql.queries("sqlite", self._options.schema, self._options.table, "doctor")
+        checks = []
+
+        def check(name: str, ok: bool, detail: str, mend: str = "") -> None:
+            checks.append(Check(name, ok, detail, mend))
+
+        modern = sqlite3.sqlite_version_info >= (3, 35)
+        mend = "" if modern else "Use a Python whose SQLite is 3.35 or later (sqlite3.sqlite_version)."
+        check("driver", modern, f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}", mend)
+
+        # The longest mount point that contains the file tells its file system. Only Linux says.
+        place, kind = "", ""
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+                _, point, fstype, *_ = line.split(" ")
+                point = point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+                if len(point) >= len(place) and engine.path.resolve().is_relative_to(point):
+                    place, kind = point, fstype
+        network = "nfs cifs smb 9p afs ceph lustre gpfs beegfs gluster ncpfs davfs sshfs s3fs rclone gcsfuse juicefs"
+        remote = kind.removeprefix("fuse.").startswith(tuple(network.split()))
+        mend = "Locks of files cannot be trusted there. Use a local path, or a database server ($SQLSEM_URL)."
+        told = f"{kind} on {place}" if kind else "not known on this system; it must be a local one"
+        check("file system", not remote, told, mend if remote else "")
+
+        mode = self._rows(ask["journal_mode"])[0][0]
+        mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
+        check("journal", mode == "wal", f"journal_mode is {mode}", mend)
+
+        try:
+            with self._writing():
+                pass
+            files = [file for file in (engine.path, engine.path.parent) if not os.access(file, os.W_OK)]
+            mend = f"Make {' and '.join(map(str, files))} writable." if files else ""
+            check("writable", not files, "the file and its folder" if not files else "not everything is", mend)
+        except Busy as exc:
+            check("writable", False, str(exc), "Find the program with a long transaction on this file.")
+        except Unavailable as exc:
+            check("writable", False, str(exc), "Make the file and its folder writable for this user.")
+
+        name = f"doctor-{uuid.uuid4().hex}"
+        beacon = filelock.FileLock(engine.beacons / name, thread_local=False)
+        try:
+            engine.beacons.mkdir(exist_ok=True)
+            beacon.acquire(timeout=0)
+            held = self._test_beacon(name) is True
+            beacon.release()
+            free = self._test_beacon(name) is not True
+            mend = "" if held and free else "This file system does not lock files; use a local one."
+            told = "a lock on a file excludes others, and is free again after"
+            check("beacon", held and free, told if held and free else "a locked file does not look locked", mend)
+        except (OSError, filelock.Timeout, Unavailable) as exc:
+            check("beacon", False, str(exc), f"Make the folder {engine.beacons} writable for this user.")
+        finally:
+            beacon.release()
+            with contextlib.suppress(OSError):
+                os.unlink(engine.beacons / name)
+
+        left = shutil.disk_usage(engine.path.parent).free / 2**20
+        told = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
+        check("disk", left >= 10, told, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
+        return checks
 
     def interrupt(self) -> None:
         self._interrupted = True
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.interrupt()
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.interrupt()
 
     def close(self) -> None:
+        self._interrupted = True
         self._put_out()
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the connection for now."""
+        with _busy:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+
+
+# SQLite keeps tables of its file locks for the whole process; a child that was forked while they were in use would
+# believe in locks that are not there, and wait for others for ever (sqlite.org/howtocorrupt.html, "Carrying an open
+# database connection across a fork"). So no statement runs during a fork, and no connection is open. The beacons are
+# file locks of their own, so nothing is lost by that.
+_busy = threading.RLock()
+_sessions: weakref.WeakSet[SqliteSession] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    _busy.acquire()
+    for session in list(_sessions):
+        session.let_go()
+
+
+def _after_fork_in_child() -> None:
+    global _busy
+    _busy = threading.RLock()
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=lambda: _busy.release(), after_in_child=_after_fork_in_child
+    )
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:

@@ -85,7 +85,7 @@ def migrations(
 
 
 @functools.cache
-def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl") -> dict[str, str]:
-    """The client's statements by name."""
-    parts = _NAME_LINE.split(script(engine, "client", schema=schema, table=table))
+def queries(engine: str, schema: str = "sqlsem", table: str = "ProcessControl", file: str = "client") -> dict[str, str]:
+    """The client's statements by name; ``file="doctor"`` has those of ``sqlsem doctor``."""
+    parts = _NAME_LINE.split(script(engine, file, schema=schema, table=table))
     return {name: body.strip().rstrip(";") for name, body in zip(parts[1::2], parts[2::2], strict=True)}

@@ -1,6 +1,149 @@
-"""Placeholder."""
+"""The control table's scenarios, with real processes."""
+
+import pytest
+from support import Stay, check_history, overlap, session, until
+
+GRACE = 0.5
 
 
-def test_database(database, connect, name):
-    with connect().mutex(name) as grant:
-        assert grant.position > 0
+def stay(granted, released, **kind):
+    name, position = next(iter(granted["positions"].items()))
+    return Stay(name, position, granted["at"], released["left"], **kind)
+
+
+@pytest.fixture
+def sessions(spawn):
+    """``sessions(3)``: so many processes, ready to be told."""
+
+    def start(number, **arguments):
+        children = [spawn(session, **arguments) for _ in range(number)]
+        for child in children:
+            child.expect("ready")
+        return children
+
+    return start
+
+
+def waiting(database, name, number):
+    until(lambda: len(database.queue(name)) == number, f"{number} rows in the queue")
+
+
+def finish(*children):
+    for child in children:
+        child.send(do="end")
+    for child in children:
+        child.rest()
+
+
+def test_two_sessions_take_turns(sessions, database, name):
+    children = sessions(2)
+    for child in children:
+        child.send(do="work", lock={"kind": "mutex", "name": name}, seconds=0.3)
+    stays = [stay(child.expect("granted"), child.expect("released")) for child in children]
+    first, second = sorted(stays, key=lambda one: one.position)
+    check_history(stays)
+    assert second.entered >= first.left
+    assert second.entered - first.left < 10
+    finish(*children)
+    assert database.queue(name) == []
+
+
+def test_six_sessions_three_at_a_time(sessions, database, name):
+    children = sessions(6)
+    lock = {"kind": "limit", "name": name, "limit": 3}
+    granted = {}
+    for number, child in enumerate(children, 1):
+        child.send(do="acquire", lock=lock)
+        waiting(database, name, number)
+    for child in children[:3]:
+        granted[child] = child.expect("granted")
+    assert all(child.quiet(0.1) for child in children[3:])
+    stays = []
+    for place, child in enumerate(children):
+        child.send(do="release")
+        stays.append(stay(granted[child], child.expect("released"), limit=3))
+        if place < 3:
+            granted[children[place + 3]] = children[place + 3].expect("granted")
+            assert all(other.quiet(0.05) for other in children[place + 4 :])
+    assert [one.position for one in stays] == sorted(one.position for one in stays)
+    check_history(stays)
+    assert overlap(stays) == 3
+    finish(*children)
+
+
+def test_readers_and_a_writer(sessions, database, name):
+    reader_1, reader_2, writer, reader_3 = children = sessions(4)
+    read, write = {"kind": "read", "name": name}, {"kind": "write", "name": name}
+    entries, stays = {}, []
+
+    def leave(child, **kind):
+        child.send(do="release")
+        stays.append(stay(entries[child], child.expect("released"), **kind))
+
+    for child in (reader_1, reader_2):
+        child.send(do="acquire", lock=read)
+        entries[child] = child.expect("granted")  # both are in at the same time
+    writer.send(do="acquire", lock=write)
+    waiting(database, name, 3)
+    reader_3.send(do="acquire", lock=read)
+    waiting(database, name, 4)
+    leave(reader_1, access="read")
+    assert writer.quiet(0.2)
+    assert reader_3.quiet(0.0001), "a reader overtook the writer that waits"
+    leave(reader_2, access="read")
+    entries[writer] = writer.expect("granted")
+    assert reader_3.quiet(0.2)
+    leave(writer)
+    entries[reader_3] = reader_3.expect("granted")
+    leave(reader_3, access="read")
+    check_history(stays)
+    assert overlap(stays) == 2
+    finish(*children)
+
+
+def test_a_holder_is_killed(sessions, database, name):
+    holder, *rest = children = sessions(3, grace=GRACE)
+    for number, child in enumerate(children, 1):
+        child.send(do="acquire", lock={"kind": "mutex", "name": name})
+        waiting(database, name, number)
+    holder.expect("granted")
+    assert rest[0].quiet(3 * GRACE), "a living holder was reaped"
+    killed = holder.kill()
+    next_one = rest[0].expect("granted")
+    assert next_one["at"] - killed < 30
+    rest[0].send(do="release")
+    rest[0].expect("released")
+    rest[1].expect("granted")
+    rest[1].send(do="release")
+    rest[1].expect("released")
+    finish(*rest)
+
+
+def test_a_waiter_is_killed(sessions, database, name):
+    holder, waiter, last = children = sessions(3, grace=GRACE)
+    for number, child in enumerate(children, 1):
+        child.send(do="acquire", lock={"kind": "mutex", "name": name})
+        waiting(database, name, number)
+    holder.expect("granted")
+    waiter.kill()
+    holder.send(do="release")
+    holder.expect("released")
+    last.expect("granted")
+    last.send(do="release")
+    last.expect("released")
+    finish(holder, last)
+    assert database.queue(name) == []
+
+
+def test_the_numbers_stand_in_the_order_of_asking(sessions, database, name):
+    children = sessions(4)
+    for number, child in enumerate(children, 1):
+        child.send(do="acquire", lock={"kind": "mutex", "name": name})
+        waiting(database, name, number)
+    positions = []
+    for child in children:
+        positions.append(child.expect("granted")["position"])
+        child.send(do="release")
+        child.expect("released")
+    assert positions == sorted(positions)
+    finish(*children)

@@ -93,9 +93,9 @@ DECLARE
     v_member {schema}.member;
     v_stale  bigint;
 BEGIN
-    -- A row pinned by its owner's own transaction (assert_holding) is left alone until that ends.
+    -- Nothing is locked before it is decided: whoever calls may sleep long afterwards, in the same transaction.
     SELECT member_id, requested_at, revoked_at INTO v_row FROM {schema}.{table}
-    WHERE resource_id = p_resource AND queue_position = p_position FOR UPDATE SKIP LOCKED;
+    WHERE resource_id = p_resource AND queue_position = p_position;
     IF NOT FOUND OR v_row.member_id = p_mine THEN
         RETURN false;
     END IF;
@@ -105,8 +105,7 @@ BEGIN
         IF v_stale IS NULL OR v_row.requested_at + v_stale * interval '1 millisecond' > clock_timestamp() THEN
             RETURN false;
         END IF;
-        PERFORM {schema}.remove(p_resource, p_position, 'reaped');
-        RETURN true;
+        RETURN {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
 
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
@@ -114,11 +113,11 @@ BEGIN
         RETURN {schema}.bury(v_row.member_id, 'reaped') > 0;
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
-        PERFORM {schema}.remove(p_resource, p_position, 'revoked');
-        RETURN true;
+        RETURN {schema}.remove(p_resource, p_position, 'revoked');
     END IF;
     IF v_member.lease_until IS NULL THEN
-        IF NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
+        -- A session can always share its own lock: its own beacon it must not test.
+        IF v_member.backend_pid = pg_backend_pid() OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
             RETURN false;
         END IF;
         PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
@@ -145,12 +144,15 @@ END
 $$;
 
 
--- Removes one row, whoever owns it, with its history.
+-- Removes one row, whoever owns it, with its history; false when it is gone, or pinned by an open transaction.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    WITH gone AS (DELETE FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position RETURNING *)
+    WITH free AS (SELECT queue_position FROM {schema}.{table}
+                  WHERE resource_id = p_resource AND queue_position = p_position FOR UPDATE SKIP LOCKED),
+         gone AS (DELETE FROM {schema}.{table} AS t USING free
+                  WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                   owner, note, requested_at, granted_at, outcome)
     SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
@@ -309,10 +311,11 @@ BEGIN
     IF NOT granted THEN
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
-            queue_position := v_ahead.mine;
-            SELECT granted_at IS NOT NULL INTO granted FROM {schema}.{table} AS t
-            WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
-            RETURN;
+            SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
+            WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
+            IF FOUND THEN
+                RETURN;
+            END IF;  -- else somebody else's, and the insert will fail
         END IF;
         granted := v_ahead.eligible;
         IF p_try AND NOT granted THEN
@@ -480,8 +483,18 @@ BEGIN
             PERFORM pg_advisory_lock_shared(v_class, (v_ahead.blocker & 2147483647)::integer);
             PERFORM pg_advisory_unlock_shared(v_class, (v_ahead.blocker & 2147483647)::integer);
         EXCEPTION WHEN lock_not_available THEN
-            NULL;  -- look again
+            CONTINUE;  -- look again
         END;
+        IF v_ahead.until = 'leave' THEN
+            -- The usual end of a wait: look and take in one statement.
+            UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+            WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
+              AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
+                                                       v_row.concurrency_limit, v_row.weight, NULL));
+            IF FOUND THEN
+                RETURN 0;
+            END IF;
+        END IF;
     END LOOP;
 END
 $$;
@@ -492,20 +505,21 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
+DECLARE
+    v_row {schema}.{table};
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    WITH gone AS (DELETE FROM {schema}.{table}
-                  WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
-                  RETURNING *)
-    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome)
-    SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
-           owner, note, requested_at, granted_at, p_outcome FROM gone;
+    DELETE FROM {schema}.{table} AS t
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+    RETURNING t.* INTO v_row;
     IF NOT FOUND THEN
         RETURN -1;
     END IF;
+    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
+                                  owner, note, requested_at, granted_at, outcome)
+    VALUES (v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
+            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at, p_outcome);
     -- Those who wait for the entry lock must not wake before the row is seen gone: take it once more for this
     -- transaction, which frees it after its commit is visible. 'try' fails only where another session holds it.
     IF pg_try_advisory_xact_lock({schema}.lock_class(2), (p_position & 2147483647)::integer) THEN

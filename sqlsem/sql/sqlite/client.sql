@@ -118,7 +118,19 @@ WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_a
 
 -- name: entries
 SELECT t.resource_id, t.queue_position,
-       CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END,
+       CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
+            WHEN t.member_id IS NULL
+                 AND (SELECT coalesce(sum(a.weight), 0) + t.weight
+                             <= min(coalesce(min(a.concurrency_limit), 9223372036854775807),
+                                    coalesce(t.concurrency_limit, 9223372036854775807),
+                                    coalesce((SELECT cap FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id),
+                                             9223372036854775807))
+                      FROM {table} AS a
+                      WHERE a.resource_id = t.resource_id AND a.queue_position < t.queue_position
+                        AND (t.access_type = 'write' OR a.access_type <> t.access_type))
+                 AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o
+                                 WHERE o.resource_id = t.resource_id AND o.paused_at IS NOT NULL) THEN 'holds'
+            ELSE 'waits' END,
        t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program, t.note,
        t.requested_at, t.granted_at,
        max(0.0, (julianday('now') - 2440587.5) * 86400.0 - coalesce(t.granted_at, t.requested_at)),
@@ -135,9 +147,7 @@ WHERE :resource IS NULL OR resource_id = :resource
 ORDER BY rowid DESC LIMIT :most
 
 -- name: resources
-SELECT n.resource_id, o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0,
-       (SELECT count(*) FROM {table} AS t WHERE t.resource_id = n.resource_id AND t.granted_at IS NOT NULL),
-       (SELECT count(*) FROM {table} AS t WHERE t.resource_id = n.resource_id AND t.granted_at IS NULL)
+SELECT n.resource_id, o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0
 FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_resource) AS n
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1

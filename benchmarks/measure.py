@@ -1,0 +1,322 @@
+"""The measurements. Nothing here prints.
+
+Times of different processes are compared by `time.monotonic_ns`, one clock for the whole machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlsem
+from benchmarks import servers, subjects
+from sqlsem.engines.base import Session
+
+#: Asked so much earlier (ns) and served later: overtaken, and not merely a tie.
+OVERTAKEN = 2_000_000
+#: Forked from a clean server process where there is one: 100 waiters then start in a second.
+processes: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+if os.name == "posix":
+    processes.set_forkserver_preload(["benchmarks.measure"])
+
+
+# -- one process, nobody else ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pair:
+    """Medians in microseconds."""
+
+    acquire: float
+    release: float
+
+    @property
+    def both(self) -> float:
+        return self.acquire + self.release
+
+
+def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
+    """Acquire and release with nobody else there. The subjects take turns, pair by pair: a processor that changes its
+    pace, or another program, then disturbs all alike.
+    """
+    made = {name: make(url) for name, make in subjects.SUBJECTS[engine].items()}
+    times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in made}
+    for number in range(rounds + 20):
+        for name, subject in made.items():
+            before = time.perf_counter_ns()
+            subject.acquire()
+            between = time.perf_counter_ns()
+            subject.release()
+            after = time.perf_counter_ns()
+            if number >= 20:
+                times[name][0].append(between - before)
+                times[name][1].append(after - between)
+    for subject in made.values():
+        subject.close()
+    return {name: Pair(*(statistics.median(part) / 1000 for part in both)) for name, both in times.items()}
+
+
+# -- many processes, one lock ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Visit:
+    """One stay inside; nanoseconds."""
+
+    asked: int
+    granted: int
+    leaving: int  # when release was called
+    left: int
+
+
+@dataclass
+class Contention:
+    """What many processes saw who all wanted the same mutex all the time."""
+
+    visits: list[Visit] = field(default_factory=list)
+    seconds: float = 0.0
+    handoffs: list[float] = field(default_factory=list)  # µs, sorted
+    overtaking: int = 0
+    overlaps: int = 0
+
+    def add(self, visits: list[Visit]) -> None:
+        """The visits of one run."""
+        visits.sort(key=lambda visit: visit.granted)
+        self.visits += visits
+        self.seconds += (visits[-1].left - visits[0].granted) / 1e9
+        for one, following in itertools.pairwise(visits):
+            self.handoffs.append((following.granted - one.leaving) / 1000)
+            self.overlaps += following.granted < one.leaving
+        self.handoffs.sort()
+        earliest = visits[-1].asked  # of those served later
+        for visit in reversed(visits):
+            self.overtaking += earliest < visit.asked - OVERTAKEN
+            earliest = min(earliest, visit.asked)
+
+    def percentile(self, share: float) -> float:
+        return self.handoffs[min(len(self.handoffs) - 1, int(len(self.handoffs) * share))]
+
+    @property
+    def barged(self) -> float:
+        return 100 * self.overtaking / len(self.visits)
+
+    @property
+    def longest_wait(self) -> float:
+        """Milliseconds."""
+        return max(visit.granted - visit.asked for visit in self.visits) / 1e6
+
+    @property
+    def rate(self) -> float:
+        """Grants a second."""
+        return len(self.visits) / self.seconds
+
+
+def _contend(engine: str, name: str, url: str, hold: float, seconds: float, ready: Any, results: Any) -> None:
+    subject = subjects.SUBJECTS[engine][name](url)
+    subject.acquire()
+    subject.release()
+    ready.wait()
+    visits = []
+    end = time.monotonic_ns() + int(seconds * 1e9)
+    while time.monotonic_ns() < end:
+        asked = time.monotonic_ns()
+        subject.acquire()
+        granted = time.monotonic_ns()
+        if hold:
+            time.sleep(hold)
+        leaving = time.monotonic_ns()
+        subject.release()
+        visits.append(Visit(asked, granted, leaving, time.monotonic_ns()))
+    subject.close()
+    results.put(visits)
+
+
+def contend(engine: str, name: str, url: str, number: int, hold: float, seconds: float) -> list[Visit]:
+    """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``."""
+    ready, results = processes.Barrier(number), processes.Queue()
+    arguments = (engine, name, url, hold, seconds, ready, results)
+    workers = [processes.Process(target=_contend, args=arguments, daemon=True) for _ in range(number)]
+    for worker in workers:
+        worker.start()
+    visits = [visit for _ in workers for visit in results.get(timeout=120 + 20 * seconds)]
+    for worker in workers:
+        worker.join()
+    return visits
+
+
+def handoff(
+    engine: str, url: str, number: int, hold: float, seconds: float, turns: int, told: Callable[[str], None]
+) -> dict[str, Contention]:
+    """Contention by each subject, in turns (ABAB…), so that what disturbs the machine disturbs all alike."""
+    found = {name: Contention() for name in subjects.SUBJECTS[engine]}
+    for turn in range(turns):
+        for name, contention in found.items():
+            told(f"{name}, turn {turn + 1} of {turns}")
+            contention.add(contend(engine, name, url, number, hold, seconds))
+    return found
+
+
+# -- waiting --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Waiting:
+    """What ``number`` waiting processes cost, a second."""
+
+    number: int
+    seconds: float
+    calls: float  # of the client on its sessions, for each waiter
+    statements: float | None  # as the server counts them (PostgreSQL: transactions), for each waiter
+    server_cpu: float | None  # seconds of CPU a second, all backends
+    client_cpu: float  # the same for one waiter, milliseconds
+
+
+@contextlib.contextmanager
+def _counting_calls() -> Iterator[list[int]]:
+    """Counts what is asked of any session in this process."""
+    count = [0]
+    undo = []
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            return method(*args, **kwargs)
+
+        return call
+
+    for kind in Session.__subclasses__():
+        for name in ("ping", "register", "release", "cancel", "wait", "prune", "entries"):
+            undo.append((kind, name, kind.__dict__[name]))
+            setattr(kind, name, counted(kind.__dict__[name]))
+    yield count
+    for kind, name, method in undo:
+        setattr(kind, name, method)
+
+
+def _acquire_until_closed(lock: sqlsem.Lock) -> None:
+    with contextlib.suppress(sqlsem.SqlsemError):
+        lock.acquire()
+
+
+def _await_turn(url: str, ready: Any, go: Any, seconds: float, results: Any) -> None:
+    coordinator = sqlsem.connect(url)
+    lock = coordinator.mutex("waiters")
+    with _counting_calls() as count:
+        waiter = threading.Thread(target=_acquire_until_closed, args=(lock,), daemon=True)
+        waiter.start()
+        ready.wait()
+        go.wait()
+        before, used = count[0], time.process_time()
+        time.sleep(seconds)
+        results.put((count[0] - before, time.process_time() - used))
+        go.wait()
+    coordinator.close()
+
+
+def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
+    """``number`` processes wait behind one that holds for as long as it takes."""
+    with sqlsem.connect(url) as coordinator:
+        holder = coordinator.mutex("waiters")
+        holder.acquire()
+        ready, go, results = processes.Barrier(number + 1), processes.Barrier(number + 1), processes.Queue()
+        arguments = (url, ready, go, seconds, results)
+        workers = [processes.Process(target=_await_turn, args=arguments, daemon=True) for _ in range(number)]
+        for worker in workers:
+            worker.start()
+        ready.wait(300)
+        deadline = time.monotonic() + 120
+        while len(coordinator.entries("waiters")) <= number and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(2)  # until the dust has settled
+        go.wait(60)
+        used, counted = servers.cpu_seconds(url), _transactions(engine, url)
+        began = time.monotonic()
+        time.sleep(seconds)
+        elapsed = time.monotonic() - began
+        used_after, counted_after = servers.cpu_seconds(url), _transactions(engine, url)
+        outcomes = [results.get(timeout=60) for _ in workers]
+        go.wait(60)
+        for worker in workers:
+            worker.join()
+        holder.release()
+    calls, cpu = (sum(part) / number / seconds for part in zip(*outcomes, strict=True))
+    return Waiting(
+        number,
+        elapsed,
+        calls,
+        None if counted is None else (counted_after - counted) / number / elapsed,
+        None if used is None or used_after is None else (used_after - used) / elapsed,
+        cpu * 1000,
+    )
+
+
+def _transactions(engine: str, url: str) -> Any:
+    """Transactions so far in this database, which in autocommit are statements; None where nobody counts."""
+    if engine != "postgresql":
+        return None
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+# -- connections ----------------------------------------------------------------------------------------------------
+
+
+def connections(url: str, locks: int, waiting: int) -> tuple[int, int]:
+    """Connections open with ``locks`` mutexes held by one process; and the most with ``waiting`` waiting threads."""
+    with sqlsem.connect(url) as coordinator, sqlsem.connect(url) as other:
+        opened = _count_connections(coordinator)
+        held = [coordinator.mutex(f"held-{number}") for number in range(locks)]
+        for lock in held:
+            lock.acquire()
+        holding = len(opened)
+        blocked = [other.mutex(f"blocked-{number}") for number in range(waiting)]
+        for lock in blocked:
+            lock.acquire()
+        threads = [
+            threading.Thread(target=coordinator.mutex(f"blocked-{number}").acquire, kwargs={"timeout": 3.0})
+            for number in range(waiting)
+        ]
+        for thread in threads:
+            thread.start()
+        most = 0
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, len(opened))
+            time.sleep(0.01)
+        for lock in (*held, *blocked):
+            lock.release()
+    return holding, most
+
+
+def _count_connections(coordinator: sqlsem.Coordinator) -> list[Session]:
+    connect = coordinator.engine.connect
+    opened: list[Session] = []
+
+    def counted(purpose: str) -> Session:
+        session = connect(purpose)
+        close = session.close
+
+        def closed() -> None:
+            with contextlib.suppress(ValueError):
+                opened.remove(session)
+            close()
+
+        session.close = closed  # type: ignore[method-assign]
+        opened.append(session)
+        return session
+
+    coordinator.engine.connect = counted  # type: ignore[method-assign]
+    return opened

@@ -1,0 +1,131 @@
+"""What is measured: one mutex, by sqlsem and by its peers, each with ``acquire``, ``release`` and ``close``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import sqlsem
+
+NAME = "bench"
+
+
+class Subject(Protocol):
+    def acquire(self) -> object: ...
+    def release(self) -> object: ...
+    def close(self) -> object: ...
+
+
+class Sqlsem:
+    def __init__(self, url: str) -> None:
+        self._coordinator = sqlsem.connect(url)
+        lock = self._coordinator.mutex(NAME)
+        self.acquire, self.release, self.close = lock.acquire, lock.release, self._coordinator.close
+
+
+class RawPostgres:
+    """Session-level advisory locks through psycopg."""
+
+    def __init__(self, url: str) -> None:
+        import psycopg
+
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection.prepare_threshold = 1
+        self.close = self._connection.close
+
+    def acquire(self) -> None:
+        self._connection.execute("SELECT pg_advisory_lock(4711)").fetchone()
+
+    def release(self) -> None:
+        self._connection.execute("SELECT pg_advisory_unlock(4711)").fetchone()
+
+
+class RawSqlServer:
+    """sp_getapplock with the session as owner, through pyodbc."""
+
+    def __init__(self, url: str) -> None:
+        import pyodbc
+
+        pyodbc.pooling = False
+        self._cursor = pyodbc.connect(url, autocommit=True).cursor()
+
+    def _call(self, statement: str) -> None:
+        code = self._cursor.execute(f"SET NOCOUNT ON; DECLARE @code int; {statement}; SELECT @code", NAME).fetchone()[0]
+        if code < 0:
+            raise RuntimeError(f"{statement}: {code}")
+
+    def acquire(self) -> None:
+        self._call("EXEC @code = sp_getapplock ?, 'Exclusive', 'Session', 60000")
+
+    def release(self) -> None:
+        self._call("EXEC @code = sp_releaseapplock ?, 'Session'")
+
+    def close(self) -> None:
+        self._cursor.connection.close()
+
+
+class FileLock:
+    def __init__(self, url: str) -> None:
+        import filelock
+
+        lock = filelock.FileLock(url.removeprefix("sqlite:///") + ".lock")
+        self.acquire, self.release = lock.acquire, lock.release
+
+    def close(self) -> None:
+        pass
+
+
+class SqlalchemyDlock:
+    def __init__(self, url: str) -> None:
+        import sqlalchemy
+        from sqlalchemy_dlock.factory import create_sadlock
+
+        if url.startswith("postgresql"):
+            self._engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+        else:
+            self._engine = sqlalchemy.create_engine("mssql+pyodbc:///", connect_args={}, creator=_odbc(url))
+        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._make: Callable[[], Any] = lambda: create_sadlock(self._connection, NAME)
+        self._lock: Any = self._make()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._engine.dispose()
+
+
+def _odbc(url: str) -> Callable[[], Any]:
+    def connect() -> Any:
+        import pyodbc
+
+        return pyodbc.connect(url, autocommit=True)
+
+    return connect
+
+
+#: Engine → its subjects; the first is ours, the second the one that ratios are taken to.
+SUBJECTS: dict[str, dict[str, Callable[[str], Subject]]] = {
+    "postgresql": {"sqlsem": Sqlsem, "pg_advisory_lock": RawPostgres},
+    "mssql": {"sqlsem": Sqlsem, "sp_getapplock": RawSqlServer},
+    "sqlite": {"sqlsem": Sqlsem, "filelock": FileLock},
+}
+if importlib.util.find_spec("sqlalchemy_dlock") is not None:
+    SUBJECTS["postgresql"]["sqlalchemy-dlock"] = SqlalchemyDlock
+    SUBJECTS["mssql"]["sqlalchemy-dlock"] = SqlalchemyDlock
+
+
+def install(url: str) -> None:
+    """The tables, where they do not make themselves."""
+    coordinator = sqlsem.connect(url)
+    session = coordinator.engine.connect("look")
+    try:
+        session.install(coordinator.engine.plan)
+    finally:
+        session.close()
+        coordinator.close()

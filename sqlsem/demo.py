@@ -1,0 +1,270 @@
+"""``sqlsem demo``: several processes share a limit before your eyes.
+
+It works on an SQLite file of its own, in a folder that is removed afterwards, so that no real queue is disturbed. Each
+worker, once let in, leaves a file in that folder while it works, and counts the files: a witness that knows nothing of
+sqlsem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+import sqlsem
+from sqlsem.model import Entry, Resource
+
+__all__ = ["demo"]
+
+RESOURCE = "demo"
+#: Seconds between two looks at the queue.
+LOOK = 0.1
+#: How long a worker works, once it is in (seconds).
+WORK = (0.2, 0.9)
+#: Seconds for workers to get ready, on a machine that is busy; and to come to an end by themselves.
+START, PATIENCE = 60.0, 10.0
+
+
+@dataclass
+class _Seen:
+    """What the workers told."""
+
+    ready: int = 0
+    turns: int = 0
+    most: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+    most_looked: int = 0
+    killed: str | None = None
+    reclaimed: float | None = None
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
+def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
+    """Run it; 0 when the limit was kept and 1 when not. Draws on ``console`` if that is a terminal."""
+    seen = _Seen()
+    with tempfile.TemporaryDirectory(prefix="sqlsem-demo-", ignore_cleanup_errors=True) as folder:
+        inside = Path(folder, "inside")
+        inside.mkdir()
+        url = f"sqlite:///{Path(folder, 'demo.db')}"
+        console.print(f"{workers} processes, one table, at most {limit} of them in at a time, for {seconds:g} s.")
+        processes: list[subprocess.Popen[str]] = []
+        readers: list[threading.Thread] = []
+        try:
+            with sqlsem.connect(url) as coordinator:
+                coordinator.entries()  # makes the tables
+                for number in range(workers):
+                    process = _start(url, inside, limit)
+                    processes.append(process)
+                    readers.append(threading.Thread(target=_read, args=(process, seen), daemon=True))
+                    readers[number].start()
+                _await(seen, processes)
+                _watch(console, coordinator, seen, seconds, limit, processes, inside)
+        finally:
+            _stop(processes)
+            for reader in readers:
+                reader.join(PATIENCE)
+    console.print(_summary(seen, seconds, workers, limit))
+    return 0 if seen.turns and max(seen.most, seen.most_looked) <= limit else 1
+
+
+def _start(url: str, inside: Path, limit: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - this file
+        [sys.executable, "-m", "sqlsem.demo", url, str(inside), str(limit)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # which tells the worker
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
+    """Thread: what one worker tells, one line a turn."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            turn = json.loads(line)
+            with seen.guard:
+                if "ready" in turn:
+                    seen.ready += 1
+                    continue
+                seen.turns += 1
+                seen.most = max(seen.most, turn["inside"])
+                seen.waited += turn["waited"]
+                seen.longest = max(seen.longest, turn["waited"])
+
+
+def _await(seen: _Seen, processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Until all workers are ready, so that the show does not begin before the actors are there."""
+    deadline = time.monotonic() + START
+    while seen.ready < len(processes) and time.monotonic() < deadline:
+        if any(process.poll() is not None for process in processes):
+            break  # it has said why on stderr; the others can do without it
+        time.sleep(0.02)
+    for process in processes:
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+
+
+def _watch(
+    console: Console,
+    coordinator: sqlsem.Coordinator,
+    seen: _Seen,
+    seconds: float,
+    limit: int,
+    processes: Sequence[subprocess.Popen[str]],
+    inside: Path,
+) -> None:
+    """Look at the queue until the time is over; half way through, kill somebody who is in."""
+    began = time.monotonic()
+    told = began
+    victim: Entry | None = None
+    killed_at = 0.0
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    if live is not None:
+        live.start()
+    try:
+        while (elapsed := time.monotonic() - began) < seconds:
+            entries = coordinator.entries(RESOURCE)
+            positions = {entry.position for entry in entries}
+            holding = sum(entry.state == "holds" for entry in entries)
+            seen.most_looked = max(seen.most_looked, holding)
+            if victim is None and elapsed > seconds / 2 and os.name == "posix":
+                victim = _kill_one(entries, processes, inside)
+                killed_at = time.monotonic()
+                seen.killed = f"{victim.host}:{victim.pid}" if victim else None
+            elif victim is not None and seen.reclaimed is None and victim.position not in positions:
+                seen.reclaimed = time.monotonic() - killed_at
+            if live is not None:
+                live.update(_picture(entries, seen, console.width, limit, seconds - elapsed), refresh=True)
+            elif time.monotonic() - told >= 1:
+                told = time.monotonic()
+                console.print(
+                    f"{elapsed:4.0f} s: {holding} in, {len(entries) - holding} waiting, {seen.turns} turns so far"
+                )
+            time.sleep(min(LOOK, max(0.0, seconds - elapsed)))
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _picture(entries: Sequence[Entry], seen: _Seen, width: int, limit: int, left: float) -> RenderableType:
+    from sqlsem.cli import render_queues
+
+    holding = sum(entry.state == "holds" for entry in entries)
+    queue = Resource(RESOURCE, None, False, None, holding, len(entries) - holding)
+    foot = f"{seen.turns} turns so far, {left:.0f} s to go"
+    if seen.killed is not None:
+        foot += f"; {seen.killed} was killed" + ("" if seen.reclaimed is None else ", and its place is free again")
+    return Group(
+        Text(f"[{'#' * holding}{'.' * max(0, limit - holding)}]", style="bold green"),
+        render_queues([(queue, entries)], width),
+        Text(foot, style="dim"),
+    )
+
+
+def _kill_one(entries: Sequence[Entry], processes: Sequence[subprocess.Popen[str]], inside: Path) -> Entry | None:
+    """Kill a worker that is in and at work; None when just now there was none."""
+    for entry in entries:
+        process = next((one for one in processes if one.pid == entry.pid), None)
+        if process is None or entry.state != "holds" or process.poll() is not None:
+            continue
+        # Stopped, it works no more; only then may its file go, and only then may anybody else be let in.
+        process.send_signal(signal.SIGSTOP)
+        try:
+            (inside / str(process.pid)).unlink()
+        except FileNotFoundError:
+            process.send_signal(signal.SIGCONT)  # it came or left this moment
+            continue
+        process.kill()
+        return entry
+    return None
+
+
+def _summary(seen: _Seen, seconds: float, workers: int, limit: int) -> Text:
+    most = max(seen.most, seen.most_looked)
+    kept = (
+        f"never more than {limit} at a time" if most <= limit else f"{most} AT A TIME, MORE THAN THE LIMIT OF {limit}"
+    )
+    parts = [
+        f"In {seconds:g} s, {workers} processes took {seen.turns} turns: {kept}, as each counted while it was in "
+        f"(the most that any saw was {seen.most}). They waited {seen.waited / max(1, seen.turns):.1f} s on average, "
+        f"{seen.longest:.1f} s at most."
+    ]
+    if seen.killed is not None:
+        back = "as soon as somebody asks for it" if seen.reclaimed is None else f"{seen.reclaimed:.1f} s later"
+        parts.append(
+            f"One was killed (SIGKILL) while it was in; its place was free again {back}, without any cleaning up."
+        )
+    if not seen.turns:
+        parts = ["No worker took a turn; run it for longer (--seconds)."]
+    return Text(" ".join(parts))
+
+
+def _work(url: str, inside: Path, limit: int) -> None:
+    """A worker: in and out again, until standard input is closed."""
+    stopped = threading.Event()
+    working = threading.Lock()
+    mark = inside / str(os.getpid())
+
+    def listen() -> None:
+        sys.stdin.read()
+        stopped.set()
+        with working:  # not while there is a mark
+            coordinator.close()  # which ends the wait
+
+    with sqlsem.connect(url) as coordinator, contextlib.suppress(KeyboardInterrupt):
+        lock = coordinator.limit(RESOURCE, limit, note=f"worker {os.getpid()}")
+        print(json.dumps({"ready": os.getpid()}), flush=True)
+        sys.stdin.readline()  # all start together
+        threading.Thread(target=listen, daemon=True).start()
+        while not stopped.is_set():
+            try:
+                lock.acquire()
+            except sqlsem.SqlsemError:
+                if stopped.is_set():
+                    return
+                raise
+            with working:
+                if stopped.is_set():
+                    return
+                waited = lock.grant.waited
+                mark.touch()
+                count = len(list(inside.iterdir()))
+                time.sleep(random.uniform(*WORK))
+                mark.unlink()
+                lock.release()
+            print(json.dumps({"inside": count, "waited": waited}), flush=True)
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,295 @@
+"""What a grant tells and does: position, fence, waited, lost, check, assert_held."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+from support import Attempt, until
+
+import sqlsem
+
+GRACE = 0.6
+
+
+def test_what_a_grant_tells(connect, database, name):
+    coordinator = connect()
+    with coordinator.mutex(name, note="for the night") as grant:
+        assert grant.resource == name
+        assert grant.position == grant.fence == grant.positions[name] == database.queue(name)[0][0]
+        assert 0 <= grant.waited < 60
+        assert grant.lost is False
+        assert not grant.lost_event.is_set()
+        grant.check()
+        assert "held" in repr(grant)
+        assert coordinator.entries(name)[0].note == "for the night"
+    assert "released" in repr(grant)
+    assert grant.lost is False
+    for call in (grant.check, grant.release):
+        with pytest.raises(sqlsem.NotHeld):
+            call()
+
+
+def test_waited_counts_the_wait(connect, name):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        waiting = Attempt(other.mutex(name))
+        assert waiting.waits(0.5)
+    assert waiting.granted().waited >= 0.5
+    waiting.leave()
+
+
+def test_the_fence_grows_with_every_grant(connect, name):
+    coordinators = [connect(), connect()]
+    fences = []
+    for number in range(10):
+        with coordinators[number % 2].mutex(name) as grant:
+            fences.append(grant.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_a_grant_may_be_released_by_hand(connect, database, name):
+    lock = connect().mutex(name)
+    lock.acquire()
+    lock.grant.release()
+    assert database.queue(name) == []
+
+
+# -- losing
+
+
+def remove(database, position):
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
+
+
+def test_check_finds_a_row_that_is_gone(connect, database, name):
+    lock = connect().mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    remove(database, grant.position)
+    with pytest.raises(sqlsem.LockLost):
+        grant.check()
+    assert grant.lost
+    assert grant.lost_event.is_set()
+    assert "lost" in repr(grant)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
+
+
+def test_leaving_tells_of_a_row_that_is_gone(connect, database, name):
+    with pytest.raises(sqlsem.LockLost) as caught, connect().mutex(name) as grant:
+        remove(database, grant.position)
+    assert caught.value.resource == name
+    assert name in str(caught.value)
+
+
+def test_an_error_inside_comes_before_the_loss(connect, database, name):
+    with pytest.raises(ZeroDivisionError), connect().mutex(name) as grant:
+        remove(database, grant.position)
+        _ = 1 / 0
+
+
+def test_on_lost_is_called_once_with_the_grant(connect, database, name):
+    calls = []
+    told = threading.Event()
+
+    def on_lost(grant):
+        calls.append((grant, grant.lost_event.is_set(), grant.lost))
+        told.set()
+
+    coordinator = connect(grace=GRACE)
+    lock = coordinator.mutex(name, on_lost=on_lost)
+    lock.acquire()
+    grant = lock.grant
+    remove(database, grant.position)
+    assert told.wait(60), "the pings did not notice"
+    assert grant.lost_event.is_set()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    assert calls == [(grant, True, True)]
+
+
+def test_an_on_lost_that_fails_harms_nobody(connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    def on_lost(grant):
+        raise ZeroDivisionError
+
+    locks = [coordinator.mutex(name(number), on_lost=on_lost) for number in range(2)]
+    for lock in locks:
+        lock.acquire()
+        remove(database, lock.grant.position)
+    for lock in locks:
+        assert lock.grant.lost_event.wait(60)
+        with pytest.raises(sqlsem.LockLost):
+            lock.release()
+    with coordinator.mutex(name):
+        pass
+
+
+def test_a_lost_lock_does_not_stand_in_the_way_of_a_new_one(connect, database, name):
+    lock = connect().mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    remove(database, grant.position)
+    with pytest.raises(sqlsem.LockLost):
+        grant.check()
+    lock.acquire()  # not a deadlock: nothing is held any more
+    lock.release()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+# -- asserting inside the caller's own transaction
+
+
+@pytest.fixture
+def transaction(database):
+    """``transaction()``: a cursor with a transaction open on the same database."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(isolation=None):
+            connection = database.raw(autocommit=False)
+            stack.callback(connection.close)
+            if isolation is not None:
+                connection.isolation_level = isolation
+            return connection.cursor()
+
+        yield begin
+
+
+def test_assert_held(connect, name, transaction):
+    with connect().mutex(name) as grant:
+        cursor = transaction()
+        grant.assert_held(cursor)
+        grant.assert_held(cursor)
+        cursor.connection.commit()
+
+
+def test_assert_held_of_all_of(connect, name, transaction):
+    coordinator = connect()
+    with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2)) as grant:
+        cursor = transaction()
+        grant.assert_held(cursor)
+        cursor.connection.commit()
+
+
+def test_assert_held_when_the_row_is_gone(connect, database, name, transaction):
+    lock = connect().mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    remove(database, grant.position)
+    cursor = transaction()
+    with pytest.raises(sqlsem.LockLost):
+        grant.assert_held(cursor)
+    assert grant.lost
+    cursor.connection.rollback()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+def test_assert_held_after_release(connect, name, transaction):
+    with connect().mutex(name) as grant:
+        pass
+    with pytest.raises(sqlsem.NotHeld):
+        grant.assert_held(transaction())
+
+
+def test_an_asserted_row_cannot_be_revoked_before_the_transaction_ends(connect, name, transaction, threads):
+    coordinator, operator = connect(), connect(retry=60)
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    cursor = transaction()
+    grant.assert_held(cursor)
+    gone = threading.Event()
+
+    def revoke():
+        assert operator.revoke(grant.position, force=True)
+        gone.set()
+
+    threads.start(revoke)
+    waiter = Attempt(operator.mutex(name))
+    assert not gone.wait(0.7), "the row went while the transaction that asserted it was open"
+    assert waiter.waits(0.1)
+    committed = time.monotonic()
+    cursor.connection.commit()
+    threads.join()
+    waiter.granted()
+    assert waiter.entered > committed
+    waiter.leave()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_an_asserted_row_outlives_its_owner(connect, database, name, transaction):
+    """The member dies, its transaction goes on: nobody is let in before that ends."""
+    session = database.session(grace=0.2)
+    from sqlsem.model import Request
+
+    member = session.enrol("host", 1, "test")
+    (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
+    cursor = transaction()
+    assert database.make_engine().pin(cursor, ticket)
+    session.close()
+    waiter = Attempt(connect(grace=0.2).mutex(name))
+    assert waiter.waits(1.5), "reaped while its transaction was open"
+    committed = time.monotonic()
+    cursor.connection.commit()
+    waiter.granted()
+    assert waiter.entered > committed
+    waiter.leave()
+
+
+@pytest.mark.engines("postgresql")
+def test_assert_held_under_repeatable_read(connect, database, name, transaction):
+    import psycopg
+
+    lock = connect().mutex(name)
+    lock.acquire()
+    cursor = transaction(psycopg.IsolationLevel.REPEATABLE_READ)
+    cursor.execute("SELECT 1")  # the snapshot
+    lock.grant.assert_held(cursor)
+    cursor.connection.commit()
+
+    cursor.execute("SELECT 1")
+    remove(database, lock.grant.position)
+    with pytest.raises((sqlsem.LockLost, psycopg.errors.SerializationFailure)):
+        lock.grant.assert_held(cursor)
+    cursor.connection.rollback()
+    with pytest.raises(sqlsem.LockLost):
+        lock.grant.assert_held(cursor)
+    cursor.connection.rollback()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+@pytest.mark.engines("postgresql")
+def test_assert_held_with_a_dictionary_cursor(connect, database, name):
+    from psycopg.rows import dict_row
+
+    connection = database.raw(autocommit=False)
+    try:
+        with connect().mutex(name) as grant:
+            grant.assert_held(connection.cursor(row_factory=dict_row))
+            connection.commit()
+    finally:
+        connection.close()
+
+
+@pytest.mark.engines("postgresql")
+def test_a_row_asserted_by_a_transaction_that_is_still_open_when_the_block_ends(connect, database, name, transaction):
+    """The block ends before the transaction: the row stays until then, and goes by itself."""
+    coordinator = connect(grace=2)
+    cursor = transaction()
+    with coordinator.mutex(name) as grant:
+        grant.assert_held(cursor)
+    assert len(database.queue(name)) == 1
+    waiter = Attempt(connect().mutex(name))
+    assert waiter.waits(0.3)
+    cursor.connection.commit()
+    waiter.leave()
+    until(lambda: database.queue(name) == [])

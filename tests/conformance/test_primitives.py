@@ -1,0 +1,479 @@
+"""Each primitive, in this process: who may be inside beside whom, and in which order."""
+
+import random
+import threading
+import time
+
+import pytest
+from support import Attempt, Recorder, check_history, overlap, until
+
+import sqlsem
+
+
+@pytest.fixture
+def attempt(database, name):
+    """``attempt(lock)``: a thread that acquires; returns once its rows are in the queue. Ends them all."""
+    made = []
+
+    def start(lock, rows=1, **options):
+        before = len(database.queue(name))
+        made.append(Attempt(lock, **options))
+        until(lambda: len(database.queue(name)) >= before + rows or made[-1].settled, "the request in the queue")
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.inside:
+            one.leave()
+
+
+def test_mutex(connect, name, attempt):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        second = attempt(other.mutex(name))
+        third = attempt(one.mutex(name))
+        assert second.waits()
+        assert third.waits()
+    second.granted()
+    assert third.waits()
+    second.leave()
+    third.leave()
+
+
+def test_mutexes_of_different_names_do_not_meet(connect, name):
+    coordinator = connect()
+    with coordinator.mutex(name), coordinator.mutex(name("b"), timeout=0), coordinator.mutex(name("c"), timeout=0):
+        pass
+
+
+def test_limit(connect, name, attempt):
+    one, other = connect(), connect()
+    inside = [attempt(coordinator.limit(name, 3)) for coordinator in (one, other, one)]
+    for each in inside:
+        each.granted()
+    fourth = attempt(other.limit(name, 3))
+    fifth = attempt(one.limit(name, 3))
+    assert fourth.waits()
+    inside[1].leave()  # any of them, not only the first
+    fourth.granted()
+    assert fifth.waits()
+    inside[0].leave()
+    fifth.granted()
+
+
+def test_a_heavy_request_holds_back_lighter_ones(connect, name, attempt):
+    coordinator = connect()
+    light = attempt(coordinator.limit(name, 4, weight=2))
+    light.granted()
+    heavy = attempt(coordinator.limit(name, 4, weight=3))
+    late = attempt(coordinator.limit(name, 4, weight=1))
+    assert heavy.waits()
+    assert late.waits(), "a lighter request overtook the heavy one at the head"
+    light.leave()
+    heavy.granted()
+    late.granted()  # 3 + 1
+
+
+def test_weights_fill_the_limit(connect, name, attempt):
+    coordinator = connect()
+    attempt(coordinator.limit(name, 5, weight=2)).granted()
+    attempt(coordinator.limit(name, 5, weight=3)).granted()
+    assert attempt(coordinator.limit(name, 5)).waits()
+
+
+def test_the_lowest_limit_counts(connect, name, attempt):
+    coordinator = connect()
+    wide = attempt(coordinator.limit(name, 5))
+    wide.granted()
+    narrow = attempt(coordinator.limit(name, 1))
+    assert narrow.waits()
+    behind = attempt(coordinator.limit(name, 5))
+    assert behind.waits(), "entered beside one ahead that wants to be alone"
+    wide.leave()
+    narrow.granted()
+    assert behind.waits()
+    narrow.leave()
+    behind.granted()
+
+
+def test_readers_share_and_a_waiting_writer_stops_later_readers(connect, name, attempt):
+    one, other = connect(), connect()
+    readers = [attempt(coordinator.read(name)) for coordinator in (one, other, one, other)]
+    for reader in readers:
+        reader.granted()
+    writer = attempt(other.write(name))
+    late = attempt(one.read(name))
+    for reader in readers[:-1]:
+        reader.leave()
+    assert writer.waits()
+    assert late.waits(0.01)
+    readers[-1].leave()
+    writer.granted()
+    assert late.waits()
+    second_late = attempt(other.read(name))
+    writer.leave()
+    late.granted()
+    second_late.granted()
+
+
+def test_read_and_mutex_exclude_each_other(connect, name, attempt):
+    coordinator = connect()
+    with coordinator.mutex(name):
+        reader = attempt(coordinator.read(name))
+        assert reader.waits()
+    reader.granted()
+    assert not coordinator.limit(name, 10).acquire(blocking=False)
+
+
+def test_stages(connect, name, attempt):
+    one, other = connect(), connect()
+    first = [attempt(coordinator.stage(name, 100)) for coordinator in (one, other)]
+    for each in first:
+        each.granted()
+    second = [attempt(one.stage(name, 200)) for _ in range(2)]
+    last = attempt(other.stage(name, 300))
+    first[0].leave()
+    assert all(each.waits(0.1) for each in second)
+    first[1].leave()
+    for each in second:
+        each.granted()  # both at once
+    assert last.waits()
+    for each in second:
+        each.leave()
+    last.granted()
+
+
+def test_a_late_entry_joins_its_stage_unless_another_waits(connect, name, attempt):
+    coordinator = connect()
+    running = attempt(coordinator.stage(name, 100))
+    running.granted()
+    attempt(coordinator.stage(name, 100)).granted()
+    waiting = attempt(coordinator.stage(name, 200))
+    late = attempt(coordinator.stage(name, 100))
+    assert waiting.waits()
+    assert late.waits(0.01)
+
+
+@pytest.mark.parametrize("order", [-5, 0, 10**12])
+def test_any_whole_number_is_an_order(connect, name, order):
+    with connect().stage(name, order, timeout=0):
+        pass
+
+
+# -- all_of
+
+
+def test_all_of_takes_all(connect, name, attempt):
+    coordinator = connect()
+    both = sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2))
+    with both as grant:
+        assert set(grant.positions) == {name("a"), name("b")}
+        assert attempt(coordinator.mutex(name("a"))).waits()
+        attempt(coordinator.limit(name("b"), 2)).granted()
+
+
+def test_all_of_waits_for_each(connect, name, attempt):
+    coordinator = connect()
+    a = attempt(coordinator.mutex(name("a")))
+    b = attempt(coordinator.mutex(name("b")))
+    a.granted()
+    b.granted()
+    both = attempt(sqlsem.all_of(coordinator.mutex(name("b")), coordinator.mutex(name("a"))), rows=2)
+    assert both.waits()
+    a.leave()
+    assert both.waits()
+    b.leave()
+    both.granted()
+
+
+def test_all_of_without_waiting_leaves_no_row(connect, database, name, attempt):
+    coordinator = connect()
+    attempt(coordinator.mutex(name("b"))).granted()
+    both = sqlsem.all_of(coordinator.mutex(name("a")), coordinator.mutex(name("b")))
+    assert not both.acquire(blocking=False)
+    assert [row[1] for row in database.queue(name)] == [name("b")]
+    assert not both.acquire(timeout=0.2)
+    assert [row[1] for row in database.queue(name)] == [name("b")]
+
+
+def test_all_of_in_opposite_orders_never_deadlocks(connect, name, threads):
+    coordinators = [connect(), connect()]
+    recorder = Recorder()
+    names = [name(letter) for letter in "abcd"]
+
+    def work(number):
+        chance = random.Random(number)
+        coordinator = coordinators[number % 2]
+        for _ in range(5):
+            chosen = chance.sample(names, chance.choice([2, 3]))
+            with recorder.stay(sqlsem.all_of(*[coordinator.mutex(one) for one in chosen])):
+                time.sleep(0.001)
+
+    for number in range(8):
+        threads.start(work, number)
+    threads.join()
+    assert check_history(recorder.stays) >= 80
+
+
+def test_all_of_is_refused(connect, name):
+    coordinator, other = connect(), connect()
+    with pytest.raises(sqlsem.ConfigurationError, match="twice"):
+        sqlsem.all_of(coordinator.mutex(name), coordinator.read(name))
+    with pytest.raises(sqlsem.ConfigurationError, match="one database"):
+        sqlsem.all_of(coordinator.mutex(name("a")), other.mutex(name("b")))
+    with pytest.raises(sqlsem.ConfigurationError, match="at least one"):
+        sqlsem.all_of()
+
+
+# -- trying and timeouts
+
+
+def test_trying_leaves_no_row(connect, database, name, attempt):
+    one, other = connect(), connect()
+    lock = other.mutex(name)
+    with one.mutex(name):
+        assert lock.acquire(blocking=False) is False
+        assert lock.acquire(timeout=0) is False
+        assert len(database.queue(name)) == 1
+    assert lock.acquire(blocking=False) is True
+    lock.release()
+    assert database.queue(name) == []
+
+
+def test_trying_does_not_overtake_a_waiter(connect, name, attempt):
+    coordinator = connect()
+    attempt(coordinator.limit(name, 2)).granted()
+    heavy = attempt(coordinator.limit(name, 2, weight=2))
+    assert heavy.waits(0.05)
+    assert not coordinator.limit(name, 2).acquire(blocking=False)
+
+
+def test_a_timeout_leaves_no_row(connect, database, name):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        began = time.monotonic()
+        assert other.mutex(name).acquire(timeout=0.3) is False
+        assert time.monotonic() - began >= 0.3
+        assert len(database.queue(name)) == 1
+        with pytest.raises(sqlsem.Timeout) as caught, other.mutex(name, timeout=0.1):
+            pass
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.resource == name
+    assert name in str(caught.value)
+    assert database.queue(name) == []
+
+
+def test_a_timeout_lets_those_behind_go(connect, name, attempt):
+    coordinator = connect()
+    reader = attempt(coordinator.read(name))
+    reader.granted()
+    writer = attempt(coordinator.write(name), timeout=0.5)
+    late = attempt(coordinator.read(name))
+    late.granted()  # once the writer has given up
+    assert writer.grant is None
+    assert writer.error is None
+
+
+def test_the_timeout_of_the_lock_counts_unless_another_is_given(connect, name):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        assert other.mutex(name, timeout=0.05).acquire() is False
+        assert other.mutex(name, timeout=3600).acquire(timeout=0.05) is False
+
+
+# -- as in threading
+
+
+def test_acquire_and_release_as_in_threading(connect, name):
+    lock = connect().mutex(name)
+    assert lock.acquire() is True
+    lock.release()
+    assert lock.acquire(True, 5) is True
+    lock.release()
+    assert lock.acquire(False) is True
+    lock.release()
+    assert lock.acquire(timeout=None) is True
+    lock.release()
+    assert lock.acquire(timeout=-1) is True
+    lock.release()
+    with pytest.raises(sqlsem.ConfigurationError):
+        lock.acquire(False, 5)
+    for bad in (-2, float("nan"), "1", True):
+        with pytest.raises(sqlsem.ConfigurationError):
+            lock.acquire(timeout=bad)
+
+
+def test_the_grant_of_an_acquired_lock(connect, name):
+    lock = connect().mutex(name)
+    with pytest.raises(sqlsem.NotHeld):
+        _ = lock.grant
+    lock.acquire()
+    assert lock.grant.resource == name
+    lock.release()
+    with pytest.raises(sqlsem.NotHeld):
+        _ = lock.grant
+
+
+def test_one_lock_object_in_many_threads(connect, name, threads):
+    lock = connect().mutex(name)
+    recorder = Recorder()
+
+    def work():
+        for _ in range(5):
+            with recorder.stay(lock):
+                pass
+
+    for _ in range(8):
+        threads.start(work)
+    threads.join()
+    assert check_history(recorder.stays) == 40
+    assert overlap(recorder.stays) == 1
+
+
+def test_one_limit_object_in_many_threads(connect, name, threads):
+    lock = connect().limit(name, 3)
+    together = threading.Barrier(3)
+    recorder = Recorder()
+
+    def work():
+        with recorder.stay(lock):
+            together.wait(60)
+
+    for _ in range(6):
+        threads.start(work)
+    threads.join()
+    check_history(recorder.stays)
+
+
+def test_what_is_not_held_is_not_released(connect, name):
+    lock = connect().mutex(name)
+    with pytest.raises(sqlsem.NotHeld, match="not held by this thread"):
+        lock.release()
+    with pytest.raises(RuntimeError), lock:
+        lock.release()
+        lock.release()
+
+
+def test_another_thread_releases_only_through_the_grant(connect, name, threads):
+    lock = connect().mutex(name)
+    lock.acquire()
+    grant = lock.grant
+
+    def elsewhere():
+        with pytest.raises(sqlsem.NotHeld):
+            lock.release()
+        grant.release()
+        with pytest.raises(sqlsem.NotHeld):
+            grant.release()
+
+    threads.start(elsewhere)
+    threads.join()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
+
+
+def test_leaving_a_block_whose_lock_was_released_inside(connect, name):
+    lock = connect().mutex(name)
+    with pytest.raises(sqlsem.NotHeld), lock as grant:
+        grant.release()
+
+
+# -- again in the same thread
+
+
+@pytest.mark.parametrize("kind", ["mutex", "limit", "read", "stage"])
+def test_taking_again_what_this_thread_holds_is_a_deadlock(connect, name, kind):
+    coordinator = connect()
+    more = {"limit": (2,), "stage": (100,)}.get(kind, ())
+    lock = getattr(coordinator, kind)(name, *more)
+    with lock:
+        with pytest.raises(sqlsem.Deadlock, match="already holds"):
+            lock.acquire(timeout=30)
+        with pytest.raises(sqlsem.Deadlock), sqlsem.all_of(coordinator.mutex(name("b")), lock):
+            pass
+    with lock:
+        pass
+
+
+def test_reentrant(connect, database, name):
+    coordinator = connect()
+    lock = coordinator.mutex(name, reentrant=True)
+    with lock as outer:
+        with lock as inner:
+            assert inner.position == outer.position
+            assert len(database.queue(name)) == 1
+        assert len(database.queue(name)) == 1
+        outer.check()
+        with coordinator.read(name, reentrant=True), coordinator.limit(name, 3, reentrant=True):
+            assert len(database.queue(name)) == 1
+    assert database.queue(name) == []
+
+
+def test_reentrant_cannot_turn_a_reader_into_a_writer(connect, name):
+    coordinator = connect()
+    with coordinator.read(name, reentrant=True):
+        with pytest.raises(sqlsem.Deadlock):
+            coordinator.write(name, reentrant=True).acquire()
+        with coordinator.read(name, reentrant=True):
+            pass
+    with coordinator.limit(name, 3, reentrant=True), pytest.raises(sqlsem.Deadlock):
+        coordinator.limit(name, 3, weight=2, reentrant=True).acquire()
+
+
+def test_another_thread_is_not_let_in_by_reentrant(connect, name, attempt):
+    lock = connect().mutex(name, reentrant=True)
+    with lock:
+        other = attempt(lock)
+        assert other.waits()
+    other.granted()
+
+
+# -- what happens inside matters more
+
+
+def test_an_error_inside_comes_out_and_the_lock_goes_back(connect, database, name):
+    with pytest.raises(ZeroDivisionError), connect().mutex(name):
+        _ = 1 / 0
+    assert database.queue(name) == []
+
+
+def test_many_locks_of_one_process(connect, name):
+    coordinator = connect()
+    grants = [coordinator.mutex(name(number)) for number in range(100)]
+    for lock in grants:
+        assert lock.acquire(timeout=60)
+    assert len(coordinator.entries()) >= 100
+    for lock in grants:
+        lock.release()
+
+
+@pytest.mark.engines("postgresql")
+def test_500_locks_cost_three_connections(engine_name, make_database, postgres_server, name):
+    database = make_database(postgres_server)  # of its own, to count its connections
+
+    def connections():
+        return database.rows(
+            "SELECT count(*) FROM pg_stat_activity WHERE starts_with(application_name, 'sqlsem') "
+            "AND datname = current_database()"
+        )[0][0]
+
+    with database.coordinator() as coordinator:
+        locks = [coordinator.mutex(name(number)) for number in range(500)]
+        for lock in locks:
+            assert lock.acquire(timeout=60)
+        until(lambda: connections() <= 3)  # the installer's may still be ending
+        waiters = [Attempt(coordinator.mutex(name("w"))) for _ in range(20)]
+        until(lambda: len(database.queue(name("w"))) == 20)
+        assert connections() <= 3
+        until(lambda: all_left(waiters), "all waiters through")
+        assert connections() <= 3
+        for lock in locks:
+            lock.release()
+    assert database.queue(name) == []
+
+
+def all_left(waiters):
+    for waiter in waiters:
+        if waiter.inside:
+            waiter.leave()
+    return all(waiter.left for waiter in waiters)

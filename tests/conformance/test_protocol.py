@@ -1,0 +1,411 @@
+"""Below the coordinator: the engine's session, bare participants, leases, other members."""
+
+import threading
+import time
+
+import pytest
+from support import Attempt, until
+
+import sqlsem
+from sqlsem.model import Request, Ticket
+
+GRACE = 0.5
+
+
+@pytest.fixture
+def session(database):
+    """``session()``: an engine session; closed at the end (without resigning, as a crash would)."""
+    made = []
+
+    def start(**options):
+        made.append(database.session(**options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def member(session):
+    """``member()``: a session and the number of a member that it enrolled."""
+
+    def start(**options):
+        one = session(**options)
+        return one, one.enrol("host", 1, "test")
+
+    return start
+
+
+def now(session, ticket):
+    return session.wait(ticket, 0, threading.Event())
+
+
+# -- repeated after a lost reply
+
+
+def test_registering_again_finds_the_row(database, member, name):
+    one, number = member()
+    first = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    again = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    assert first == again
+    assert len(database.queue(name)) == 1
+    other = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    assert one.register(number, "me", "thread", f"{name}.2", [Request(name)], False) == other
+    assert other[0].position > first[0].position
+    assert not other[0].granted
+    one.resign(number)
+    assert database.queue(name) == []
+
+
+def test_registering_several_again_finds_the_rows(database, member, name):
+    one, number = member()
+    requests = [Request(name("b")), Request(name("a"), limit=3, weight=2)]
+    first = one.register(number, "me", "thread", f"{name}.1", requests, False)
+    again = one.register(number, "me", "thread", f"{name}.1", requests, False)
+    assert sorted(first, key=lambda t: t.position) == sorted(again, key=lambda t: t.position)
+    assert {ticket.resource for ticket in first} == {name("a"), name("b")}
+    assert len(database.queue(name)) == 2
+    one.resign(number)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_trying_again_finds_the_row(database, member, name, several):
+    one, number = member()
+    requests = [Request(name("a")), Request(name("b"))][: 1 + several]
+    first = one.register(number, "me", "thread", f"{name}.1", requests, True)
+    assert len(first) == len(requests)
+    again = one.register(number, "me", "thread", f"{name}.1", requests, True)
+    assert again is not None, "the answer was lost, the row is there: it must be found"
+    assert {ticket.position for ticket in again} == {ticket.position for ticket in first}
+    assert all(ticket.granted for ticket in again)
+    one.resign(number)
+
+
+def test_releasing_again_is_harmless(database, member, name):
+    one, number = member()
+    (first,) = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (second,) = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    assert one.release(first, "released") is True
+    assert one.release(first, "released") is False
+    assert one.release(first, "released") is False
+    assert [row[0] for row in database.queue(name)] == [second.position]
+    assert now(one, second) is True
+    one.resign(number)
+
+
+def test_cancelling_removes_what_one_acquire_left(database, member, name):
+    one, number = member()
+    uid = f"{name}.1"
+    one.register(number, "me", "thread", uid, [Request(name("a")), Request(name("b"))], False)
+    one.register(number, "me", "thread", f"{uid}1", [Request(name("c"))], False)  # its uid begins in the same way
+    assert one.cancel(number, uid, "cancelled") == 2
+    assert one.cancel(number, uid, "cancelled") == 0
+    assert [row[1] for row in database.queue(name)] == [name("c")]
+    one.resign(number)
+
+
+def test_a_uid_with_marks_of_patterns(database, member, name):
+    one, number = member()
+    one.register(number, "me", "thread", f"{name}%_", [Request(name("a")), Request(name("b"))], False)
+    one.register(number, "me", "thread", f"{name}xx", [Request(name("c")), Request(name("d"))], False)
+    assert one.cancel(number, f"{name}%_", "cancelled") == 2
+    assert len(database.queue(name)) == 2
+    one.resign(number)
+
+
+# -- two with the same id
+
+
+def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
+    (one, first), (other, second) = member(), member()
+    (a,) = one.register(first, "same", "thread", f"{name}.1", [Request(name)], False)
+    (b,) = other.register(second, "same", "thread", f"{name}.2", [Request(name)], False)
+    assert one.release(a, "released")
+    assert not one.release(a, "released")
+    assert [row[0] for row in database.queue(name)] == [b.position]
+    assert not one.release(Ticket(name, b.position, "another", False), "released")
+    assert now(other, b) is True
+    one.resign(first)
+    assert [row[0] for row in database.queue(name)] == [b.position]
+    other.resign(second)
+
+
+def test_the_same_uid_of_two_members_is_not_shared(database, member, name):
+    """A uid is the client's own; whoever meets another's is refused or kept apart, never handed its row."""
+    (one, first), (other, second) = member(), member()
+    (a,) = one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
+    try:
+        found = other.register(second, "other", "thread", f"{name}.1", [Request(name)], False)
+    except sqlsem.SqlsemError:
+        found = None
+    assert not found or found[0].position != a.position
+    one.resign(first)
+    other.resign(second)
+
+
+# -- members
+
+
+def test_a_ping_tells_our_rows(member, name, session):
+    one, number = member()
+    (a,) = one.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (b,) = one.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    pulse = one.ping(number)
+    assert (pulse.known, pulse.positions, pulse.revoked) == (True, {a.position, b.position}, set())
+    assert session().revoke(a.position, False) == 1
+    assert one.ping(number).revoked == {a.position}
+    one.resign(number)
+    assert one.ping(number).known is False
+
+
+def test_a_member_that_leaves_frees_its_rows(member, name):
+    (one, first), (other, second) = member(), member()
+    one.register(first, "one", "thread", f"{name}.1", [Request(name)], False)
+    (b,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
+    assert now(other, b) is False
+    one.resign(first)
+    assert now(other, b) is True
+    other.resign(second)
+
+
+def test_a_dead_member_is_removed_by_reap(database, member, name, session):
+    one, number = member(grace=0.2)
+    one.register(number, "one", "thread", f"{name}.1", [Request(name), Request(name("b"))], False)
+    one.close()
+    operator = session()
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the rows of the dead removed")
+    assert {past.outcome for past in operator.history(name, 10)} == {"reaped"}
+    until(
+        lambda: (
+            operator.reap() >= 0
+            and database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", number) == []
+        )
+    )
+
+
+def test_a_member_that_returns_within_its_grace_keeps_its_rows(database, member, name, session):
+    one, number = member(grace=3600)
+    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    one.close()
+    operator = session()
+    for _ in range(5):
+        operator.reap()
+    again = session(grace=3600)
+    assert again.resume(number) is True
+    assert again.ping(number).positions == {ticket.position}
+    operator.reap()
+    assert len(database.queue(name)) == 1
+    assert again.release(ticket, "released")
+    again.resign(number)
+
+
+def test_a_member_that_was_given_up_cannot_return(database, member, name, session):
+    one, number = member(grace=0)
+    one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    one.close()
+    operator = session()
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [])
+    again = session()
+    assert again.resume(number) is False
+    assert again.ping(number).known is False
+
+
+def test_the_living_are_left_alone(database, member, name, session):
+    one, number = member(grace=0)
+    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    (other, second) = member(grace=0)
+    (late,) = other.register(second, "other", "thread", f"{name}.2", [Request(name)], False)
+    operator = session()
+    for _ in range(30):  # never pings, and yet lives: its session is there
+        operator.reap()
+        assert other.wait(late, 0.02, threading.Event()) is False
+    assert one.ping(number).positions == {ticket.position}
+    one.resign(number)
+    other.resign(second)
+
+
+def test_a_member_that_reaps_does_not_reap_itself(database, member, name):
+    """Nobody is kept out by a lock of their own: a session must not take its own beacon for free."""
+    one, number = member(grace=0)
+    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    for _ in range(3):
+        assert one.reap() == 0
+    assert one.ping(number).positions == {ticket.position}
+    one.resign(number)
+
+
+# -- leases
+
+
+def test_a_lease_is_renewed_while_its_owner_lives(connect, name):
+    holder, other = connect(lease=1.0), connect(lease=1.0)
+    with holder.mutex(name) as grant:
+        late = Attempt(other.mutex(name))
+        assert late.waits(2.5)
+        grant.check()
+    late.granted()
+    late.leave()
+
+
+def test_a_lease_runs_out(database, member, connect, name):
+    one, number = member(lease=1.0)
+    one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    registered = time.monotonic()
+    with connect().mutex(name, timeout=60):
+        assert time.monotonic() - registered > 0.9
+    assert one.ping(number).known is False
+
+
+def test_a_lease_needs_no_session(database, member, session, name):
+    one, number = member(lease=3600)
+    (ticket,) = one.register(number, "one", "thread", f"{name}.1", [Request(name)], False)
+    one.close()
+    other = session(lease=3600)
+    other.reap()
+    assert other.ping(number).positions == {ticket.position}
+    assert other.release(ticket, "released")
+    other.resign(number)
+
+
+def test_a_short_lease_is_refused(database):
+    with pytest.raises(sqlsem.ConfigurationError, match="at least 1 second"):
+        database.coordinator(lease=0.5)
+
+
+# -- the three statements
+
+
+@pytest.fixture
+def bare(database):
+    connection = database.raw()
+    yield connection.cursor()
+    connection.close()
+
+
+def ahead(database, cursor, resource, position):
+    cursor.execute(
+        database.sql("SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"), (resource, position)
+    )
+    return cursor.fetchone()[0]
+
+
+def give_back(database, cursor, resource, position, requesting_id):
+    cursor.execute(
+        database.sql("DELETE FROM {table} WHERE resource_id = ? AND queue_position = ? AND requesting_id = ?"),
+        (resource, position, requesting_id),
+    )
+    return cursor.rowcount
+
+
+def test_a_bare_participant_takes_turns_with_a_member(connect, database, bare, name):
+    coordinator = connect()
+    with coordinator.mutex(name) as grant:
+        mine = database.insert_bare(bare, name, "bare")
+        assert mine > grant.position
+        assert ahead(database, bare, name, mine) == 1
+        late = Attempt(coordinator.limit(name, 5))
+        until(lambda: len(database.queue(name)) == 3)
+    until(lambda: ahead(database, bare, name, mine) == 0)
+    give_back(database, bare, name, mine, "bare")
+    late.granted()
+    late.leave()
+
+
+def test_a_member_waits_for_a_bare_row(connect, database, bare, name):
+    mine = database.insert_bare(bare, name, "bare", concurrency_limit=1)
+    coordinator = connect()
+    assert not coordinator.mutex(name).acquire(blocking=False)
+    late = Attempt(coordinator.mutex(name))
+    assert late.waits(0.3)
+    assert give_back(database, bare, name, mine, "someone else") == 0
+    assert late.waits(0.05)
+    assert give_back(database, bare, name, mine, "bare") == 1
+    late.granted()
+    late.leave()
+
+
+def test_a_bare_row_is_seen(connect, database, bare, name):
+    first = database.insert_bare(bare, name, "bare 1", concurrency_limit=1)
+    second = database.insert_bare(bare, name, "bare 2", concurrency_limit=1)
+    entries = connect().entries(name)
+    assert [(entry.position, entry.requesting_id, entry.member_id) for entry in entries] == [
+        (first, "bare 1", None),
+        (second, "bare 2", None),
+    ]
+    assert [entry.state for entry in entries] == ["holds", "waits"]
+    for position, who in ((first, "bare 1"), (second, "bare 2")):
+        give_back(database, bare, name, position, who)
+
+
+def test_a_bare_row_is_revoked_at_once(connect, database, bare, name):
+    position = database.insert_bare(bare, name, "bare")
+    assert connect().revoke(position) is True
+    assert database.queue(name) == []
+
+
+def test_bare_readers_and_limits(connect, database, bare, name):
+    coordinator = connect()
+    other = connect()
+    reader = database.insert_bare(bare, name, "bare", access_type="read")
+    with coordinator.read(name, timeout=60):
+        assert not other.write(name).acquire(blocking=False)
+    give_back(database, bare, name, reader, "bare")
+    one = database.insert_bare(bare, name, "bare", concurrency_limit=3, weight=2)
+    with coordinator.limit(name, 3, timeout=60):
+        assert not other.limit(name, 3).acquire(blocking=False)
+    give_back(database, bare, name, one, "bare")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"weight": 0}, {"concurrency_limit": 0}, {"concurrency_limit": 2, "weight": 3}, {"weight": -5}],
+    ids=str,
+)
+def test_bad_bare_rows_are_refused(database, bare, name, columns):
+    with pytest.raises(Exception, match=r"(?i)sqlsem|constraint|check"):
+        database.insert_bare(bare, name, "bare", **columns)
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_a_bare_participant_cannot_choose_its_number(connect, database, bare, name):
+    with connect().mutex(name) as grant:
+        text = "INSERT INTO {table} (resource_id, requesting_id, queue_position) VALUES (?, 'bare', 0)"
+        bare.execute(database.sql(text), (name,))
+        (first, *_), (second, *_) = database.queue(name)
+        assert (first, second > first) == (grant.position, True)
+        give_back(database, bare, name, second, "bare")
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_several_bare_rows_in_one_statement(database, bare, name):
+    bare.execute(
+        database.sql("INSERT INTO {table} (resource_id, requesting_id) VALUES (?, 'a'), (?, 'b'), (?, 'c')"),
+        (name, name, name),
+    )
+    rows = database.queue(name)
+    assert [row[2] for row in rows] == ["a", "b", "c"]
+    for position, _, who in rows:
+        give_back(database, bare, name, position, who)
+
+
+@pytest.mark.engines("postgresql")
+def test_the_routines_refuse_an_open_transaction(database, session, member, name):
+    one, number = member()
+    register = "SELECT sqlsem.register(%s, 'me', 'me', %s, false, %s, 'write', 1, 1, NULL)"
+    connection = database.raw(autocommit=False)
+    try:
+        cursor = connection.cursor()
+        cursor.execute("CREATE TEMPORARY TABLE something (x int)")
+        with pytest.raises(Exception, match="must not be called inside an open transaction"):
+            cursor.execute(register, (number, str(name), str(name)))
+        connection.rollback()
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(Exception, match="READ COMMITTED"):
+            cursor.execute(register, (number, str(name), str(name)))
+        connection.rollback()
+    finally:
+        connection.close()
+    assert database.queue(name) == []
+    one.resign(number)

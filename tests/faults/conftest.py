@@ -1,0 +1,92 @@
+"""Fixtures of the fault injection.
+
+agents     ``agents(3, grace=1)``: so many `agent.Agent`, ready; ``agents(1, on=database)`` on another database
+waiting    ``waiting(name, 3)`` waits until that many rows are in the queue; ``on=database`` as above
+proxy      a `proxy.Proxy` before the shared PostgreSQL server
+proxied    the database as seen through it
+restarted  a `support.Database` on a PostgreSQL server of the test's own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+pytest.register_assert_rewrite("agent")
+
+from agent import Agent, agent  # noqa: E402
+from proxy import Proxy  # noqa: E402
+
+
+@pytest.fixture
+def agents(request: pytest.FixtureRequest) -> Iterator[Callable[..., list[Agent]]]:
+    children: list[support.Child] = []
+
+    def start(number: int, *, on: support.Database | None = None, **settings: Any) -> list[Agent]:
+        place = on or request.getfixturevalue("database")
+        arguments = {"url": place.url, "options": place.options, "settings": settings}
+        fresh = [support.Child(agent, arguments, {"PYTHONPATH": PATHS}) for _ in range(number)]
+        children.extend(fresh)
+        started = [Agent(child) for child in fresh]
+        for one in started:
+            one.event("ready")
+        return started
+
+    yield start
+    for child in children:
+        if child.process.poll() is None:
+            child.resume()
+        child.close()
+
+
+#: Where child processes find the package and these modules.
+PATHS = ":".join([str(support.TESTS.parent), str(support.TESTS), str(support.TESTS / "faults")])
+
+
+@pytest.fixture
+def spawn(spawn: Callable[..., support.Child]) -> Callable[..., support.Child]:
+    """The suite's, whose children find the modules beside this one too."""
+
+    def start(function: Callable[..., None], **arguments: Any) -> support.Child:
+        return spawn(function, env={"PYTHONPATH": PATHS}, **arguments)
+
+    return start
+
+
+@pytest.fixture
+def waiting(request: pytest.FixtureRequest) -> Callable[..., None]:
+    def wait(name: str, number: int, *, on: support.Database | None = None) -> None:
+        place = on or request.getfixturevalue("database")
+        support.until(lambda: len(place.queue(name)) == number, f"{number} rows of {name} in the queue")
+
+    return wait
+
+
+@pytest.fixture
+def proxy(postgres_server: support.PostgresServer) -> Iterator[Proxy]:
+    proxy = Proxy(postgres_server.address)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def proxied(database: support.Database, proxy: Proxy) -> support.Database:
+    parts = urllib.parse.urlsplit(database.url)
+    place = f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{proxy.port}"
+    url = urllib.parse.urlunsplit(parts._replace(netloc=place, query="sslmode=disable&gssencmode=disable"))
+    return dataclasses.replace(database, url=url)
+
+
+@pytest.fixture
+def restarted(
+    own_postgres_server: support.PostgresServer, make_database: Callable[[support.PostgresServer], support.Database]
+) -> support.Database:
+    return make_database(own_postgres_server)

@@ -1,0 +1,175 @@
+"""A TCP proxy on loopback that can be made to fail in the ways networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+#: With this, close() sends a reset instead of an orderly end.
+RESET = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """One connection through the proxy: two sockets, two threads that carry bytes."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+        self.proxy, self.client = proxy, client
+        self.server: socket.socket | None = None
+        self.hole = False  # once bytes were swallowed, the link can never be used again
+        self.swallow_answer = False
+        self.answered = threading.Event()
+
+    def start(self) -> None:
+        if self.proxy.mode == "hole":
+            self.hole = True
+        else:
+            self.server = self.proxy.connect()
+            threading.Thread(target=self._carry, args=(self.server, self.client, False), daemon=True).start()
+        threading.Thread(target=self._carry, args=(self.client, self.server, True), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket | None, request: bool) -> None:
+        while True:
+            try:
+                data = source.recv(65536)
+            except OSError:
+                data = b""
+            if self.hole:
+                if not data:
+                    return  # nor is the end passed on
+                continue
+            if not data:
+                break
+            if request:
+                rule = self.proxy.lose_answer_to
+                if rule is not None and rule(data):
+                    self.proxy.lose_answer_to = None
+                    self.swallow_answer = True
+            elif self.swallow_answer:
+                if data.endswith(b"Z\x00\x00\x00\x05I"):  # ready for the next query: it is committed
+                    self.reset()
+                    self.answered.set()
+                    self.proxy.lost_answers += 1
+                continue
+            if self.proxy.mode == "slow":
+                time.sleep(self.proxy.delay)
+            try:
+                target.sendall(data)
+            except OSError:
+                break
+        self.close()
+
+    def close(self) -> None:
+        for end in (self.client, self.server):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def reset(self) -> None:
+        """The client gets a reset, the server an end."""
+        with contextlib.suppress(OSError):
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self._wake(self.client)
+        self.close_server_side()
+
+    def close_server_side(self) -> None:
+        if self.server is not None:
+            with contextlib.suppress(OSError):
+                self.server.shutdown(socket.SHUT_RDWR)
+            self.server.close()
+
+    @staticmethod
+    def _wake(end: socket.socket) -> None:
+        # A socket that another thread reads is closed only when that thread lets go of it; shutting down the reading
+        # side wakes it, and sends nothing.
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RD)
+        end.close()
+
+
+class Proxy:
+    """Forwards connections to ``127.0.0.1:port`` (or to a Unix socket) until told otherwise.
+
+    forward   as if it were not there
+    slow      each piece of data is delayed by ``delay`` seconds
+    cut       connections are reset, new ones too
+    hole      what arrives is swallowed, new connections are accepted and never answered; nobody is told
+    """
+
+    def __init__(self, target: tuple[str, int] | str) -> None:
+        self.target = target
+        self.mode = "forward"
+        self.delay = 0.0
+        self.lose_answer_to: Callable[[bytes], bool] | None = None
+        self.lost_answers = 0
+        self.accepted = 0
+        self.links: list[Link] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="proxy", daemon=True)
+        self._thread.start()
+
+    def connect(self) -> socket.socket:
+        if isinstance(self.target, str):
+            end = socket.socket(socket.AF_UNIX)
+            end.connect(self.target)
+            return end
+        return socket.create_connection(self.target)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            link = Link(self, client)
+            self.accepted += 1
+            if self.mode == "cut":
+                link.reset()
+                continue
+            self.links.append(link)
+            try:
+                link.start()
+            except OSError:  # the server is away
+                link.reset()
+
+    def forward(self) -> None:
+        self.mode = "forward"
+
+    def slow(self, delay: float) -> None:
+        self.mode, self.delay = "slow", delay
+
+    def cut(self) -> None:
+        """Reset everything, and whatever comes."""
+        self.mode = "cut"
+        self.cut_once()
+
+    def cut_once(self) -> None:
+        """Reset what is connected now."""
+        links, self.links = self.links, []
+        for link in links:
+            link.reset()
+
+    def hole(self) -> None:
+        """Swallow everything from now on."""
+        self.mode = "hole"
+        for link in self.links:
+            link.hole = True
+
+    def server_notices(self) -> None:
+        """End the server's side of connections that are black holes."""
+        for link in self.links:
+            if link.hole:
+                link.close_server_side()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for link in self.links:
+            link.close()
+        self._thread.join(10)

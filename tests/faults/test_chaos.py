@@ -1,0 +1,160 @@
+"""Everything at once, at random; what happened is written down and checked afterwards."""
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+
+import pytest
+from agent import stop
+from support import until
+
+import sqlsem
+
+SECONDS = 60.0
+GRACE = 2.0
+WORKERS = 5
+
+
+def churn(channel, url, options, name, journal, seed):
+    """Enters and leaves for ever, and writes it down: one line a write, so that no kill can tear it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
+    rng = random.Random(seed)
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(what, grant):
+        words = {"what": what, "at": time.monotonic(), "pid": os.getpid(), "resource": grant.resource}
+        os.write(file, (json.dumps({**words, "position": grant.position}) + "\n").encode())
+
+    coordinator = sqlsem.connect(url, **options, grace=GRACE, retry=30)
+
+    def work(number):
+        while True:
+            kind = rng.choice(["mutex", "pair"])
+            resource = f"{name}-{kind}"
+            args = (resource,) if kind == "mutex" else (resource, 2)
+            lock = getattr(coordinator, {"mutex": "mutex", "pair": "limit"}[kind])(
+                *args, on_lost=lambda grant: note("lost", grant)
+            )
+            try:
+                with lock as grant:
+                    note("enter", grant)
+                    time.sleep(rng.uniform(0, 0.03))
+                    # Before the release; had it slept, the question is asked before anything is claimed.
+                    if grant.lost:
+                        continue
+                    note("leave", grant)
+            except (sqlsem.LockLost, sqlsem.Unavailable) as exc:
+                channel.tell("trouble", error=f"{type(exc).__name__}: {exc}")
+            except BaseException as exc:
+                channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
+
+    for number in range(2):
+        threading.Thread(target=work, args=(number,), daemon=True).start()
+    channel.tell("ready")
+    channel.ask()
+    os._exit(0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_chaos(spawn, database, name, tmp_path):
+    journal = tmp_path / "journal"
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    numbers = iter(range(10**6))
+
+    def fresh():
+        return spawn(churn, name=str(name), journal=str(journal), seed=seed + next(numbers))
+
+    children = [fresh() for _ in range(WORKERS)]
+    killed: dict[int, float] = {}
+    stopped: dict[int, tuple] = {}  # pid → child, since when, when to wake it
+    everybody = [*children]
+    sleeps: list[tuple] = []  # pid, from, to
+    terminated: list[float] = []
+    done = dict.fromkeys(("kill", "stop", "terminate", "terminate all"), 0)
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(rng.uniform(0.05, 0.6))
+        for pid, (child, since, when) in list(stopped.items()):
+            if time.monotonic() > when:
+                sleeps.append((pid, since, time.monotonic()))
+                child.resume()
+                del stopped[pid]
+        what = rng.choice(list(done))
+        child = rng.choice(children)
+        if what == "kill":
+            killed[child.pid] = child.kill()
+            stopped.pop(child.pid, None)
+            children[children.index(child)] = fresh()
+            everybody = [*everybody, *(one for one in children if one not in everybody)]
+        elif what == "stop" and child.pid not in stopped and len(stopped) < 2:
+            since = time.monotonic()
+            stop(child)
+            stopped[child.pid] = (child, since, since + rng.uniform(0, 3 * GRACE))
+        elif what.startswith("terminate") and database.engine == "postgresql":
+            most = 100 if what == "terminate all" else 1
+            database.rows(
+                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity "
+                "WHERE datname = current_database() AND starts_with(application_name, 'sqlsem') "
+                "ORDER BY random() LIMIT ?) AS s",
+                most,
+            )
+            terminated.append(time.monotonic())
+        else:
+            continue
+        done[what] += 1
+    for child, since, _ in stopped.values():
+        sleeps.append((child.pid, since, time.monotonic()))
+        child.resume()
+    # Everybody still gets in: whoever is new gets through the queue.
+    with database.coordinator(grace=30) as coordinator:
+        for kind, args in (("mutex", ()), ("limit", (2,))):
+            resource = f"{name}-{'mutex' if kind == 'mutex' else 'pair'}"
+            assert getattr(coordinator, kind)(resource, *args).acquire(timeout=60), (kind, coordinator.entries())
+    for child in children:
+        killed[child.pid] = child.kill()
+    with database.coordinator(grace=30) as coordinator:
+        until(lambda: coordinator.reap() is not None and database.queue(name) == [], "the rows of the dead are removed")
+    for child in everybody:
+        while (told := child.next()) is not None:
+            assert told["event"] != "failed", told
+    # Who sleeps while its session is ended cannot be told in time; that is what fences and assert_held are for.
+    helpless = [
+        (pid, since, until) for pid, since, until in sleeps if any(since - GRACE < at < until for at in terminated)
+    ]
+    check_journal(journal, killed, helpless, {f"{name}-mutex": 1, f"{name}-pair": 2}, done)
+
+
+def check_journal(journal, killed, helpless, limits, done):
+    stays: dict[tuple, dict] = {}
+    for line in journal.read_text().splitlines():
+        words = json.loads(line)
+        key = (words["resource"], words["position"])
+        if words["what"] == "enter":
+            assert key not in stays, f"a number was used twice: {key}"
+            stays[key] = {"from": words["at"], "pid": words["pid"], "to": killed.get(words["pid"], float("inf"))}
+        elif key in stays:  # lost before it was noted as entered is no stay
+            stays[key]["to"] = min(stays[key]["to"], words["at"])
+    for stay in stays.values():
+        for pid, since, until_ in helpless:
+            if pid == stay["pid"] and stay["from"] < until_ and stay["to"] > since:
+                stay["to"] = min(stay["to"], max(since, stay["from"]))
+    counts = dict.fromkeys(limits, 0)
+    for resource, limit in limits.items():
+        ours = sorted((stay["from"], position, stay) for (r, position), stay in stays.items() if r == resource)
+        counts[resource] = len(ours)
+        inside: list[tuple] = []
+        for entered, position, stay in ours:
+            inside = [one for one in inside if one[1]["to"] > entered]
+            inside.append((position, stay))
+            assert len(inside) <= limit, f"{len(inside)} were inside {resource} at {entered}: {inside}"
+        if limit == 1:
+            # A mutex: order of entry is the order of the numbers.
+            assert [position for _, position, _ in ours] == sorted(position for _, position, _ in ours)
+    print(f"{counts} entries beside {done}")
+    assert all(count > 50 for count in counts.values()), counts

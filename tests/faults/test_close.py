@@ -1,0 +1,124 @@
+"""`Coordinator.close` under threads that wait and hold."""
+
+import threading
+import time
+
+import pytest
+from support import Attempt, until
+
+import sqlsem
+
+
+def threads_of_ours():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sqlsem")]
+
+
+def test_close_ends_waiters_and_holders(connect, database, name):
+    name = str(name)
+    others = threads_of_ours()
+    coordinator = connect(grace=60)
+    told = []
+    holder = Attempt(coordinator.mutex(f"{name}-a", on_lost=lambda grant: told.append(grant)))
+    holder.granted()
+    waiters = [Attempt(coordinator.mutex(f"{name}-a")) for _ in range(4)]
+    waiters += [Attempt(coordinator.write(f"{name}-b")) for _ in range(3)]  # one of them holds
+    until(lambda: len(database.queue(name)) == 8, "everybody is in the queue")
+    until(lambda: any(waiter.inside for waiter in waiters[4:]), "one is inside")
+    began = time.monotonic()
+    coordinator.close()
+    assert time.monotonic() - began < 20
+    assert database.queue(name) == []
+    assert threads_of_ours() == others
+    for waiter in waiters:
+        if not waiter.inside:
+            assert isinstance(waiter.failed(20), sqlsem.SqlsemError)
+            assert "closed" in str(waiter.failed())
+    assert holder.grant.lost
+    assert told == [holder.grant]
+    with pytest.raises(sqlsem.LockLost, match="closed"):
+        holder.leave()
+    for waiter in waiters:
+        if waiter.inside:
+            with pytest.raises(sqlsem.LockLost, match="closed"):
+                waiter.leave()
+    with pytest.raises(sqlsem.ConfigurationError, match="closed"):
+        coordinator.mutex(name).acquire()
+    coordinator.close()  # again is harmless
+
+
+def test_close_ends_who_waits_for_another_process(agents, connect, database, name, waiting):
+    (holder,) = agents(1)
+    holder.hold("mutex", name)
+    coordinator = connect(grace=60)
+    waiters = [Attempt(coordinator.mutex(str(name)), timeout=None) for _ in range(3)]
+    waiting(name, 4)
+    time.sleep(0.1)  # so that the first of them waits in the database; right whether or not it does
+    coordinator.close()
+    for waiter in waiters:
+        assert "closed" in str(waiter.failed(20))
+    waiting(name, 1)
+    holder.check()
+    holder.release()
+
+
+def test_close_while_threads_come_and_go(connect, database, name):
+    """At any moment of acquiring and releasing."""
+    name = str(name)
+    others = threads_of_ours()
+    for round_number in range(12):
+        coordinator = connect(grace=60)
+        errors = []
+
+        def work(coordinator=coordinator, errors=errors):
+            try:
+                while True:
+                    with coordinator.limit(name, 2):
+                        pass
+            except BaseException as exc:
+                errors.append(exc)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01 * round_number)
+        coordinator.close()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert all(isinstance(error, sqlsem.SqlsemError) for error in errors), errors
+        assert len(errors) == 4
+        assert database.queue(name) == []
+    assert threads_of_ours() == others
+
+
+def test_two_threads_close_at_once(connect, database, name):
+    coordinator = connect(grace=60)
+    coordinator.mutex(str(name)).acquire()
+    closers = [threading.Thread(target=coordinator.close, daemon=True) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    for closer in closers:
+        closer.join(30)
+        assert not closer.is_alive()
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_close_while_the_database_never_answers(proxied, proxy, name):
+    others = threads_of_ours()
+    coordinator = proxied.coordinator(grace=60, retry=5)
+    holder = Attempt(coordinator.mutex(str(name)))
+    holder.granted()
+    waiter = Attempt(coordinator.mutex(str(name)))
+    assert waiter.waits()
+    proxy.hole()
+    closer = threading.Thread(target=coordinator.close, daemon=True)
+    closer.start()
+    closer.join(40)
+    closed = not closer.is_alive()
+    proxy.cut()  # should it hang, let it go
+    assert closed
+    assert waiter.failed(30)
+    with pytest.raises(sqlsem.LockLost, match="closed"):
+        holder.leave()
+    assert threads_of_ours() == others

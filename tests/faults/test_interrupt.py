@@ -1,0 +1,177 @@
+"""Interrupts at any moment leave no row behind in a process that lives on."""
+
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import until
+
+import sqlsem
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+
+
+class Stop(Exception):
+    """What a program's own signal handler may raise."""
+
+
+def work_until_interrupted(channel, url, options, name, kind):
+    """Acquires and releases, with a KeyboardInterrupt or a Stop now and then."""
+    error, number = (KeyboardInterrupt, signal.SIGINT) if kind == "KeyboardInterrupt" else (Stop, signal.SIGUSR1)
+
+    def handler(*_):
+        raise error
+
+    signal.signal(number, handler)
+    coordinator = sqlsem.connect(url, **options, grace=1, retry=20)
+    coordinator.mutex(f"{name}-first").acquire()
+    entered = 0
+    while True:
+        try:
+            channel.tell("go", entered=entered)  # from here on it may strike
+            while True:
+                with coordinator.mutex(name) as grant:
+                    entered += 1
+                    time.sleep(random.uniform(0, 0.002))
+                    assert not grant.lost
+        except error:
+            channel.tell("interrupted")
+        except BaseException as exc:
+            signal.signal(number, signal.SIG_IGN)
+            channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
+            raise
+        # Something else than what was interrupted works at once.
+        signal.signal(number, signal.SIG_IGN)
+        try:
+            with coordinator.limit(f"{name}-other", 5):
+                pass
+        except BaseException as exc:
+            channel.tell("failed", error=f"afterwards: {type(exc).__name__}: {exc}")
+            raise
+        signal.signal(number, handler)
+
+
+def interrupt(child, kind):
+    """Send the signal until it struck: Python drops what is raised inside a finalizer."""
+    for _ in range(5):
+        child.process.send_signal(signal.SIGINT if kind == "KeyboardInterrupt" else signal.SIGUSR1)
+        try:
+            child.expect("interrupted", 15)
+            return
+        except AssertionError as exc:
+            if "told nothing" not in str(exc):
+                raise
+    raise AssertionError("the interrupt never struck")
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Stop"])
+def test_interrupts_at_random_moments(spawn, agents, database, name, kind):
+    child = spawn(work_until_interrupted, name=str(name), kind=kind)
+    for _ in range(60):
+        child.expect("go")
+        time.sleep(random.uniform(0, 0.015))
+        interrupt(child, kind)
+    # It lives on, and has only what it still wants.
+    entered = child.expect("go")["entered"]
+    assert entered > 0
+    (other,) = agents(1, grace=60)
+    for _ in range(3):
+        other.hold("mutex", name)
+        other.release()
+    other.hold("mutex", name)
+    interrupt(child, kind)
+    child.expect("go")
+    until(lambda: len([row for row in database.queue(name) if row[1] == name]) == 2, "one row for each who wants one")
+    other.release()
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Stop"])
+def test_interrupts_while_waiting(spawn, agents, database, name, waiting, kind):
+    (holder,) = agents(1, grace=60)
+    holder.hold("mutex", name)
+    child = spawn(work_until_interrupted, name=str(name), kind=kind)
+
+    def rows():
+        return [row for row in database.queue(name) if row[1] == name]
+
+    last = 0
+    for number in range(15):
+        child.expect("go")
+        until(lambda last=last: len(rows()) == 2 and rows()[-1][0] > last, "the child waits, at a new place")
+        last = rows()[-1][0]
+        time.sleep(random.uniform(0, 0.02) if number % 3 else 0.15)
+        interrupt(child, kind)
+    child.expect("go")
+    until(lambda: len(rows()) == 2, "only its last request is left")
+    holder.release()
+    holder.hold("mutex", name)
+    holder.release()
+
+
+def strike_every_line(channel, url, options, name):
+    """A KeyboardInterrupt at each line of the package that an acquire and a release run through, one at a time."""
+    package = str(Path(sqlsem.__file__).parent)
+    coordinator = sqlsem.connect(url, **options, grace=1.5)
+    keep = coordinator.mutex(f"{name}-keep")
+    keep.acquire()
+    with coordinator.mutex(f"{name}-warm"):
+        pass
+
+    def strikes(number):
+        seen = 0
+
+        def trace(frame, event, _):
+            nonlocal seen
+            if not frame.f_code.co_filename.startswith(package):
+                return None
+            if event == "line":
+                seen += 1
+                if seen == number:
+                    channel.tell("strikes", number=number, where=f"{frame.f_code.co_name}:{frame.f_lineno}")
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with coordinator.mutex(f"{name}-{number}"):
+                pass
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    number = 1
+    while strikes(number):
+        number += 1
+    channel.tell("done")
+    channel.ask()
+    keep.grant.check()
+    with coordinator.mutex(f"{name}-after"):
+        pass
+    channel.tell("well")
+    channel.ask()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_an_interrupt_at_every_line(spawn, database, name):
+    child = spawn(strike_every_line, name=str(name))
+    struck = {}
+    while (told := child.next(30))["event"] == "strikes":
+        struck[told["number"]] = told["where"]
+    assert told["event"] == "done", (told, child.errors())
+    assert len(struck) > 50
+
+    def left():
+        numbers = [row[1].rpartition("-")[2] for row in database.queue(name)]
+        return {number: struck[int(number)] for number in numbers if number != "keep"}
+
+    deadline = time.monotonic() + 20
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left() == {}, f"rows that interrupts at these lines left behind (of {len(struck)})"
+    child.send(do="go on")
+    child.expect("well")

@@ -1,0 +1,206 @@
+"""Processes that die without a word: nobody waits longer than their grace, and nobody has to clean up."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support import until
+
+GRACE = 1.5
+#: How long after the grace the next one may take to get in: a check, and a machine that is busy with other things.
+CHECK = 20.0
+
+
+def test_a_killed_holder_makes_way(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=GRACE)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    killed = holder.kill()
+    got = entry.get()["got"]
+    assert got < killed + GRACE + CHECK
+    if database.engine != "sqlite":
+        # A beacon that is gone does not tell a dead process from one that lost its connection.
+        assert got >= killed + GRACE
+    waiter.release()
+    assert database.queue(name) == []
+
+
+def test_grace_counts_from_the_owner_not_the_waiter(agents, database, name, waiting):
+    patient, hasty = agents(1, grace=2)[0], agents(1, grace=0)[0]
+    patient.hold("mutex", name)
+    entry = hasty.ask("mutex", name)
+    waiting(name, 2)
+    killed = patient.kill()
+    got = entry.get()["got"]
+    if database.engine != "sqlite":
+        assert got >= killed + 2
+    assert got < killed + 2 + CHECK
+    hasty.release()
+
+
+def test_without_grace_a_killed_holder_is_gone_at_once(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=0)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    killed = holder.kill()
+    assert entry.get()["got"] < killed + CHECK
+    waiter.release()
+    assert database.queue(name) == []
+
+
+def test_a_killed_waiter_does_not_hold_up_those_behind(agents, database, name, waiting):
+    holder, *waiters = agents(4, grace=GRACE)
+    holder.hold("mutex", name)
+    entries = []
+    for number, waiter in enumerate(waiters, 2):
+        entries.append(waiter.ask("mutex", name))
+        waiting(name, number)
+    waiters[1].kill()
+    left = holder.release()["leaving"]
+    assert entries[0].get()["got"] >= left
+    left = waiters[0].release()["leaving"]
+    got = entries[2].get()["got"]
+    assert left <= got < left + GRACE + CHECK
+    waiters[2].release()
+    assert database.queue(name) == []
+
+
+def test_a_killed_holder_and_killed_waiters(agents, database, name, waiting):
+    holder, *waiters = agents(6, grace=GRACE)
+    holder.hold("mutex", name)
+    entries = []
+    for number, waiter in enumerate(waiters, 2):
+        entries.append(waiter.ask("mutex", name))
+        waiting(name, number)
+    killed = time.monotonic()
+    for one in (holder, waiters[0], waiters[1], waiters[3]):
+        one.kill()
+    third = entries[2].get()
+    assert third["got"] < killed + 4 * GRACE + CHECK
+    assert not entries[4].ready
+    left = waiters[2].release()["leaving"]
+    fifth = entries[4].get()
+    assert fifth["got"] >= left
+    assert fifth["position"] > third["position"]
+    waiters[4].release()
+    assert database.queue(name) == []
+
+
+def test_killed_holders_give_their_places_back(agents, database, name, waiting):
+    first, second, *others = agents(4, grace=GRACE)
+    first.hold("limit", name, 2)
+    second.hold("limit", name, 2)
+    entries = [one.ask("limit", name, 2) for one in others]
+    waiting(name, 4)
+    first.kill()
+    until(lambda: any(entry.ready for entry in entries), "one gets in")
+    second.check()
+    time.sleep(0.2)
+    assert sum(entry.ready for entry in entries) == 1
+    second.kill()
+    for entry in entries:
+        entry.get()
+    for one in others:
+        one.release()
+    assert database.queue(name) == []
+
+
+def test_a_killed_reader_and_a_killed_writer(agents, database, name, waiting):
+    reader, writer, last = agents(3, grace=GRACE)
+    reader.hold("read", name)
+    wanted = writer.ask("write", name)
+    waiting(name, 2)
+    entry = last.ask("read", name)
+    waiting(name, 3)
+    assert not wanted.ready
+    # The writer that waits holds the reader back; dead, it does no more.
+    writer.kill()
+    entry.get()
+    reader.check()
+    reader.release()
+    last.release()
+    assert database.queue(name) == []
+
+
+def test_whoever_comes_later_finds_the_dead(agents, database, name, waiting):
+    holder, later = agents(2, grace=0.5)
+    holder.hold("mutex", name)
+    holder.kill()
+    waiting(name, 1)  # nobody was there to notice
+    later.hold("mutex", name)
+    later.release()
+    assert database.queue(name) == []
+
+
+def test_a_try_gets_past_the_dead(agents, database, name, waiting, connect):
+    (holder,) = agents(1, grace=0)
+    holder.hold("mutex", name)
+    holder.kill()
+    lock = connect().mutex(name)
+    until(lambda: lock.acquire(blocking=False), "a lock of the dead can be had without waiting for it")
+    lock.release()
+
+
+def test_an_operator_clears_up_after_the_dead(agents, database, name, waiting, connect):
+    holder, waiter = agents(2, grace=0.5)
+    holder.hold("mutex", name)
+    waiter.kill()
+    coordinator = connect()
+    holder.kill()
+    waiting(name, 1)
+
+    def cleared():
+        coordinator.reap()
+        return database.queue(name) == []
+
+    until(cleared, "reap removes the rows of the dead")
+
+
+@pytest.mark.engines("sqlite")
+def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, waiting, connect):
+    holders = agents(3, grace=1)
+    for number, holder in enumerate(holders):
+        holder.hold("mutex", name(number))
+    for holder in holders:
+        holder.kill()
+    coordinator = connect()
+    coordinator.reap()
+    folder = coordinator.engine.beacons
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_child_started_while_holding_does_not_keep_the_beacon(agents, database, name, waiting, spawn):
+    """What the holder started outlives it, with whatever it inherited."""
+    (waiter,) = agents(1, grace=0)
+    holder = spawn(hold_and_start_a_sleeper, name=str(name))
+    sleeper = holder.expect("held")["sleeper"]
+    try:
+        entry = waiter.ask("mutex", name)
+        waiting(name, 2)
+        holder.kill()
+        entry.get()
+        os.kill(sleeper, 0)
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+    waiter.release()
+
+
+def hold_and_start_a_sleeper(channel, url, options, name):
+    import sqlsem
+
+    sqlsem.connect(url, **options, grace=0).mutex(name).acquire()
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(300)"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        close_fds=False,
+    )
+    channel.tell("held", sleeper=sleeper.pid)
+    channel.ask()

@@ -1,0 +1,308 @@
+"""Networks that fail between a process and its database."""
+
+import time
+
+import pytest
+from agent import RemoteError, remains
+from support import until
+
+import sqlsem
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+@pytest.fixture
+def pair(agents, database, proxied, name, waiting):
+    """A holder behind the proxy, and somebody who waits with a good connection."""
+
+    def start(**settings):
+        (holder,) = agents(1, on=proxied, **settings)
+        (waiter,) = agents(1, grace=60)
+        position = holder.hold("mutex", name)["position"]
+        entry = waiter.ask("mutex", name)
+        waiting(name, 2)
+        assert database.queue(name)[0][0] == position
+        return holder, waiter, entry
+
+    return start
+
+
+def test_a_cut_that_heals_within_the_grace_costs_nothing(pair, proxy, database, name):
+    holder, waiter, entry = pair(grace=15)
+    before = database.queue(name)
+    for _ in range(5):
+        accepted = proxy.accepted
+        proxy.cut_once()
+        holder.check()
+        assert proxy.accepted > accepted
+    assert not holder.lost()
+    assert not entry.ready
+    assert database.queue(name) == before
+    left = holder.release()["leaving"]
+    assert entry.get()["got"] >= left
+    assert not holder.told("lost")
+    waiter.release()
+    holder.hold("mutex", name)
+    holder.release()
+    assert database.queue(name) == []
+
+
+def test_a_cut_of_a_waiter_costs_nothing(agents, proxied, proxy, database, name, waiting):
+    holder, last = agents(2, grace=60)
+    (waiter,) = agents(1, on=proxied, grace=15)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    later = last.ask("mutex", name)
+    waiting(name, 3)
+    before = database.queue(name)
+    for _ in range(3):
+        accepted = proxy.accepted
+        proxy.cut_once()
+        until(lambda accepted=accepted: proxy.accepted > accepted, "the waiter connects again")
+    assert database.queue(name) == before
+    holder.release()
+    assert entry.get()["position"] == before[1][0]
+    assert not later.ready
+    waiter.release()
+    later.get()
+    last.release()
+
+
+def test_a_cut_longer_than_the_grace_is_known_before_anybody_gets_in(pair, proxy, database, name):
+    holder, waiter, entry = pair(grace=2, retry=3)
+    proxy.cut()
+    lost = holder.event("lost")
+    got = entry.get()["got"]
+    assert lost["lost"]
+    assert lost["set"]
+    assert lost["at"] < got
+    with pytest.raises(RemoteError, match="LockLost"):
+        holder.release()
+    proxy.forward()
+    again = holder.ask("mutex", name)
+    until(lambda: len(database.queue(name)) == 2, "it asks again")
+    assert not again.ready
+    waiter.release()
+    again.get()
+    holder.check()
+    holder.release()
+    assert database.queue(name) == []
+
+
+def test_cut_off_again_and_again_the_loser_knows_first(pair, proxy, database, name, agents):
+    """A holder that loses its connection at any moment between two pings."""
+    holder, waiter, entry = pair(grace=1, retry=1)
+    for round_number in range(3):
+        time.sleep(0.11 * round_number)
+        proxy.cut()
+        got = entry.get()["got"]
+        lost = holder.event("lost")
+        assert lost["at"] < got
+        with pytest.raises(RemoteError, match="LockLost"):
+            holder.release()
+        proxy.forward()
+        waiter.release()
+        holder.events.clear()
+        holder.hold("mutex", name)
+        entry = waiter.ask("mutex", name)
+        until(lambda: len(database.queue(name)) == 2, "the waiter waits")
+    holder.release()
+    entry.get()
+    waiter.release()
+
+
+def test_a_black_hole_ends_trust_though_the_connection_looks_alive(pair, proxy, database, name):
+    holder, waiter, entry = pair(grace=2, retry=3)
+    fell = time.monotonic()
+    proxy.hole()
+    lost = holder.event("lost")
+    assert lost["at"] < fell + 2 + 10
+    # The server has not noticed: the beacon is still held, and nobody else gets in.
+    remains(lambda: not entry.ready, 2, "nobody is granted while the server keeps the old session")
+    with pytest.raises(RemoteError, match="LockLost"):
+        holder.call("release").get(20)
+    noticed = time.monotonic()
+    proxy.server_notices()
+    got = entry.get()["got"]
+    assert lost["at"] < noticed < got
+    proxy.forward()
+    waiter.release()
+    holder.hold("mutex", name)
+    holder.release()
+    assert database.queue(name) == []
+
+
+def test_back_from_a_black_hole_in_time(pair, proxy, database, name):
+    """The old session lingers on the server beside the new one, and does not stand in the way."""
+    holder, waiter, entry = pair(grace=3)
+    proxy.cut_once()
+    holder.check()
+    proxy.hole()
+    proxy.forward()  # new connections are good again; those that are there never answer
+    lost = holder.event("lost")  # nothing was heard on its only connection
+    assert lost["lost"]
+    assert not entry.ready
+    with pytest.raises(RemoteError, match="LockLost"):
+        holder.release()
+    # Its row stands until it is back itself and gives it up.
+    entry.get()
+    waiter.release()
+    proxy.server_notices()
+    holder.hold("mutex", name)
+    holder.release()
+    assert database.queue(name) == []
+
+
+def test_an_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
+    (idle,) = agents(1, on=proxied, grace=1, retry=2)
+    idle.hold("mutex", name)
+    idle.release()
+    proxy.hole()
+    entry = idle.ask("mutex", name)
+    with pytest.raises(RemoteError, match="Unavailable") as caught:
+        entry.get(45)
+    assert "127.0.0.1" in caught.value.message
+    proxy.server_notices()
+    proxy.forward()
+    idle.hold("mutex", name)
+    idle.release()
+
+
+def test_the_first_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
+    (fresh,) = agents(1, on=proxied, grace=1, retry=2)
+    proxy.hole()
+    entry = fresh.ask("mutex", name)
+    with pytest.raises(RemoteError, match="Unavailable") as caught:
+        entry.get(45)
+    assert caught.value.at - caught.value.began < 2 + 15
+    proxy.forward()
+    fresh.hold("mutex", name)
+    fresh.release()
+
+
+def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, name, waiting):
+    (holder,) = agents(1, grace=60)
+    (waiter,) = agents(1, on=proxied, grace=2, retry=10)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    proxy.hole()
+    proxy.forward()
+    holder.release()
+    # Granted at its place, or told that it lost it: either way, it comes back without help.
+    try:
+        entry.get()
+        waiter.release()
+    except RemoteError as exc:
+        if exc.name not in ("LockLost", "Unavailable"):
+            raise
+    proxy.server_notices()
+    until(lambda: database.queue(name) == [], "no row is left")
+
+
+def test_a_lost_answer_does_not_make_a_second_row(agents, proxied, proxy, database, name):
+    (member,) = agents(1, on=proxied, grace=15)
+    member.hold("mutex", name("first"))
+    for number in range(3):
+        proxy.lose_answer_to = lambda data, number=number: b"marked" in data
+        had = member.hold("limit", name, 9, note="marked", thread=f"t{number}")
+        assert proxy.lost_answers == number + 1
+        rows = [row for row in database.queue(name) if row[1] == name]
+        assert len(rows) == number + 1
+        assert rows[-1][0] == had["position"]
+    assert not member.lost("one")
+    for thread in ("t0", "t1", "t2", "one"):
+        member.release(thread)
+    assert database.queue(name) == []
+
+
+def test_a_lost_answer_to_a_release_is_no_loss(agents, proxied, proxy, database, name):
+    (member,) = agents(1, on=proxied, grace=15)
+    member.hold("mutex", name("first"))
+    member.hold("mutex", name("keep"), thread="two")
+    proxy.lose_answer_to = lambda data: name("first").encode() in data
+    member.release()
+    assert proxy.lost_answers == 1
+    assert not member.lost("two")
+    member.release("two")
+    assert database.queue(name) == []
+
+
+def test_a_lost_answer_to_all_of(proxied, proxy, database, name):
+    with proxied.coordinator(grace=15) as coordinator:
+        with coordinator.mutex(name("first")):
+            proxy.lose_answer_to = lambda data: b"marked" in data
+            both = sqlsem.all_of(
+                coordinator.mutex(name("a"), note="marked"), coordinator.limit(name("b"), 3, note="marked")
+            )
+            with both as grant:
+                assert proxy.lost_answers == 1
+                assert [row[0] for row in database.queue(name)][1:] == sorted(grant.positions.values())
+                assert not grant.lost
+    assert database.queue(name) == []
+
+
+def test_a_slow_network_is_no_outage(pair, proxy, database, name):
+    holder, waiter, entry = pair(grace=6)
+    proxy.slow(0.1)
+    for _ in range(2):
+        holder.check()
+    time.sleep(1.5)
+    assert not holder.lost()
+    holder.release()
+    entry.get()
+    again = holder.ask("mutex", name)
+    until(lambda: len(database.queue(name)) == 2, "it waits over the slow line")
+    waiter.release()
+    again.get()
+    holder.release()
+    assert database.queue(name) == []
+
+
+def test_the_loss_is_told_in_every_way(proxied, proxy, name):
+    told = []
+    with proxied.coordinator(grace=1, retry=1) as coordinator:
+        lock = coordinator.mutex(
+            name, on_lost=lambda grant: told.append((grant, grant.lost, grant.lost_event.is_set()))
+        )
+        with pytest.raises(sqlsem.LockLost, match="nothing was heard"):
+            with lock as grant:
+                proxy.cut()
+                assert grant.lost_event.wait(30)
+                assert grant.lost
+                until(lambda: told, "the callback")
+                with pytest.raises(sqlsem.LockLost):
+                    grant.check()
+        assert told == [(grant, True, True)]
+        proxy.forward()
+
+
+def test_what_went_wrong_inside_matters_more_than_the_loss(proxied, proxy, name):
+    with proxied.coordinator(grace=1, retry=1) as coordinator:
+        with pytest.raises(ZeroDivisionError):
+            with coordinator.mutex(name) as grant:
+                proxy.cut()
+                assert grant.lost_event.wait(30)
+                _ = 1 / 0
+        proxy.forward()
+
+
+def test_a_callback_that_fails_does_not_keep_others_from_being_told(proxied, proxy, name):
+    told = []
+
+    def fails(grant):
+        told.append("fails")
+        raise RuntimeError("on_lost itself is broken")
+
+    with proxied.coordinator(grace=1, retry=1) as coordinator:
+        first = coordinator.mutex(name("a"), on_lost=fails)
+        second = coordinator.mutex(name("b"), on_lost=lambda grant: told.append("works"))
+        first.acquire()
+        second.acquire()
+        proxy.cut()
+        until(lambda: sorted(told) == ["fails", "works"], "both are told")
+        for lock in (first, second):
+            with pytest.raises(sqlsem.LockLost):
+                lock.release()
+        proxy.forward()

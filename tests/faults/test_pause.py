@@ -1,0 +1,86 @@
+"""Processes that are stopped for a while: the living are left alone, however long they sleep."""
+
+import time
+
+import pytest
+from agent import remains
+
+GRACE = 1.0
+LONG = 3 * GRACE
+
+
+def test_a_stopped_holder_is_not_reaped(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=GRACE)
+    position = holder.hold("mutex", name)["position"]
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    holder.stop()
+    remains(lambda: not entry.ready, LONG, "nobody is granted while the holder sleeps")
+    holder.resume()
+    holder.check()
+    assert not holder.lost()
+    assert not holder.told("lost")
+    assert database.queue(name)[0][0] == position
+    left = holder.release()["leaving"]
+    assert entry.get()["got"] >= left
+    waiter.release()
+    assert database.queue(name) == []
+
+
+def test_a_stopped_holder_may_leave_without_a_look(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=GRACE)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    holder.stop()
+    time.sleep(3 * GRACE)
+    leaving = holder.call("release")  # the first that it sees when it wakes
+    holder.resume()
+    assert entry.get()["got"] >= leaving.get()["leaving"]
+    waiter.release()
+
+
+def test_a_stopped_waiter_keeps_its_place(agents, database, name, waiting):
+    holder, waiter, last = agents(3, grace=GRACE)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    later = last.ask("mutex", name)
+    waiting(name, 3)
+    waiter.stop()
+    holder.release()
+    remains(lambda: not later.ready, LONG, "nobody overtakes the waiter that sleeps")
+    assert len(database.queue(name)) == 2
+    waiter.resume()
+    entry.get()
+    left = waiter.release()["leaving"]
+    assert later.get()["got"] >= left
+    last.release()
+    assert database.queue(name) == []
+
+
+def test_a_stopped_holder_that_dies_makes_way(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=GRACE)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    holder.stop()
+    remains(lambda: not entry.ready, 2 * GRACE, "nobody is granted while the holder sleeps")
+    killed = holder.kill()
+    assert killed < entry.get()["got"] < killed + GRACE + 20
+    waiter.release()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_lease_ends_while_its_holder_sleeps(agents, database, name, waiting):
+    """A lease runs by the server's clock: here, and only here, a pause costs the lock; and its holder knows first."""
+    holder, waiter = agents(1, lease=1.0)[0], agents(1, grace=GRACE)[0]
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    holder.stop()
+    entry.get()
+    holder.resume()
+    holder.event("lost")
+    assert holder.lost()
+    waiter.release()

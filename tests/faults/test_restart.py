@@ -1,0 +1,161 @@
+"""The database server restarts under those who hold and wait."""
+
+import time
+
+import pytest
+from agent import RemoteError, remains
+from support import until
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_shorter_than_the_grace_costs_nothing(own_postgres_server, restarted, agents, name, waiting, mode):
+    holder, first, second = agents(3, on=restarted, grace=30, retry=20)
+    position = holder.hold("mutex", name)["position"]
+    entries = []
+    for number, waiter in enumerate((first, second), 2):
+        entries.append(waiter.ask("mutex", name))
+        waiting(name, number, on=restarted)
+    before = restarted.queue(name)
+    own_postgres_server.restart(mode)
+
+    assert restarted.queue(name) == before
+    holder.check()
+    assert not holder.lost()
+    assert before[0][0] == position
+    remains(lambda: not any(entry.ready for entry in entries), 0.5, "the waiters wait")
+    left = holder.release()["leaving"]
+    one = entries[0].get()
+    assert one["got"] >= left
+    assert one["position"] == before[1][0]
+    assert not entries[1].ready
+    left = first.release()["leaving"]
+    two = entries[1].get()
+    assert two["got"] >= left
+    assert two["position"] == before[2][0]
+    second.release()
+    assert restarted.queue(name) == []
+    assert not any(agent.told("lost") for agent in (holder, first, second))
+    # And everything works as before.
+    holder.hold("mutex", name)
+    holder.release()
+
+
+def test_released_while_the_server_is_away(own_postgres_server, restarted, agents, name, waiting):
+    holder, waiter = agents(2, on=restarted, grace=30, retry=20)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2, on=restarted)
+    own_postgres_server.stop("immediate")
+    leaving = holder.call("release")
+    remains(lambda: not leaving.ready, 0.5, "the release is tried again")
+    own_postgres_server.start()
+    left = leaving.get()["leaving"]
+    assert entry.get()["got"] >= left
+    waiter.release()
+    assert restarted.queue(name) == []
+
+
+def test_a_crash_that_undoes_a_release_is_mended(own_postgres_server, restarted, agents, name):
+    """A release is not written to disk at once; a crash may bring the row back, and its owner removes it again."""
+    (holder,) = agents(1, on=restarted, grace=9, retry=20)
+    for _ in range(20):
+        holder.hold("mutex", name)
+        holder.release()
+    own_postgres_server.restart("immediate")
+    holder.hold("mutex", name("other"))
+    until(lambda: restarted.queue(name) == restarted.queue(name("other")), "no row comes back for good")
+    holder.release()
+
+
+def test_an_outage_longer_than_the_grace_is_known_before_anybody_gets_in(
+    own_postgres_server, restarted, agents, name, waiting
+):
+    holder, waiter = agents(1, on=restarted, grace=2, retry=2)[0], agents(1, on=restarted, grace=60, retry=60)[0]
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2, on=restarted)
+    down = time.monotonic()
+    own_postgres_server.stop("fast")
+    lost = holder.event("lost")
+    assert lost["lost"]
+    assert lost["set"]
+    assert lost["at"] < down + 2 + 20
+    assert holder.lost()
+    # Keep the holder from coming back in time: it is the waiter who must not get in too early.
+    holder.stop()
+    own_postgres_server.start()
+    got = entry.get()["got"]
+    assert lost["at"] < got
+    holder.resume()
+    with pytest.raises(RemoteError, match="LockLost") as caught:
+        holder.release()
+    assert str(name) in caught.value.message
+    remains(lambda: len(restarted.queue(name)) == 1, 0.3, "leaving a lost lock takes nobody else's row")
+    waiter.release()
+    assert restarted.queue(name) == []
+
+
+def test_whoever_lost_its_lock_can_go_on(own_postgres_server, restarted, agents, name):
+    (holder,) = agents(1, on=restarted, grace=1, retry=1)
+    holder.hold("mutex", name)
+    own_postgres_server.stop("fast")
+    holder.event("lost")
+    own_postgres_server.start()
+    with pytest.raises(RemoteError, match="LockLost"):
+        holder.release()
+    again = holder.hold("mutex", name)
+    assert again["position"] > 1
+    holder.check()
+    holder.release()
+    assert restarted.queue(name) == []
+
+
+def test_calls_during_an_outage_say_what_was_tried(own_postgres_server, restarted, agents, name, waiting):
+    idle, holder, waiter = agents(3, on=restarted, grace=15, retry=1)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2, on=restarted)
+    own_postgres_server.stop("immediate")
+    host, port = own_postgres_server.address
+    for reply in (
+        idle.ask("mutex", name("b")),
+        idle.ask("mutex", name("c"), thread="two"),
+        holder.call("check"),
+        entry,
+    ):
+        with pytest.raises(RemoteError, match="Unavailable") as caught:
+            reply.get()
+        assert f"{host}:{port}" in caught.value.message
+        if reply is not entry:
+            assert caught.value.at - caught.value.began < 1 + 15
+    assert not holder.lost()  # its grace is long
+    own_postgres_server.start()
+    holder.check()
+    holder.release()
+    # The waiter that gave up withdraws its request as soon as it can.
+    until(lambda: restarted.queue(name) == [], "no row is left")
+    idle.hold("mutex", name)
+    idle.release()
+
+
+def test_a_short_outage_is_waited_out(own_postgres_server, restarted, agents, name):
+    """Each call has its whole ``retry`` to try, whatever a ping in between finds."""
+    (agent,) = agents(1, on=restarted, grace=3, retry=30)
+    agent.hold("mutex", name("held"))
+    own_postgres_server.stop("fast")
+    entry = agent.ask("mutex", name, thread="two")
+    lost = agent.event("lost")
+    remains(lambda: not entry.ready, 1, "the acquire is tried again")
+    own_postgres_server.start()
+    entry.get()
+    assert lost["at"] < time.monotonic()
+    agent.release("two")
+
+
+def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, agents, name):
+    (idle,) = agents(1, on=restarted, retry=1)
+    own_postgres_server.stop("fast")
+    with pytest.raises(RemoteError, match=r"attempts? in \d+\.\d s"):
+        idle.hold("mutex", name)

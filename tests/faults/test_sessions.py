@@ -1,0 +1,221 @@
+"""Sessions that the database's administrator ends, and beacons that are cleaned away."""
+
+import shutil
+import time
+
+import pytest
+from agent import remains
+from support import until
+
+
+def terminate(database, condition, *parameters):
+    """End sessions; how many there were."""
+    rows = database.rows(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND {condition}",
+        *parameters,
+    )
+    return len(rows)
+
+
+def main_session(database, agent):
+    """The number of the session that holds an agent's beacon."""
+    rows = database.rows(f"SELECT backend_pid FROM {database.beside('member')} WHERE pid = ?", agent.child.pid)
+    return rows[0][0] if rows else None
+
+
+@pytest.mark.engines("postgresql")
+def test_a_holder_whose_session_is_ended_comes_back(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=6)
+    position = holder.hold("mutex", name)["position"]
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    for _ in range(3):
+        session = main_session(database, holder)
+        assert terminate(database, "pid = ?", session) == 1
+        holder.check()
+        assert main_session(database, holder) != session
+    assert not holder.lost()
+    assert not holder.told("lost")
+    assert database.queue(name)[0][0] == position
+    assert not entry.ready
+    left = holder.release()["leaving"]
+    assert entry.get()["got"] >= left
+    waiter.release()
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting):
+    holder, waiter, last = agents(3, grace=15)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    later = last.ask("mutex", name)
+    waiting(name, 3)
+    before = database.queue(name)
+    for _ in range(3):
+        until(
+            lambda: terminate(database, "application_name = 'sqlsem wait' AND state = 'active'") == 2,
+            "both wait in sessions of their own",
+        )
+    remains(lambda: not (entry.ready or later.ready), 0.5, "they wait on")
+    assert database.queue(name) == before
+    left = holder.release()["leaving"]
+    one = entry.get()
+    assert one["got"] >= left
+    assert one["position"] == before[1][0]
+    assert not later.ready
+    left = waiter.release()["leaving"]
+    assert later.get()["got"] >= left
+    last.release()
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_a_waiter_whose_main_session_is_ended_keeps_its_place(agents, database, name, waiting):
+    holder, waiter = agents(2, grace=6)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    before = database.queue(name)
+    session = main_session(database, waiter)
+    assert terminate(database, "pid = ?", session) == 1
+    until(lambda: main_session(database, waiter) != session, "it is back")
+    assert database.queue(name) == before
+    holder.release()
+    assert entry.get()["position"] == before[1][0]
+    waiter.check()
+    waiter.release()
+
+
+@pytest.mark.engines("postgresql")
+def test_without_grace_the_session_is_the_lock(agents, database, name):
+    """What the documentation of ``grace=0`` says."""
+    (holder,) = agents(1, grace=0, retry=10)
+    holder.hold("mutex", name)
+    assert terminate(database, "pid = ?", main_session(database, holder)) == 1
+    assert holder.event("lost")["lost"]
+
+
+@pytest.mark.engines("postgresql")
+def test_every_session_of_everybody_is_ended_again_and_again(agents, database, name, waiting):
+    holder, *waiters = agents(4, grace=30, retry=30)
+    holder.hold("mutex", name)
+    entries = []
+    for number, waiter in enumerate(waiters, 2):
+        entries.append(waiter.ask("mutex", name))
+        waiting(name, number)
+    before = database.queue(name)
+    for _ in range(5):
+        terminate(database, "pid <> pg_backend_pid() AND application_name LIKE 'sqlsem%%' AND ?", True)
+        time.sleep(0.1)
+    assert database.queue(name) == before
+    agent, left = holder, 0.0
+    for waiter, entry, row in zip(waiters, entries, before[1:], strict=True):
+        left = agent.release()["leaving"]
+        had = entry.get()
+        assert had["got"] >= left
+        assert had["position"] == row[0]
+        agent = waiter
+    agent.release()
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("sqlite")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, name, waiting, what):
+    holder, waiter = agents(2, grace=2)
+    position = holder.hold("mutex", name)["position"]
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    folder = connect().engine.beacons
+
+    def beacons():
+        return {row[0] for row in database.rows("SELECT beacon FROM sqlsem_member")}
+
+    before = beacons()
+    assert {path.name for path in folder.iterdir()} == before
+    if what == "folder":
+        shutil.rmtree(folder)
+    else:
+        for path in folder.iterdir():
+            path.unlink()
+    remains(lambda: not entry.ready, 3, "nobody is granted")
+    until(lambda: not beacons() & before, "both have new beacons")
+    assert all((folder / beacon).exists() for beacon in beacons())
+    holder.check()
+    assert not holder.lost()
+    assert database.queue(name)[0][0] == position
+    holder.release()
+    entry.get()
+    # The new one is as good as the old: it goes with its process.
+    again = holder.ask("mutex", name)
+    waiting(name, 2)
+    waiter.kill()
+    again.get()
+    holder.release()
+
+
+def test_a_bare_row_of_the_dead_falls_to_stale_after(spawn, agents, connect, database, name, waiting):
+    """A participant that only inserts and deletes its row has no beacon: its row stands until it is stale."""
+    coordinator = connect()
+    bare = spawn(take_a_bare_row, name=str(name))
+    bare.expect("inserted")
+    bare.kill()
+    (waiter,) = agents(1, grace=1)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    remains(lambda: not entry.ready, 1.5, "a bare row stands for ever, unless told otherwise")
+    coordinator.set_stale_after(str(name), 3600)
+    remains(lambda: not entry.ready, 0.5, "it is not stale yet")
+    coordinator.set_stale_after(str(name), 1)
+    entry.get()
+    waiter.release()
+    coordinator.set_stale_after(str(name), None)
+    assert database.queue(name) == []
+
+
+def test_a_bare_row_that_was_not_committed_is_no_row(spawn, agents, database, name):
+    bare = spawn(take_a_bare_row, name=str(name), commit=False)
+    bare.expect("inserted")
+    (waiter,) = agents(1, grace=1, retry=30)
+    entry = waiter.ask("mutex", name)
+    remains(lambda: not entry.ready, 0.5, "the gate is its own until its transaction ends")
+    bare.kill()
+    entry.get()
+    waiter.release()
+    assert database.queue(name) == []
+
+
+def test_a_bare_participant_gets_past_a_dead_member(agents, connect, database, name, waiting):
+    """Somebody has to look: an operator, or any member that waits."""
+    (holder,) = agents(1, grace=0)
+    holder.hold("mutex", name)
+    connection = database.raw()
+    cursor = connection.cursor()
+    number = database.insert_bare(cursor, str(name), "bare", concurrency_limit=1)
+    holder.kill()
+    coordinator = connect()
+
+    def alone():
+        coordinator.reap()
+        return [row[0] for row in database.queue(name)] == [number]
+
+    until(alone, "its row is the only one")
+    cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ? AND requesting_id = ?"), (number, "bare"))
+    connection.close()
+    assert database.queue(name) == []
+
+
+def take_a_bare_row(channel, url, options, name, commit=True):
+    import support
+
+    engine = url.partition("://")[0] if "://" in url else "mssql"
+    database = support.Database(engine, url, options)
+    connection = database.raw(autocommit=False)
+    cursor = connection.cursor()
+    database.insert_bare(cursor, name, "bare", concurrency_limit=1)
+    if commit:
+        connection.commit()
+    channel.tell("inserted")
+    channel.ask()

@@ -1,0 +1,282 @@
+"""The rule, checked against a model of it: whatever members do, the engine grants what the model grants.
+
+A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
+"""
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support import until
+
+from sqlsem.model import Request, Ticket
+
+NEVER = threading.Event()
+
+
+@dataclass
+class Row:
+    request: Request
+    position: int
+    member: int | None
+    ticket: Ticket
+    uid: str
+    granted: bool = False
+
+
+@dataclass
+class Model:
+    """The queue as it should be."""
+
+    rows: list[Row] = field(default_factory=list)
+    caps: dict[str, int] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+
+    def free(self, request: Request, position: int | None = None) -> bool:
+        """May a request at that place (None: at the end) proceed?"""
+        ahead = [
+            row.request
+            for row in self.rows
+            if row.request.resource == request.resource
+            and (position is None or row.position < position)
+            and (request.access == "write" or row.request.access != request.access)
+        ]
+        limits = [one.limit for one in [*ahead, request] if one.limit is not None]
+        if request.resource in self.caps:
+            limits.append(self.caps[request.resource])
+        load = sum(one.weight for one in ahead) + request.weight
+        return request.resource not in self.paused and (not limits or load <= min(limits))
+
+    def add(self, row: Row) -> None:
+        row.granted = self.free(row.request)
+        self.rows.append(row)
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "model"
+    examples = itertools.count()
+
+    requests_ = st.builds(
+        lambda resource, kind, limit, weight: (resource, kind, limit, min(weight, limit)),
+        st.sampled_from("ab"),
+        st.sampled_from(["limit", "limit", "mutex", "read", "read", "stage:1", "stage:2"]),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    )
+    members = Bundle("members")
+    tickets = Bundle("tickets")
+
+    @initialize()
+    def begin(self):
+        self.prefix = f"{self.name}-{next(self.examples)}"
+        self.model = Model()
+        self.sessions = {}
+        self.uids = itertools.count()
+        self.operator = self.database.session(grace=0)
+
+    def teardown(self):
+        if not hasattr(self, "operator"):
+            return
+        for resource in ("a", "b"):
+            full = f"{self.prefix}-{resource}"
+            self.operator.set_resource(full, "cap", None)
+            self.operator.set_resource(full, "paused", 0)
+        for member, session in self.sessions.items():
+            session.resign(member)
+            session.close()
+        assert self.database.queue(self.prefix) == []
+        self.operator.close()
+
+    def request(self, words):
+        resource, kind, limit, weight = words
+        full = f"{self.prefix}-{resource}"
+        if kind == "limit":
+            return Request(full, limit=limit, weight=weight)
+        return Request(full, "write" if kind == "mutex" else kind)
+
+    # -- members
+
+    @rule(target=members)
+    @precondition(lambda self: hasattr(self, "operator") and len(self.sessions) < 4)
+    def join(self):
+        session = self.database.session(grace=0)
+        member = session.enrol("host", 1, "model")
+        self.sessions[member] = session
+        return member
+
+    @rule(member=consumes(members))
+    def die(self, member):
+        self.sessions.pop(member).close()
+        mine = {row.position for row in self.model.rows if row.member == member}
+        self.model.rows = [row for row in self.model.rows if row.member != member]
+
+        def buried():
+            self.operator.reap()
+            return not mine & {row[0] for row in self.database.queue(self.prefix)}
+
+        until(buried, "the dead removed")
+
+    @rule(member=consumes(members))
+    def leave(self, member):
+        session = self.sessions.pop(member)
+        session.resign(member)
+        session.close()
+        self.model.rows = [row for row in self.model.rows if row.member != member]
+
+    # -- requests
+
+    @rule(target=tickets, member=members, words=requests_, trying=st.booleans(), again=st.booleans())
+    def register(self, member, words, trying, again):
+        return self.take(member, [self.request(words)], trying, again)
+
+    @rule(target=tickets, member=members, one=requests_, other=requests_, trying=st.booleans(), again=st.booleans())
+    def register_two(self, member, one, other, trying, again):
+        requests = [self.request(("a", *one[1:])), self.request(("b", *other[1:]))]
+        if one[0] == "b":
+            requests.reverse()
+        return self.take(member, requests, trying, again)
+
+    def take(self, member, requests, trying, again):
+        session, uid = self.sessions[member], f"{self.prefix}.{next(self.uids)}x"
+        expected = all(self.model.free(request) for request in requests)
+        tickets = session.register(member, "same for all", "model", uid, requests, trying)
+        if trying and not expected:
+            assert tickets is None
+            return multiple()
+        assert len(tickets) == len(requests)
+        if again:
+            found = session.register(member, "same for all", "model", uid, requests, trying)
+            assert {ticket.position for ticket in found} == {ticket.position for ticket in tickets}
+        by_resource = {ticket.resource: ticket for ticket in tickets}
+        for request in requests:
+            ticket = by_resource[request.resource]
+            row = Row(request, ticket.position, member, ticket, uid)
+            assert all(
+                other.position < ticket.position
+                for other in self.model.rows
+                if other.request.resource == ticket.resource
+            )
+            self.model.add(row)
+            assert ticket.granted == row.granted
+        return multiple(*[row for row in self.model.rows if row.uid == uid])
+
+    @rule(row=tickets, elsewhere=st.booleans())
+    def ask(self, row, elsewhere):
+        """A row's turn may be asked for on any connection."""
+        session = self.operator if elsewhere else self.sessions.get(row.member, self.operator)
+        answer = session.wait(row.ticket, 0, NEVER)
+        if row not in self.model.rows:
+            assert answer is None
+            return
+        row.granted = row.granted or self.model.free(row.request, row.position)
+        assert answer is row.granted
+
+    @rule(row=consumes(tickets), member=members)
+    def release(self, row, member):
+        there = row in self.model.rows
+        assert self.sessions[member].release(row.ticket, "released") is there
+        assert self.sessions[member].release(row.ticket, "released") is False
+        if there:
+            self.model.rows.remove(row)
+
+    @rule(row=consumes(tickets))
+    def cancel(self, row):
+        if row.member in self.sessions:
+            gone = [one for one in self.model.rows if one.uid == row.uid]
+            assert self.sessions[row.member].cancel(row.member, row.uid, "cancelled") == len(gone)
+            self.model.rows = [one for one in self.model.rows if one.uid != row.uid]
+
+    # -- operators
+
+    @rule(row=tickets)
+    def revoke(self, row):
+        answer = self.operator.revoke(row.position, True)
+        assert answer == (0 if row in self.model.rows else -1)
+        if row in self.model.rows:
+            self.model.rows.remove(row)
+
+    @rule(resource=st.sampled_from("ab"), cap=st.one_of(st.none(), st.integers(1, 4)))
+    @precondition(lambda self: hasattr(self, "operator"))
+    def cap(self, resource, cap):
+        full = f"{self.prefix}-{resource}"
+        self.operator.set_resource(full, "cap", cap)
+        self.model.caps.pop(full, None)
+        if cap is not None:
+            self.model.caps[full] = cap
+
+    @rule(resource=st.sampled_from("ab"), paused=st.booleans())
+    @precondition(lambda self: hasattr(self, "operator"))
+    def pause(self, resource, paused):
+        full = f"{self.prefix}-{resource}"
+        self.operator.set_resource(full, "paused", int(paused))
+        self.model.paused.discard(full)
+        if paused:
+            self.model.paused.add(full)
+
+    # -- what must always be
+
+    @invariant()
+    def the_queue_is_the_models(self):
+        if not hasattr(self, "operator"):
+            return
+        for resource in ("a", "b"):
+            full = f"{self.prefix}-{resource}"
+            expected = [row for row in self.model.rows if row.request.resource == full]
+            found = self.operator.entries(full)
+            assert [(one.position, one.state) for one in found] == [
+                (row.position, "holds" if row.granted else "waits") for row in expected
+            ]
+
+    @invariant()
+    def nobody_is_inside_who_must_not_be(self):
+        if not hasattr(self, "operator"):
+            return
+        for full in {row.request.resource for row in self.model.rows}:
+            inside = [row.request for row in self.model.rows if row.granted and row.request.resource == full]
+            labels = {one.access for one in inside}
+            assert len(labels) <= 1, "a writer beside readers, or two stages"
+            if labels == {"write"}:
+                assert sum(one.weight for one in inside) <= min(one.limit for one in inside)
+
+
+@pytest.mark.timeout(600)
+def test_the_engine_follows_the_rule(database, name):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking would take minutes; the long run does it
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_engine_follows_the_rule_for_long(database, name):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=2000, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,479 @@
+"""The command line, in this process where that will do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import sqlsem
+from sqlsem import cli, sql
+from sqlsem.model import Entry, Past, Resource
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+#: What must never be seen.
+SECRET = "correct-horse"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return url
+
+
+@pytest.fixture
+def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
+    with sqlsem.connect(url) as coordinator:
+        yield coordinator
+
+
+def call(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def done(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [None, *cli.main.commands])
+def test_help_teaches(command: str | None) -> None:
+    text = done(*([command] if command else []), "--help")
+    assert "Example" in text
+    assert "sqlsem " in text
+    assert max(map(len, text.splitlines())) <= 80
+    if command in (None, "init", "run", "release", "doctor", "demo"):
+        assert "Exit codes" in text
+
+
+def test_commands_are_listed_in_full() -> None:
+    text = done("--help")
+    for name in ("init", "run", "ls", "history", "set", "pause", "resume", "release", "reap", "sql", "doctor", "demo"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
+        assert line.endswith(".")
+        assert not line.endswith("...")
+
+
+def test_version() -> None:
+    assert done("--version").strip() == f"sqlsem, version {sqlsem.__version__}"
+
+
+def test_as_a_module(url: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "sqlsem", "ls"],
+        env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "Nobody holds or waits.\n"
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("1.5", 1.5), ("90s", 90), ("250ms", 0.25), ("5m", 300), ("2h", 7200), ("1h30m", 5400)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert cli.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "5 m", "1h30", "m", "1y", "nan", "inf", "1e3", "999999999d"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        cli.duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("etl=3", ("etl", 3, 1)), ("etl=3:2", ("etl", 3, 2)), ("a=b=3", ("a=b", 3, 1)), ("a:1=3", ("a:1", 3, 1))],
+)
+def test_limits(text: str, parts: tuple[str, int, int]) -> None:
+    assert cli.limited(text) == parts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (59.6, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"), (273600, "3d04h")],
+)
+def test_seconds_in_words(seconds: float, words: str) -> None:
+    assert cli.seconds_in_words(seconds) == words
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+def entry(position: int, state: str = "holds", **other: object) -> Entry:
+    fields: dict[str, object] = {
+        **{"resource": "etl", "position": position, "state": state, "access": "write", "limit": 3, "weight": 1},
+        **{"requesting_id": f"etl01:{position}:1:abcdef01", "member_id": position, "owner": "MainThread"},
+        **{"host": "etl01", "pid": 4000 + position, "program": "load.py", "note": None, "requested_at": NOW},
+        **{"granted_at": NOW if state == "holds" else None, "seconds": 12.3, "missing_for": None},
+    }
+    return Entry(**{**fields, **other})  # type: ignore[arg-type]
+
+
+def drawn(what: object, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False).print(what)
+    return file.getvalue().splitlines()
+
+
+QUEUES = [
+    (
+        Resource("etl", 2, True, 7200.0, 2, 2),
+        [
+            entry(41, note="orders"),
+            entry(42, seconds=185, weight=2, host="a-server-with-quite-a-long-name.example.com"),
+            entry(
+                43, "waits", note="everything since the beginning of the year, in one go, and slowly", missing_for=3.2
+            ),
+            entry(44, "revoked", access="stage:200", note="evil\x1b[2J\nnote", program="a_program_with_a_long_name.py"),
+        ],
+    ),
+    (
+        Resource("nightly", None, False, None, 1, 0),
+        [entry(9000000000, limit=1, host=None, requesting_id="an id", program=None)],
+    ),
+]
+
+
+def test_ls_fits_80_columns() -> None:
+    lines = drawn(cli.render_queues(QUEUES, 80), 80)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 10  # no row was broken in two
+    assert lines[0].split("  ") == ["etl", "2 in, 2 waiting", "PAUSED", "capped at 2", "stale after 2h00m"]
+    for word in (
+        "41",
+        "holds",
+        "waits",
+        "revoked",
+        "3m05s",
+        "limit 3 x2",
+        "stage 200",
+        "mutex",
+        "etl01:4041",
+        "orders",
+    ):
+        assert word in text
+    assert "[not found" in text
+    assert "\x1b" not in text
+
+
+def test_ls_says_everything_where_there_is_room() -> None:
+    text = "\n".join(drawn(cli.render_queues(QUEUES, 300), 300))
+    assert "a-server-with-quite-a-long-name.example.com:4042" in text
+    assert "[not found for 3.2s] everything since the beginning of the year, in one go, and slowly" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_ls_on_a_narrow_terminal_still_draws(width: int) -> None:
+    assert "41" in "\n".join(drawn(cli.render_queues(QUEUES, width), width))
+
+
+def test_ls_and_json(coordinator: sqlsem.Coordinator) -> None:
+    assert done("ls") == "Nobody holds or waits.\n"
+    assert done("ls", "x") == "Nobody holds or waits for 'x'.\n"
+    assert json.loads(done("ls", "--json")) == []
+    note = "a note that is far too long for eighty columns, " * 3
+    with coordinator.limit("x", 3, weight=2, note=note.strip()), coordinator.mutex("y"):
+        text = done("ls")
+        assert note.strip() in text  # into a pipe, nothing is cut off
+        assert not any(line.endswith(" ") for line in text.splitlines())
+        assert "limit 3 x2" in text
+        assert "y  1 in, 0 waiting" in text
+        assert "x" not in [line.split()[0] for line in done("ls", "y").splitlines()]
+        found = json.loads(done("ls", "--json"))
+    assert [queue["resource"] for queue in found] == ["x", "y"]
+    assert found[0]["holding"] == 1
+    assert found[0]["waiting"] == 0
+    assert found[0]["entries"][0]["weight"] == 2
+    assert found[0]["entries"][0]["pid"] == os.getpid()
+    assert datetime.fromisoformat(found[0]["entries"][0]["granted_at"]).tzinfo is not None
+
+
+def test_history(coordinator: sqlsem.Coordinator) -> None:
+    assert done("history") == "Nothing has finished yet.\n"
+    assert json.loads(done("history", "--json")) == []
+    for name in "abc":
+        with coordinator.mutex(name, note=f"note {name}"):
+            pass
+    assert [line.split()[1] for line in done("history").splitlines()] == ["RESOURCE", "c", "b", "a"]
+    assert [one["resource"] for one in json.loads(done("history", "-n", "2", "--json"))] == ["c", "b"]
+    (one,) = json.loads(done("history", "a", "--json"))
+    assert (one["outcome"], one["note"]) == ("released", "note a")
+
+
+def test_history_fits_80_columns() -> None:
+    past = Past(
+        "a long name " * 5, 7, "write", 1, "id", "t", "a long note " * 9, NOW, None, NOW, 90.0, None, "cancelled"
+    )
+    lines = drawn(cli.render_history([past], 80), 80)
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+
+
+# -- operating --------------------------------------------------------------------------------------------------------
+
+
+def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
+    assert "capped at 2, rows stale after 2h00m" in done("set", "x", "--limit", "2", "--stale-after", "2h")
+    assert done("pause", "x").startswith("x: paused, capped at 2")
+    assert coordinator.resources() == [Resource("x", 2, True, 7200.0, 0, 0)]
+    assert done("ls") == "x  0 in, 0 waiting  PAUSED  capped at 2  stale after 2h00m\n"
+    assert done("resume", "x").startswith("x: not paused")
+    assert "no cap, rows never stale" in done("set", "x", "--no-limit", "--no-stale-after")
+    assert coordinator.resources() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["set", "x"],
+        ["set", "x", "--limit", "0"],
+        ["set", "x", "--limit", "2", "--no-limit"],
+        ["set", "x", "--stale-after", "0"],
+        ["set", " x", "--limit", "2"],
+        ["pause", ""],
+        ["release", "zero"],
+        ["history", "-n", "0"],
+        ["--grace", "some", "ls"],
+        ["sql", "oracle"],
+        ["sql", "sqlite", "nothing"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_usage(url: str, arguments: list[str]) -> None:
+    assert call(*arguments).exit_code == 64
+
+
+@pytest.mark.parametrize("option", [["--schema", "not a name"], ["--table", "x;y"], ["--lease", "0"]])
+def test_wrong_configuration(url: str, option: list[str]) -> None:
+    result = call(*option, "ls")
+    assert result.exit_code == 78
+    assert result.stderr.startswith("sqlsem: error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_release(coordinator: sqlsem.Coordinator) -> None:
+    result = call("release", "123456")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("sqlsem: error: There is no row")
+    lock = coordinator.mutex("x")
+    assert lock.acquire()
+    position = lock.grant.position
+    assert "has been told" in done("release", str(position))
+    with pytest.raises(sqlsem.LockLost):
+        lock.grant.check()
+    assert lock.grant.lost
+    other = coordinator.mutex("y")
+    assert other.acquire()
+    text = done("release", "--force", str(other.grant.position))
+    assert re.fullmatch(rf"Position \d+ of y \(.*:{os.getpid()}\) is gone\.\n", text)
+    with pytest.raises(sqlsem.LockLost):
+        other.grant.check()
+
+
+def test_reap_leaves_the_living_alone(coordinator: sqlsem.Coordinator) -> None:
+    with coordinator.mutex("x") as grant:
+        assert done("reap") == "0 rows removed.\n"
+        grant.check()
+
+
+def test_reap_removes_the_dead(url: str) -> None:
+    script = f"import os, sqlsem; sqlsem.connect({url!r}).mutex('x').acquire(); os._exit(0)"
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
+    )
+    assert done("reap") == "1 row removed.\n"
+    assert done("ls") == "Nobody holds or waits.\n"
+
+
+# -- scripts and tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "postgres"])
+def test_sql(url: str, engine: str) -> None:
+    text = done("--schema", "locks", "--table", "Queue", "sql", engine)
+    assert "Queue" in text
+    assert "{schema}" not in text
+    assert "ProcessControl" not in text
+    assert "CREATE TABLE" in text
+    assert "DROP" not in done("sql", engine, "schema")
+    assert "DROP" in done("sql", engine, "drop")
+
+
+def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "sqlsem.engines.postgresql", raising=False)
+    assert "GRANT" in done("sql", "permissions")
+    assert SECRET not in done("sql")
+
+
+def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
+    text = done("init", "--dry-run")
+    assert "not there yet → 1" in text
+    assert "would run: schema-1.sql, routines.sql, permissions.sql" in text
+    assert list(tmp_path.iterdir()) == []
+    text = done("--schema", "locks", "--table", "Queue", "init")
+    assert f"{tmp_path}/queue.db, prefix locks_, table Queue" in text
+    assert "not there yet → 1" in text
+    assert text.endswith("Done.\n")
+    text = done("--schema", "locks", "--table", "Queue", "init", "--dry-run")
+    assert "up to date" in text
+    assert "would run again: routines.sql, permissions.sql" in text
+    assert done("--schema", "locks", "--table", "Queue", "init").endswith("Done.\n")
+
+
+def test_init_never_downgrades(url: str, tmp_path: Path) -> None:
+    done("init")
+    with sqlite3.connect(tmp_path / "queue.db") as connection:
+        connection.execute("UPDATE sqlsem_setting SET value = '99' WHERE name = 'schema_version'")
+    connection.close()
+    for arguments in (["init", "--dry-run"], ["init"]):
+        result = call(*arguments)
+        assert result.exit_code == 78
+        assert f"version 99, newer than this client's {sql.LATEST}" in result.stderr
+    assert done("ls") == "Nobody holds or waits.\n"  # which it may, as the tables allow clients of version 1
+
+
+def test_tables_for_newer_clients_only(url: str, tmp_path: Path) -> None:
+    done("init")
+    with sqlite3.connect(tmp_path / "queue.db") as connection:
+        connection.execute("UPDATE sqlsem_setting SET value = '99'")
+    connection.close()
+    result = call("ls")
+    assert result.exit_code == 78
+    assert "pip install --upgrade sqlsem" in result.stderr
+    assert call("run", "--mutex", "x", "--", sys.executable, "-c", "").exit_code == 78
+    result = call("doctor", "--json")
+    assert result.exit_code == 1
+    (failed,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]
+    assert failed["name"] == "schema"
+    assert "pip install" in failed["mend"]
+
+
+# -- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_is_content(url: str) -> None:
+    text = done("doctor")
+    assert text.endswith("Everything is in order.\n")
+    assert "FAIL" not in text
+    found = json.loads(done("doctor", "--json"))
+    assert found["ok"] is True
+    names = [check["name"] for check in found["checks"]]
+    assert names[:3] == ["url", "connect", "schema"]
+    assert {"driver", "journal", "writable", "beacon", "disk", "round trip"} <= set(names)
+    assert done("ls") == "Nobody holds or waits.\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ok"), [("nfs4", False), ("cifs", False), ("fuse.sshfs", False), ("ext4", True), ("fuse.overlayfs", True)]
+)
+def test_doctor_knows_network_file_systems(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ok: bool
+) -> None:
+    place = str(tmp_path.resolve()).replace(" ", "\\040")
+    mounts = f"dev / xfs rw 0 0\nserver:/x {place} {kind} rw 0 0\n"
+    read_text = Path.read_text
+
+    def read(path: Path, *arguments: object, **options: object) -> str:
+        return mounts if str(path) == "/proc/self/mounts" else read_text(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "read_text", read)
+    result = call("doctor", "--json")
+    (check,) = [check for check in json.loads(result.stdout)["checks"] if check["name"] == "file system"]
+    assert check["ok"] is ok
+    assert kind in check["detail"]
+    assert bool(check["mend"]) is not ok
+
+
+def test_doctor_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "sqlsem.engines.postgresql", raising=False)
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "FAIL" in result.stdout
+    assert "pip install 'sqlsem[postgres]'" in result.stdout
+    assert SECRET not in result.output
+
+
+def test_doctor_with_a_file_that_is_no_database(url: str, tmp_path: Path) -> None:
+    (tmp_path / "queue.db").write_text("this is something else altogether " * 100)
+    result = call("doctor", "--json")
+    assert result.exit_code == 1
+    (check,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]
+    assert check["name"] == "connect"
+    assert check["mend"] == "Name another file"
+
+
+# -- passwords --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+@pytest.mark.parametrize("verbose", [[], ["-vv"]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"postgresql://someone:{SECRET}@127.0.0.1:1/db",
+        f"postgresql://someone:{SECRET}@[nowhere/db",
+        f"postgresql://127.0.0.1:1/db?password={SECRET}&nonsense={SECRET}",
+        f"oracle://someone:{SECRET}@nowhere/db",
+        f"{SECRET}@nowhere",
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [["ls"], ["doctor"], ["init"], ["sql"], ["run", "--mutex", "x", "--", sys.executable, "-c", ""]],
+    ids=lambda c: c[0],
+)
+def test_a_password_is_never_shown(
+    monkeypatch: pytest.MonkeyPatch, by: str, verbose: list[str], place: str, command: list[str]
+) -> None:
+    if place.startswith("postgresql"):
+        pytest.importorskip("psycopg")
+    monkeypatch.setenv("SQLSEM_URL", place if by == "environment" else "sqlite:///nowhere")
+    option = ["--url", place] if by == "option" else []
+    # -vv asks for tracebacks, so these are no fault here.
+    result = CliRunner().invoke(cli.main, [*option, *verbose, "--retry", "0", *command])
+    assert isinstance(result.exception, SystemExit) or command == ["sql"]
+    assert SECRET not in result.output
+    assert result.exit_code in ((1,) if command == ["doctor"] else (0, 64, 78) if command == ["sql"] else (69, 78))
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def test_demo_keeps_the_limit(url: str, tmp_path: Path) -> None:
+    text = done("demo", "--seconds", "4", "--workers", "4", "--limit", "2")
+    assert "never more than 2 at a time" in " ".join(text.split())
+    assert list(tmp_path.iterdir()) == []  # the user's own database is left alone

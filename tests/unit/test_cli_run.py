@@ -1,0 +1,412 @@
+"""``sqlsem run`` with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sqlsem
+from sqlsem.model import Entry
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
+#: Machines may be slow; nothing waits for so long unless it fails.
+PATIENCE = 60.0
+ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
+#: Writes its process id, then each signal that it gets; ends at SIGTERM with status 5, at the third SIGINT with 6.
+LISTENER = """
+import os, signal, sys, time
+file = os.open(sys.argv[1], os.O_CREAT | os.O_APPEND | os.O_WRONLY)  # file objects are not reentrant
+names = []
+def caught(number, frame):
+    names.append(signal.Signals(number).name)
+    os.write(file, names[-1].encode() + b"\\n")
+    if names[-1] == "SIGTERM": os._exit(5)
+    if names.count("SIGINT") == 3: os._exit(6)
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1"):
+    signal.signal(getattr(signal, name), caught)
+os.write(file, f"pid {os.getpid()}\\n".encode())
+while True: time.sleep(0.05)  # not pause(), which would sleep through a signal that came just before it
+"""
+#: Does not let itself be ended politely, and has a child that does not either.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 3:
+    subprocess.Popen([sys.executable, "-c", open(sys.argv[2]).read(), sys.argv[1]])
+with open(sys.argv[1], "a") as file: file.write(f"pid {os.getpid()}\\n")
+while True: time.sleep(0.1)
+"""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.01)
+    return value
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def pids(file: Path) -> list[int]:
+    return [int(line.split()[1]) for line in lines(file) if line.startswith("pid ")]
+
+
+def alive(pid: int) -> bool:
+    """Not counting zombies, which some containers never collect."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return sys.platform != "linux"
+
+
+class Bench:
+    """A database of our own, and `sqlsem` processes that are all ended afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder}/queue.db"
+        self.environment = {**os.environ, "SQLSEM_URL": self.url, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
+        self.started: list[subprocess.Popen[str]] = []
+        self.told = folder / "told"
+
+    def start(self, *arguments: str | Path, prefix: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **options}
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "sqlsem", *map(str, arguments)], env=self.environment, text=True, **options
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str | Path, **options: Any) -> tuple[int, str, str]:
+        process = self.start(*arguments, **options)
+        out, err = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, err
+
+    def hold(self, *arguments: str, command: Sequence[str | Path]) -> subprocess.Popen[str]:
+        """`sqlsem run` with a command that has told its process id."""
+        before = len(pids(self.told))
+        process = self.start(*arguments, "--", *command)
+        until(lambda: len(pids(self.told)) > before or process.poll() is not None, "the command's start")
+        return process
+
+    def listen(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.hold(*arguments, command=[sys.executable, "-c", LISTENER, self.told])
+
+    def entries(self) -> list[Entry]:
+        with sqlsem.connect(self.url) as coordinator:
+            return coordinator.entries()
+
+    def close(self) -> None:
+        for pid in pids(self.told):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+# -- exit codes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill $$", 143)])
+def test_the_commands_status_is_returned(bench: Bench, script: str, code: int) -> None:
+    assert bench.run("run", "--mutex", "x", "--", "sh", "-c", script) == (code, "", "")
+    assert bench.entries() == []
+
+
+def test_the_command_knows_its_place(bench: Bench) -> None:
+    script = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('SQLSEM_')}))"
+    code, out, _ = bench.run("run", "--mutex", "x", "--", sys.executable, "-c", script)
+    told = json.loads(out)
+    assert code == 0
+    assert told["SQLSEM_RESOURCE"] == "x"
+    assert int(told["SQLSEM_POSITION"]) > 0
+    assert told["SQLSEM_FENCE"] == told["SQLSEM_POSITION"]
+
+
+def test_several_locks_are_held_at_once(bench: Bench) -> None:
+    process = bench.listen(
+        *(
+            "run",
+            "--mutex",
+            "a",
+            "--limit",
+            "b=5:2",
+            "--read",
+            "c",
+            "--write",
+            "d",
+            "--stage",
+            "e=-7",
+            "--note",
+            "hello",
+        )
+    )
+    found = {(e.resource, e.state, e.access, e.limit, e.weight, e.note) for e in bench.entries()}
+    assert found == {
+        ("a", "holds", "write", 1, 1, "hello"),
+        ("b", "holds", "write", 5, 2, "hello"),
+        ("c", "holds", "read", 1, 1, "hello"),
+        ("d", "holds", "write", 1, 1, "hello"),
+        ("e", "holds", "stage:-7", 1, 1, "hello"),
+    }
+    process.terminate()
+    assert process.wait(PATIENCE) == 5
+    assert bench.entries() == []
+
+
+def test_not_had_in_time(bench: Bench) -> None:
+    with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
+        assert bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true") == (75, "", "")
+        assert bench.run("run", "--mutex", "x", "--timeout", "50ms", "-E", "0", "--", "false") == (0, "", "")
+        code, _, err = bench.run("-v", "run", "--limit", "x=2:2", "--timeout", "1", "-E", "9", "--", "true")
+        assert code == 9
+        assert "waiting for 'x'" in err
+        assert "behind 1" in err
+    assert bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true")[0] == 0
+
+
+def test_what_cannot_be_started(bench: Bench) -> None:
+    plain = bench.folder / "plain"
+    plain.write_text("not a program")
+    broken = bench.folder / "broken"
+    broken.write_text("#!/nowhere/at/all\n")
+    broken.chmod(0o755)
+    assert bench.run("run", "--mutex", "x", "--", "no-such-command")[0] == 127
+    assert bench.run("run", "--mutex", "x", "--", bench.folder / "nothing")[0] == 127
+    assert bench.run("run", "--mutex", "x", "--", plain)[0] == 126
+    code, _, err = bench.run("run", "--mutex", "x", "--", broken)
+    assert code == 127
+    assert err.startswith("sqlsem: error: ")
+    assert len(err.splitlines()) == 1
+    assert bench.entries() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--", "true"],
+        ["--mutex", "x"],
+        ["--mutex", " x", "--", "true"],
+        ["--limit", "x", "--", "true"],
+        ["--limit", "x=2:3", "--", "true"],
+        ["--limit", "x=0", "--", "true"],
+        ["--stage", "x=first", "--", "true"],
+        ["--mutex", "x", "--read", "x", "--", "true"],
+        ["--mutex", "x", "--timeout", "soon", "--", "true"],
+        ["--mutex", "x", "--no-such-option", "--", "true"],
+    ],
+)
+def test_wrong_usage(bench: Bench, arguments: list[str]) -> None:
+    code, out, err = bench.run("run", *arguments)
+    assert (code, out) == (64, "")
+    assert "Traceback" not in err
+
+
+def test_a_database_out_of_reach(bench: Bench) -> None:
+    nowhere = bench.folder / "file"
+    nowhere.write_text("")
+    code, _, err = bench.run(
+        "--url", f"sqlite:///{nowhere}/queue.db", "--retry", "0", "run", "--mutex", "x", "--", "true"
+    )
+    assert code == 69
+    assert err.startswith("sqlsem: error: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_options_of_the_command_are_its_own(bench: Bench) -> None:
+    code, out, _ = bench.run("run", "--mutex", "x", "echo", "--timeout", "-v", "--", "--help")
+    assert (code, out) == (0, "--timeout -v -- --help\n")
+
+
+def test_descriptors_and_standard_input_are_passed_on(bench: Bench) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"from a descriptor")
+    os.close(writer)
+    script = f"import os, sys; print(sys.stdin.read(), os.read({reader}, 100).decode())"
+    process = bench.start(
+        *("run", "--mutex", "x", "--", sys.executable, "-c", script), stdin=subprocess.PIPE, pass_fds=[reader]
+    )
+    os.close(reader)
+    assert process.communicate("from standard input", timeout=PATIENCE)[0] == "from standard input from a descriptor\n"
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+def test_signals_are_forwarded_once(bench: Bench) -> None:
+    process = bench.listen("run", "--mutex", "x")
+    for number, name in enumerate(["SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGINT", "SIGTERM"], 2):
+        process.send_signal(getattr(signal, name))
+        until(lambda number=number: len(lines(bench.told)) >= number, name)
+    assert process.wait(PATIENCE) == 5
+    assert lines(bench.told)[1:] == ["SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGINT", "SIGTERM"]
+    assert bench.entries() == []
+
+
+def test_a_signal_reaches_all_that_the_command_started(bench: Bench) -> None:
+    script = bench.folder / "listener.py"
+    script.write_text(LISTENER)
+    shell = f"{sys.executable} {script} {bench.told}; true"
+    process = bench.hold("run", "--mutex", "x", command=["sh", "-c", shell])
+    process.terminate()
+    assert process.wait(PATIENCE) == 143
+    until(lambda: not any(map(alive, pids(bench.told))), "the end of what the shell started")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_signal_ends_the_wait(bench: Bench, name: str) -> None:
+    with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
+        process = bench.start("run", "--mutex", "x", "--", "touch", bench.folder / "never")
+        until(lambda: len(bench.entries()) == 2, "the wait")
+        process.send_signal(getattr(signal, name))
+        out, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out, err) == (128 + getattr(signal, name), "", "")
+        assert len(bench.entries()) == 1
+    assert not (bench.folder / "never").exists()
+
+
+def test_what_was_ignored_stays_ignored(bench: Bench) -> None:
+    process = bench.start(
+        *("run", "--mutex", "x", "--", "sh", "-c", f"echo pid $$ >> {bench.told}; read line; exit 3"),
+        stdin=subprocess.PIPE,
+        prefix=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"],
+    )
+    until(lambda: pids(bench.told), "the command's start")
+    process.send_signal(signal.SIGHUP)
+    process.communicate("go on\n", timeout=PATIENCE)
+    assert process.returncode == 3
+
+
+def test_ctrl_c_on_a_terminal_comes_once(bench: Bench) -> None:
+    ours, theirs = os.openpty()
+    take_it = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    process = bench.start(
+        *("run", "--mutex", "x", "--", sys.executable, "-c", LISTENER, bench.told),
+        prefix=[sys.executable, "-c", take_it],
+        stdin=theirs,
+    )
+    os.close(theirs)
+    try:
+        until(lambda: pids(bench.told), "the command's start")
+        for number in (2, 3):
+            os.write(ours, b"\x03")
+            until(lambda number=number: len(lines(bench.told)) >= number, "Ctrl-C")
+        process.send_signal(signal.SIGUSR1)  # in line behind any SIGINT that was forwarded wrongly
+        until(lambda: "SIGUSR1" in lines(bench.told), "SIGUSR1")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 5
+        assert lines(bench.told)[1:] == ["SIGINT", "SIGINT", "SIGUSR1", "SIGTERM"]
+    finally:
+        os.close(ours)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descendants are found through /proc")
+def test_on_a_terminal_too_everything_is_ended(bench: Bench) -> None:
+    ours, theirs = os.openpty()
+    take_it = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    script = bench.folder / "stubborn.py"
+    script.write_text(STUBBORN)
+    process = bench.start(
+        *("--grace", "1", "run", "--mutex", "x", "--", sys.executable, script, bench.told, script),
+        prefix=[sys.executable, "-c", take_it],
+        stdin=theirs,
+    )
+    os.close(theirs)
+    try:
+        until(lambda: len(pids(bench.told)) == 2, "the start")
+        bench.run("release", "--force", str(bench.entries()[0].position))
+        assert process.wait(PATIENCE) == 76
+        until(lambda: not any(map(alive, pids(bench.told))), "the end")
+    finally:
+        os.close(ours)
+
+
+# -- losing the lock --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_ends_when_an_operator_takes_the_lock_away(bench: Bench) -> None:
+    process = bench.listen("--grace", "1", "run", "--mutex", "x")
+    code, out, _ = bench.run("release", str(bench.entries()[0].position))
+    assert code == 0
+    assert "has been told" in out
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 76
+    assert err.startswith("sqlsem: error: The lock on 'x'")
+    assert len(err.splitlines()) == 1
+    assert lines(bench.told)[1:] == ["SIGTERM"]
+    assert bench.entries() == []
+
+
+def test_and_when_it_is_forced(bench: Bench) -> None:
+    process = bench.listen("--grace", "1", "run", "--mutex", "x", "--lost-exit-code", "3")
+    _, out, _ = bench.run("release", "--force", str(bench.entries()[0].position))
+    assert "is gone" in out
+    assert process.wait(PATIENCE) == 3
+    assert lines(bench.told)[1:] == ["SIGTERM"]
+
+
+def test_a_stubborn_command_is_killed_with_its_children_before_the_next_is_let_in(bench: Bench) -> None:
+    script = bench.folder / "stubborn.py"
+    script.write_text(STUBBORN)
+    # A grace that does not run out before the command has ended.
+    process = bench.hold(
+        *("--grace", "4", "run", "--mutex", "x", "--kill-after", "0.2"),
+        command=[sys.executable, script, bench.told, script],
+    )
+    until(lambda: len(pids(bench.told)) == 2, "the child's start")
+    first, second = pids(bench.told)
+    bench.run("release", str(bench.entries()[0].position))
+    files = [f"/proc/{pid}/cmdline" for pid in (first, second)]
+    # Whoever is next finds nobody at work.
+    check = f"import os, sys; sys.exit(any(os.path.exists(f) and open(f).read() for f in {files}))"
+    assert bench.run("run", "--mutex", "x", "--", sys.executable, "-c", check)[0] == 0
+    assert process.wait(PATIENCE) == 76
+    assert not alive(first)
+    assert not alive(second)
+
+
+@pytest.mark.parametrize("script", [LISTENER, STUBBORN], ids=["willing", "stubborn"])
+def test_the_command_does_not_survive_sqlsem(bench: Bench, script: str) -> None:
+    process = bench.hold("run", "--mutex", "x", command=[sys.executable, "-c", script, bench.told])
+    (pid,) = pids(bench.told)
+    process.kill()
+    until(lambda: not alive(pid), "the command's end")
+
+
+def test_a_lock_lost_with_a_waiting_command_says_so(bench: Bench) -> None:
+    with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
+        process = bench.start("run", "--mutex", "x", "--", "true")
+        position = until(lambda: [e.position for e in bench.entries() if e.state == "waits"], "the wait")[0]
+        bench.run("release", str(position))
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 76
+    assert err.startswith("sqlsem: error: ")

@@ -1,0 +1,58 @@
+"""Errors survive what errors go through."""
+
+import copy
+import pickle
+
+import pytest
+
+import sqlsem
+from sqlsem.engines.base import Busy, Disconnected
+
+ERRORS = [
+    sqlsem.SqlsemError,
+    sqlsem.Timeout,
+    sqlsem.LockLost,
+    sqlsem.Deadlock,
+    sqlsem.NotHeld,
+    sqlsem.ConfigurationError,
+    sqlsem.SchemaError,
+    sqlsem.Unavailable,
+    Busy,
+    Disconnected,
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickling(kind, protocol):
+    error = kind("what happened to 'etl'; do this", resource="etl")
+    back = pickle.loads(pickle.dumps(error, protocol))
+    assert type(back) is kind
+    assert (str(back), back.args, back.resource) == (str(error), error.args, "etl")
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_copying(kind):
+    error = kind("text")
+    for back in (copy.copy(error), copy.deepcopy(error)):
+        assert (type(back), str(back), back.resource) == (kind, "text", None)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_all_are_caught_as_one(kind):
+    assert issubclass(kind, sqlsem.SqlsemError)
+    assert str(kind()) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "also"),
+    [
+        (sqlsem.Timeout, TimeoutError),
+        (sqlsem.Deadlock, RuntimeError),
+        (sqlsem.NotHeld, RuntimeError),
+        (sqlsem.ConfigurationError, ValueError),
+        (sqlsem.Unavailable, ConnectionError),
+    ],
+)
+def test_they_are_also_what_python_calls_them(kind, also):
+    assert issubclass(kind, also)
