@@ -61,24 +61,18 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
     _, peer = list(found)[:2]
     table = _table(
         f"{ENGINES[engine]}: hand-off between {number} processes, {hold:g} ms hold (release called → acquire returned)",
-        *("", "p50 µs", "p99 µs", f"p50 of {peer}", "barged %", "longest wait ms", "grants", "overlaps"),
+        *("", "p50 µs", "p99 µs", "p50 µs to another process", f"of {peer}", "barged %", "longest wait ms", "overlaps"),
     )
     for name, one in found.items():
-        ratio = one.percentile(0.5) / found[peer].percentile(0.5)
+        # To oneself, with others waiting, is no hand-off.
+        ratio = one.to_another / found[peer].to_another
         judged = _judged(ratio, TARGETS["handoff"][engine]) if name == "sqlsem" else f"{ratio:.2f}"
-        figures = (f"{one.percentile(0.5):.0f}", f"{one.percentile(0.99):.0f}", judged, f"{one.barged:.1f}")
-        table.add_row(name, *figures, f"{one.longest_wait:.0f}", str(len(one.visits)), str(one.overlaps))
+        figures = (f"{one.p50:.0f}", f"{one.p99:.0f}", f"{one.to_another:.0f}", judged, f"{one.barged:.1f}")
+        table.add_row(name, *figures, f"{one.longest_wait:.0f}", str(one.overlaps))
     console.print(table)
+    names = ("p50", "p99", "to_another", "barged", "longest_wait", "overlaps")
     return {
-        name: {
-            "p50": one.percentile(0.5),
-            "p99": one.percentile(0.99),
-            "barged": one.barged,
-            "longest_wait": one.longest_wait,
-            "grants": len(one.visits),
-            "overlaps": one.overlaps,
-        }
-        for name, one in found.items()
+        name: {what: getattr(one, what) for what in names} | {"grants": len(one.visits)} for name, one in found.items()
     }
 
 

@@ -71,6 +71,7 @@ def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
 class Visit:
     """One stay inside; nanoseconds."""
 
+    process: int
     asked: int
     granted: int
     leaving: int  # when release was called
@@ -83,7 +84,8 @@ class Contention:
 
     visits: list[Visit] = field(default_factory=list)
     seconds: float = 0.0
-    handoffs: list[float] = field(default_factory=list)  # µs, sorted
+    handoffs: list[float] = field(default_factory=list)  # µs
+    to_others: list[float] = field(default_factory=list)  # those of them to another process
     overtaking: int = 0
     overlaps: int = 0
 
@@ -94,15 +96,25 @@ class Contention:
         self.seconds += (visits[-1].left - visits[0].granted) / 1e9
         for one, following in itertools.pairwise(visits):
             self.handoffs.append((following.granted - one.leaving) / 1000)
+            if following.process != one.process:
+                self.to_others.append(self.handoffs[-1])
             self.overlaps += following.granted < one.leaving
-        self.handoffs.sort()
         earliest = visits[-1].asked  # of those served later
         for visit in reversed(visits):
             self.overtaking += earliest < visit.asked - OVERTAKEN
             earliest = min(earliest, visit.asked)
 
-    def percentile(self, share: float) -> float:
-        return self.handoffs[min(len(self.handoffs) - 1, int(len(self.handoffs) * share))]
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.handoffs)
+
+    @property
+    def p99(self) -> float:
+        return statistics.quantiles(self.handoffs, n=100)[-1]
+
+    @property
+    def to_another(self) -> float:
+        return statistics.median(self.to_others) if self.to_others else float("nan")
 
     @property
     def barged(self) -> float:
@@ -134,7 +146,7 @@ def _contend(engine: str, name: str, url: str, hold: float, seconds: float, read
             time.sleep(hold)
         leaving = time.monotonic_ns()
         subject.release()
-        visits.append(Visit(asked, granted, leaving, time.monotonic_ns()))
+        visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns()))
     subject.close()
     results.put(visits)
 

@@ -400,7 +400,7 @@ class Membership:
     def _unblock(self) -> None:
         """A thread may sit in a call on the main session that will never be answered: end that call."""
         session, since = self._main, self._calling
-        if session is not None and since is not None and monotonic() - since > self.trust:
+        if session is not None and since is not None and self.trust and monotonic() - since > self.trust:
             log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, self.trust)
             session.interrupt()
 
@@ -424,10 +424,9 @@ class Membership:
             session = self._main
             if session is not None:
                 session.interrupt()
-            self._unblock()
-        if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
-            log.error("A call on %s does not end; its connection is left behind", self.engine.where)
-            return
+            if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+                log.error("A call on %s does not end; its connection is left behind", self.engine.where)
+                return
         try:
             if self._main is not None:
                 if self._member_id is not None:

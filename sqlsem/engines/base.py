@@ -160,7 +160,7 @@ class Session(abc.ABC):
         """Whether another call may succeed on this session."""
         return True
 
-    def abandon(self) -> None:
+    def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
         """In a forked child: let go of what the parent's session uses, without a word to the server."""
 
     @abc.abstractmethod

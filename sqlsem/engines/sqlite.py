@@ -611,6 +611,10 @@ def _before_fork() -> None:
         session.let_go()
 
 
+def _after_fork_in_parent() -> None:
+    _busy.release()
+
+
 def _after_fork_in_child() -> None:
     global _busy
     _busy = threading.RLock()
@@ -618,9 +622,7 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=lambda: _busy.release(), after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:

@@ -1,0 +1,75 @@
+-- sqlsem, the statements that the Python client sends to SQL Server.
+
+-- name: version
+SELECT COALESCE(OBJECT_ID(N'{schema}.setting'), OBJECT_ID(N'{schema}.settings'))
+
+-- name: installed
+SELECT value FROM {schema}.setting WHERE name = N'schema_version'
+
+-- name: settings
+EXEC {schema}.settings
+
+-- name: session
+-- The number is put in by the client.
+SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED
+
+-- name: enrol
+EXEC {schema}.enrol ?, ?, ?, ?, ?
+
+-- name: resume_member
+EXEC {schema}.resume_member ?
+
+-- name: ping
+EXEC {schema}.ping ?
+
+-- name: resign
+EXEC {schema}.resign ?
+
+-- name: register
+EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: register_all
+EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
+
+-- name: wait
+EXEC {schema}.wait ?, ?, ?
+
+-- name: release
+EXEC {schema}.release ?, ?, ?, ?
+
+-- name: cancel
+EXEC {schema}.cancel ?, ?, ?
+
+-- name: assert_holding
+EXEC {schema}.assert_holding ?, ?, ?
+
+-- name: entries
+EXEC {schema}.entries ?
+
+-- name: past
+EXEC {schema}.past ?, ?
+
+-- name: resources
+EXEC {schema}.resources
+
+-- name: set_resource
+EXEC {schema}.set_resource ?, ?, ?
+
+-- name: revoke
+EXEC {schema}.revoke ?, ?
+
+-- name: reap
+EXEC {schema}.reap
+
+-- name: prune
+EXEC {schema}.prune ?
+
+-- name: now
+SELECT SYSUTCDATETIME()
+
+-- name: install_lock
+EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = -1, @DbPrincipal = N'public'
+
+-- name: set_version
+UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'

@@ -1,0 +1,37 @@
+-- sqlsem, what `sqlsem doctor` asks SQL Server. Nothing here needs the sqlsem tables, or changes anything.
+
+-- name: server
+SELECT CAST(@@VERSION AS nvarchar(300)), CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(60)),
+       CAST(SERVERPROPERTY('EngineEdition') AS int), CAST(DATABASEPROPERTYEX(DB_NAME(), 'Updateability') AS nvarchar(60))
+
+-- name: permission
+SELECT CAST(CURRENT_USER AS nvarchar(255)), CASE WHEN SCHEMA_ID(N'{schema}') IS NULL THEN 0 ELSE 1 END,
+       COALESCE(HAS_PERMS_BY_NAME(N'{schema}.register', 'OBJECT', 'EXECUTE'), 0),
+       COALESCE(HAS_PERMS_BY_NAME(N'{schema}.revoke', 'OBJECT', 'EXECUTE'), 0)
+
+-- name: settings
+SELECT CAST(is_read_committed_snapshot_on AS int), CAST(COALESCE(delayed_durability_desc, 'DISABLED') AS nvarchar(60)),
+       CAST(compatibility_level AS int)
+FROM sys.databases WHERE name = DB_NAME()
+
+-- name: clock
+SELECT SYSUTCDATETIME()
+
+-- name: beacon_take
+SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @code int;
+EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+SELECT CAST(@@SPID AS int), @code
+
+-- name: beacon_look
+SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @code int;
+EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+IF @code >= 0
+    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+SELECT CAST(@@SPID AS int), @code
+
+-- name: beacon_give
+SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @mode nvarchar(32);
+SET @mode = APPLOCK_MODE(N'public', @name, N'Session');
+IF @mode <> N'NoLock'
+    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+SELECT CAST(@@SPID AS int), CASE @mode WHEN N'Exclusive' THEN 1 ELSE 0 END

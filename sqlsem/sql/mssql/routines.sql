@@ -1,0 +1,1048 @@
+-- sqlsem, routines for SQL Server. May be run again at any time, also while locks are held.
+--
+-- Application locks used (sp_getapplock, principal public), named N'sqlsem.{schema}.' and then
+--   gate.<hash of the resource>   Transaction  held for the length of one registration
+--   beacon.<number>               Session      held by a member's session for as long as it lives
+--   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
+--   waiting.<queue_position>      Session      held by a session while it waits for that row's grant
+--   pin.<queue_position>          Transaction  shared: somebody's open transaction leans on the row (assert_holding)
+-- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
+--
+-- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
+-- to wait for and what for:
+--   'leave'    every conflicting row must leave, the last of them included: wait for that one
+--   'grant'    an earlier request still waits: nothing can change for us before it is granted
+--   'any'      next in line: any of several holders may leave first; the blocker is the oldest
+--   'paused'   an operator stopped the resource
+IF OBJECT_ID(N'{schema}.ahead') IS NULL
+    EXEC (N'CREATE FUNCTION {schema}.ahead () RETURNS TABLE AS RETURN (SELECT 0 AS eligible)');
+GO
+ALTER FUNCTION {schema}.ahead (
+    @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
+RETURNS TABLE AS RETURN (
+    SELECT CASE WHEN v.fits = 1 AND v.paused = 0 THEN 1 ELSE 0 END AS eligible,
+           CASE WHEN v.fits = 1 THEN NULL WHEN v.alone = 1 THEN v.last_one
+                WHEN v.waiter IS NOT NULL THEN v.waiter ELSE v.first_one END AS blocker,
+           CASE WHEN v.fits = 1 THEN N'paused' WHEN v.alone = 1 THEN N'leave'
+                WHEN v.waiter IS NOT NULL THEN N'grant' ELSE N'any' END AS until,
+           v.mine
+    FROM (
+        SELECT b.last_one, b.first_one, b.waiter, b.mine, b.paused,
+               CASE WHEN b.bound IS NULL OR b.load + @weight <= b.bound THEN 1 ELSE 0 END AS fits,
+               CASE WHEN b.bound <= @weight THEN 1 ELSE 0 END AS alone
+        FROM (
+            SELECT a.load, a.last_one, a.first_one, a.waiter, a.mine,
+                   CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS paused,
+                   (SELECT MIN(n.number) FROM (VALUES (@limit), (a.declared), (o.cap)) AS n (number)) AS bound
+            FROM (
+                SELECT COALESCE(SUM(CASE WHEN r.conflict = 1 THEN CAST(r.weight AS bigint) END), 0) AS load,
+                       MIN(CASE WHEN r.conflict = 1 THEN r.concurrency_limit END) AS declared,
+                       MAX(CASE WHEN r.conflict = 1 THEN r.queue_position END) AS last_one,
+                       MIN(CASE WHEN r.conflict = 1 THEN r.queue_position END) AS first_one,
+                       MAX(CASE WHEN r.conflict = 1 AND r.granted_at IS NULL THEN r.queue_position END) AS waiter,
+                       MAX(CASE WHEN r.request_uid = @uid THEN r.queue_position END) AS mine
+                FROM (SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
+                             CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
+                                  THEN 1 ELSE 0 END AS conflict
+                      FROM {schema}.{table} WITH (READCOMMITTEDLOCK)
+                      WHERE resource_id = @resource AND queue_position < @position) AS r
+            ) AS a
+            LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
+        ) AS b
+    ) AS v
+);
+GO
+
+-- Removes one row, whoever owns it (or only that of a requester), with its history. 0 removed, -1 no such row,
+-- -2 pinned by somebody's open transaction.
+IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.remove
+    @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @requesting_id nvarchar(255) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @code int, @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    BEGIN TRANSACTION;
+    EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        @LockTimeout = 0, @DbPrincipal = N'public';
+    IF @code < 0
+        SET @code = -2;
+    ELSE
+    BEGIN
+        DELETE FROM {schema}.{table}
+        OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
+               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
+        INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
+                               member_id, owner, note, requested_at, granted_at, outcome)
+        WHERE resource_id = @resource AND queue_position = @position
+          AND (@requesting_id IS NULL OR requesting_id = @requesting_id);
+        SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
+    END;
+    COMMIT TRANSACTION;
+    RETURN @code;
+END;
+GO
+
+-- Frees a lock of this session's; nothing happens where it has none.
+IF OBJECT_ID(N'{schema}.let_go') IS NULL EXEC (N'CREATE PROCEDURE {schema}.let_go AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.let_go @name nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+END;
+GO
+
+-- Removes all rows of a member. Entry locks are freed by their sessions' end, or by release. The number removed.
+-- What an open transaction has pinned stays until that ends; it is found then.
+IF OBJECT_ID(N'{schema}.bury') IS NULL EXEC (N'CREATE PROCEDURE {schema}.bury AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.bury @member int, @outcome nvarchar(16)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @resource nvarchar(255), @position bigint = -1, @code int, @count int = 0, @before bigint;
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
+        IF @position = @before
+            RETURN @count;
+        EXEC @code = {schema}.remove @resource, @position, @outcome;
+        IF @code = 0
+            SET @count = @count + 1;
+    END;
+END;
+GO
+
+-- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
+-- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
+-- 1 when it wrote something. Each write is a transaction of its own.
+IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @member int, @requested_at datetime2(6), @revoked_at datetime2(6), @stale bigint, @code int, @there int,
+            @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6), @name nvarchar(255);
+    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @revoked_at = revoked_at
+    FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position;
+    IF @there IS NULL OR @member = @mine
+        RETURN 0;
+
+    IF @member IS NULL
+    BEGIN
+        SELECT @stale = stale_after_ms FROM {schema}.resource WHERE resource_id = @resource;
+        IF @stale IS NULL OR DATEADD(millisecond, CAST(@stale % 1000 AS int),
+                                     DATEADD(second, CAST(@stale / 1000 AS int), @requested_at)) > SYSUTCDATETIME()
+            RETURN 0;
+        EXEC @code = {schema}.remove @resource, @position, N'reaped';
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+
+    SET @there = NULL;
+    SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since
+    FROM {schema}.member WHERE member_id = @member;
+    IF @there IS NULL
+    BEGIN
+        EXEC @code = {schema}.bury @member, N'reaped';
+        RETURN CASE WHEN @code > 0 THEN 1 ELSE 0 END;
+    END;
+    IF DATEADD(millisecond, @grace, @revoked_at) <= SYSUTCDATETIME()
+    BEGIN
+        EXEC @code = {schema}.remove @resource, @position, N'revoked';
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+    IF @lease_until IS NULL
+    BEGIN
+        -- A session can always share its own lock: its own beacon it must not test.
+        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
+            RETURN 0;
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+            @LockTimeout = 0, @DbPrincipal = N'public';
+        IF @code < 0
+            RETURN 0;
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        IF @missing_since IS NULL
+        BEGIN
+            UPDATE {schema}.member SET missing_since = SYSUTCDATETIME()
+            WHERE member_id = @member AND beacon = @beacon AND missing_since IS NULL;
+            SET @there = @@ROWCOUNT;
+            IF @grace > 0
+                RETURN @there;
+        END;
+    END;
+    BEGIN TRANSACTION;
+    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
+    DELETE FROM {schema}.member
+    WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
+      AND ((lease_until IS NULL AND DATEADD(millisecond, grace_ms, missing_since) <= SYSUTCDATETIME())
+           OR lease_until < SYSUTCDATETIME());
+    SET @there = @@ROWCOUNT;
+    IF @there > 0
+        EXEC {schema}.bury @member, N'reaped';
+    COMMIT TRANSACTION;
+    RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
+END;
+GO
+
+-- Tests the owners of the rows on a resource whose sessions look gone (at most 32). 1 when anything was written.
+IF OBJECT_ID(N'{schema}.suspect_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_all AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @position bigint = -1, @before bigint, @revoked_at datetime2(6), @code int, @written int = 0,
+            @tested int = 0, @looked int = 0, @name nvarchar(255);
+    WHILE @tested < 32 AND @looked < 256
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @position = queue_position, @revoked_at = revoked_at FROM {schema}.{table}
+        WHERE resource_id = @resource AND queue_position > @before AND (member_id IS NULL OR member_id <> @mine)
+        ORDER BY queue_position;
+        IF @position = @before
+            BREAK;
+        SET @looked = @looked + 1;
+        SET @code = 0;
+        IF @revoked_at IS NULL
+        BEGIN
+            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = 0, @DbPrincipal = N'public';
+            IF @code >= 0
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        END;
+        IF @code >= 0
+        BEGIN
+            SET @tested = @tested + 1;
+            EXEC @code = {schema}.suspect @resource, @position, @mine;
+            IF @code > 0
+                SET @written = 1;
+        END;
+    END;
+    RETURN @written;
+END;
+GO
+
+-- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
+IF OBJECT_ID(N'{schema}.enrol') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enrol AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.enrol
+    @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: enrol must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @beacon int, @member int, @code int = 0, @name nvarchar(255);
+    BEGIN TRY
+        IF @lease_ms IS NULL
+        BEGIN
+            SET @beacon = NEXT VALUE FOR {schema}.beacon;
+            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                @LockTimeout = 1000, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: the beacon could not be taken', 1;
+        END;
+        INSERT INTO {schema}.member (beacon, session_id, host, pid, program, grace_ms, lease_ms, lease_until)
+        VALUES (@beacon, @@SPID, @host, @pid, @program, @grace_ms, @lease_ms,
+                DATEADD(millisecond, @lease_ms, SYSUTCDATETIME()));
+        SET @member = SCOPE_IDENTITY();
+    END TRY
+    BEGIN CATCH
+        IF @name IS NOT NULL
+            EXEC {schema}.let_go @name;
+        THROW;
+    END CATCH;
+    SELECT @member AS member_id;
+END;
+GO
+
+-- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
+-- protects us until then) and its rows' entry locks. One row: 0 when it was given up meanwhile, else 1.
+IF OBJECT_ID(N'{schema}.resume_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume_member AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.resume_member @member int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: resume_member must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @lease int, @there int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
+    SELECT @there = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
+    IF @there IS NULL
+    BEGIN
+        SELECT 0 AS known;
+        RETURN;
+    END;
+    BEGIN TRY
+        IF @lease IS NULL
+        BEGIN
+            SET @beacon = NEXT VALUE FOR {schema}.beacon;
+            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                @LockTimeout = 1000, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: the beacon could not be taken', 1;
+        END;
+        UPDATE {schema}.member
+        SET beacon = @beacon, session_id = @@SPID, missing_since = NULL,
+            lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+        WHERE member_id = @member;
+        SET @there = @@ROWCOUNT;
+    END TRY
+    BEGIN CATCH
+        IF @name IS NOT NULL
+            EXEC {schema}.let_go @name;
+        THROW;
+    END CATCH;
+    IF @there = 0 AND @name IS NOT NULL  -- removed while we came back
+        EXEC {schema}.let_go @name;
+    WHILE @there > 0 AND @lease IS NULL
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @position = queue_position FROM {schema}.{table}
+        WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
+        IF @position = @before
+            BREAK;
+        -- No waiting: where the old session lingers, its lock stands for ours.
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            @LockTimeout = 0, @DbPrincipal = N'public';
+    END;
+    SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
+END;
+GO
+
+-- The member lives: renews its lease, clears missing_since, tells which rows it has. One row for each of them (or one
+-- without a queue_position, when there are none); known is 0 when it was given up. Raises when the session changed
+-- under the member (a pool that lends connections out by the transaction).
+IF OBJECT_ID(N'{schema}.ping') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ping AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.ping @member int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @there int, @beacon int, @lease int, @missing_since datetime2(6), @name nvarchar(255);
+    SELECT @there = 1, @beacon = beacon, @lease = lease_ms, @missing_since = missing_since
+    FROM {schema}.member WHERE member_id = @member;
+    IF @there = 1 AND @lease IS NULL
+    BEGIN
+        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        IF APPLOCK_MODE(N'public', @name, N'Session') <> N'Exclusive'
+            THROW 50003, N'sqlsem: this connection changed sessions under its member (a connection pool?); connect past the pool, or with a lease', 1;
+        IF @missing_since IS NOT NULL
+        BEGIN
+            UPDATE {schema}.member SET missing_since = NULL WHERE member_id = @member;
+            SET @there = @@ROWCOUNT;
+        END;
+    END
+    ELSE IF @there = 1
+    BEGIN
+        UPDATE {schema}.member SET lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()) WHERE member_id = @member;
+        SET @there = @@ROWCOUNT;
+    END;
+    IF @there = 1
+        SELECT 1 AS known, t.queue_position, CASE WHEN t.revoked_at IS NULL THEN 0 ELSE 1 END AS revoked
+        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.{table} AS t ON t.member_id = @member;
+    ELSE
+        SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
+END;
+GO
+
+-- The member leaves for good; what it still has goes with it.
+IF OBJECT_ID(N'{schema}.resign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resign AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.resign @member int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @beacon int, @name nvarchar(255);
+    SELECT @beacon = beacon FROM {schema}.member WHERE member_id = @member;
+    BEGIN TRANSACTION;
+    DELETE FROM {schema}.member WHERE member_id = @member;
+    EXEC {schema}.bury @member, N'released';
+    COMMIT TRANSACTION;
+    -- Free the beacon when this is committed, not before.
+    SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+    IF @beacon IS NOT NULL
+        EXEC {schema}.let_go @name;
+END;
+GO
+
+-- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
+-- every registration that came before. @position is NULL when @try and not free.
+IF OBJECT_ID(N'{schema}.place') IS NULL EXEC (N'CREATE PROCEDURE {schema}.place AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.place
+    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
+    @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000),
+    @position bigint OUTPUT, @granted bit OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @eligible int, @mine bigint, @code int, @name nvarchar(255), @message nvarchar(1000);
+    SET @position = NULL;
+    SET @granted = 0;
+    IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
+       OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR @weight < 1 OR @limit < @weight
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', limit ', @limit, N', weight ', @weight,
+            N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
+        THROW 50000, @message, 1;
+    END;
+    -- The usual case first: nobody is there.
+    IF NOT EXISTS (SELECT 1 FROM {schema}.{table} WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
+       AND NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource)
+        SET @eligible = 1;
+    ELSE
+    BEGIN
+        SELECT @eligible = eligible, @mine = mine
+        FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
+        IF @mine IS NOT NULL
+        BEGIN
+            SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END
+            FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
+            IF @position IS NOT NULL
+                RETURN 0;  -- else somebody else's, and the insert will fail
+        END;
+        IF @try = 1 AND @eligible = 0
+        BEGIN
+            EXEC @code = {schema}.suspect_all @resource, @member;
+            IF @code = 1
+                SELECT @eligible = eligible
+                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
+            IF @eligible = 0
+                RETURN 0;
+        END;
+    END;
+    INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                  request_uid, requested_at, granted_at, note)
+    VALUES (@resource, @requesting_id, @access, @limit, @weight, @member, @owner,
+            @uid, SYSUTCDATETIME(), CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note);
+    -- The table's trigger hides the number from SCOPE_IDENTITY().
+    SELECT @position = queue_position FROM {schema}.{table} WHERE request_uid = @uid;
+    SET @granted = @eligible;
+    -- The entry lock, unless the member lives by a lease and its session may be anybody's.
+    IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND lease_ms IS NULL)
+    BEGIN
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            @LockTimeout = 1000, @DbPrincipal = N'public';
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: the entry lock could not be taken', 1;
+    END;
+    RETURN 0;
+END;
+GO
+
+-- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
+-- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
+-- A second call with the same @uid (its first reply was lost) finds the row of the first.
+IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.register
+    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
+    @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
+    @note nvarchar(1000) = NULL, @patience int = 1000
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @position bigint, @granted bit, @code int, @name nvarchar(255);
+    SET @uid = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
+    SET @name = CONCAT(N'sqlsem.{schema}.gate.', CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', @resource), 1, 4)));
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = @patience, @DbPrincipal = N'public';
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+        EXEC {schema}.place @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
+            @position OUTPUT, @granted OUTPUT;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        IF @position IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position)
+            EXEC {schema}.let_go @name;
+        THROW;
+    END CATCH;
+    SELECT @position AS queue_position, @granted AS granted;
+END;
+GO
+
+-- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
+-- each other. @requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each resource once.
+-- Needs compatibility level 130 or later.
+IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.register_all
+    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit, @requests nvarchar(max),
+    @patience int = 1000
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: register_all must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @asked TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), gate int, access_type nvarchar(100),
+                          concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
+    DECLARE @ordinal int = 0, @most int, @gate int = -2147483648, @position bigint, @granted bit, @code int, @free int = 1,
+            @name nvarchar(255), @uid_one nvarchar(64), @resource nvarchar(400), @access nvarchar(100), @limit int,
+            @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'';
+    SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
+    INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
+    SELECT CAST(j.[key] AS int) + 1, r.a_resource, CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', r.a_resource), 1, 4)),
+           r.an_access, r.a_limit, r.a_weight, r.a_note
+    FROM OPENJSON(@requests) AS j
+    CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
+        a_limit int '$.limit', a_weight int '$.weight', a_note nvarchar(1000) '$.note') AS r;
+    SELECT @most = COUNT(*) FROM @asked;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        -- By key, not by name: names that share a key must not be taken twice in different orders.
+        SELECT @gate = MIN(gate) FROM @asked;
+        WHILE @gate IS NOT NULL
+        BEGIN
+            SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+            SELECT @gate = MIN(gate) FROM @asked WHERE gate > @gate;
+        END;
+        SET @uid_one = CONCAT(@uid, N'.1');
+        IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE request_uid = @uid_one)
+        BEGIN
+            WHILE @ordinal < @most AND @free = 1
+            BEGIN
+                SET @ordinal = @ordinal + 1;
+                SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
+                FROM @asked WHERE ordinal = @ordinal;
+                SELECT @free = eligible
+                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+                IF @free = 0
+                BEGIN
+                    EXEC @code = {schema}.suspect_all @resource, @member;
+                    IF @code = 1
+                        SELECT @free = eligible
+                        FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+                END;
+            END;
+        END;
+        SET @ordinal = 0;
+        WHILE @ordinal < @most AND @free = 1
+        BEGIN
+            SET @ordinal = @ordinal + 1;
+            SET @uid_one = CONCAT(@uid, N'.', @ordinal);
+            SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight, @note = note
+            FROM @asked WHERE ordinal = @ordinal;
+            SET @position = NULL;
+            EXEC {schema}.place @member, @requesting_id, @owner, @uid_one, 0, @resource, @access, @limit, @weight, @note,
+                @position OUTPUT, @granted OUTPUT;
+            SET @taken = CONCAT(@taken, @position, N',');
+            UPDATE @asked SET queue_position = @position, granted = @granted WHERE ordinal = @ordinal;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        IF @position IS NOT NULL
+            SET @taken = CONCAT(@taken, @position, N',');
+        WHILE CHARINDEX(N',', @taken) > 0
+        BEGIN
+            SET @position = CAST(LEFT(@taken, CHARINDEX(N',', @taken) - 1) AS bigint);
+            SET @taken = SUBSTRING(@taken, CHARINDEX(N',', @taken) + 1, 2147483647);
+            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            IF NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE queue_position = @position)
+                EXEC {schema}.let_go @name;
+        END;
+        THROW;
+    END CATCH;
+    SELECT resource_id, queue_position, granted FROM @asked WHERE queue_position IS NOT NULL ORDER BY ordinal;
+END;
+GO
+
+-- Waits up to @timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
+-- One row, and the same as the return code:
+--   0  granted          -1  not yet (may come early: sleep a little, then call again)
+--   1  call again at once
+--  -2  the row is gone: cancelled, reaped or taken away
+IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: wait must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member int,
+            @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
+            @left int, @nap int, @pause float = 2, @waiting int = 0, @name nvarchar(255),
+            @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
+            @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
+    SELECT @there = 1, @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id,
+           @granted_at = granted_at, @revoked_at = revoked_at
+    FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position;
+    IF @there IS NULL OR @revoked_at IS NOT NULL
+        SET @result = -2;
+    ELSE IF @granted_at IS NOT NULL
+        SET @result = 0;
+    BEGIN TRY
+        WHILE @result IS NULL
+        BEGIN
+            SELECT @eligible = eligible, @blocker = blocker, @until = until
+            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+            IF @eligible = 1
+            BEGIN
+                UPDATE {schema}.{table} SET granted_at = SYSUTCDATETIME()
+                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL;
+                SET @result = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -2 END;
+                BREAK;
+            END;
+            SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
+            IF @left <= 0
+            BEGIN
+                -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
+                EXEC @code = {schema}.suspect_all @resource, @member;
+                SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
+                BREAK;
+            END;
+            SET @code = 0;
+            IF @until <> N'paused'
+            BEGIN
+                IF @until <> N'leave' AND @waiting = 0
+                BEGIN
+                    -- Those behind us wait for our grant.
+                    EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                        @LockTimeout = 0, @DbPrincipal = N'public';
+                    IF @code >= 0
+                        SET @waiting = 1;
+                END;
+                SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
+                                   @blocker);
+                EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                    @LockTimeout = 0, @DbPrincipal = N'public';
+                IF @code >= 0
+                BEGIN
+                    -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
+                    -- (a lease, a bare participant), or its owner died.
+                    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    EXEC @code = {schema}.suspect @resource, @blocker, @member;
+                    IF @code > 0
+                        CONTINUE;
+                END;
+            END;
+            IF @code >= 0
+            BEGIN
+                -- Sleep: wait for a lock that surely is held, our own row's. If it is not (a lease), the caller sleeps.
+                SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
+                SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
+                EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
+                    @LockTimeout = @nap, @DbPrincipal = N'public';
+                IF @code >= 0
+                BEGIN
+                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    SET @result = -1;
+                END;
+                CONTINUE;
+            END;
+            IF @until = N'any'
+            BEGIN
+                IF @pause > 20
+                BEGIN
+                    EXEC @code = {schema}.suspect_all @resource, @member;
+                    SET @pause = 5;
+                    IF @code = 1
+                        CONTINUE;
+                END;
+                SET @left = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
+                SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
+            END;
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = @left, @DbPrincipal = N'public';
+            IF @code >= 0
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        EXEC {schema}.let_go @waiting_name;
+        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+            THROW;
+        SET @result = -1;
+        SET @waiting = 0;
+    END CATCH;
+    IF @waiting = 1
+        EXEC {schema}.let_go @waiting_name;
+    SELECT @result AS code;
+    RETURN @result;
+END;
+GO
+
+-- Gives a number back. One row: 0 done, -1 no such row of this requester (already released, reaped or taken away).
+-- May be repeated.
+IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.release
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @outcome nvarchar(16) = N'released'
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
+    EXEC @code = {schema}.remove @resource, @position, @outcome, @requesting_id;
+    IF @code = -2
+        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); commit it first', 1;
+    -- Those who wait for the entry lock must not wake before the row is seen gone.
+    IF @code = 0
+        EXEC {schema}.let_go @name;
+    SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- Gives back whatever one register may have left (its reply was lost, or it was interrupted). One row: how many rows.
+IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.cancel @member int, @uid nvarchar(64), @outcome nvarchar(16)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @code int, @count int = 0, @pinned int = 0,
+            @name nvarchar(255);
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        WHERE member_id = @member AND queue_position > @before
+          AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
+        ORDER BY queue_position;
+        IF @position = @before
+            BREAK;
+        EXEC @code = {schema}.remove @resource, @position, @outcome;
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        IF @code = 0
+            EXEC {schema}.let_go @name;
+        IF @code = 0
+            SET @count = @count + 1;
+        IF @code = -2
+            SET @pinned = 1;
+    END;
+    IF @pinned = 1
+        THROW 50002, N'sqlsem: busy: an open transaction has pinned a row (assert_holding); commit it first', 1;
+    SELECT @count AS cancelled;
+END;
+GO
+
+-- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
+-- One row: 1 when it is there, else 0.
+IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF @@TRANCOUNT = 0
+        THROW 50001, N'sqlsem: assert_holding needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
+    DECLARE @code int, @there int = 0, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
+        @LockTimeout = 10000, @DbPrincipal = N'public';
+    IF @code < 0
+        THROW 50002, N'sqlsem: busy: this row is being removed', 1;
+    SELECT @there = 1 FROM {schema}.{table} WITH (UPDLOCK, ROWLOCK)
+    WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
+      AND granted_at IS NOT NULL;
+    SELECT @there AS holding;
+    RETURN @there;
+END;
+GO
+
+
+-- What people look at -------------------------------------------------------------------------------------------
+
+IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.entries @resource nvarchar(255) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME();
+    SELECT t.resource_id, t.queue_position,
+           CASE WHEN t.revoked_at IS NOT NULL THEN N'revoked' WHEN t.granted_at IS NOT NULL THEN N'holds'
+                WHEN t.member_id IS NULL AND (SELECT a.eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
+                     t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN N'holds' ELSE N'waits' END AS state,
+           t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program,
+           t.note, t.requested_at, t.granted_at,
+           DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / 1000000E0 AS seconds,
+           DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until < @now THEN m.lease_until
+                                          ELSE m.missing_since END, @now) / 1000000E0 AS missing_for
+    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE @resource IS NULL OR t.resource_id = @resource
+    ORDER BY t.resource_id, t.queue_position;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.past @resource nvarchar(255) = NULL, @most int = 100
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
+           h.requested_at, h.granted_at, h.ended_at,
+           DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / 1000000E0 AS waited,
+           DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / 1000000E0 AS held, h.outcome
+    FROM {schema}.history AS h
+    WHERE @resource IS NULL OR h.resource_id = @resource
+    ORDER BY h.ended_at DESC;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.resources') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resources AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.resources
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, o.cap,
+           CAST(CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS bit) AS paused,
+           o.stale_after_ms / 1000E0 AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
+    FROM {schema}.resource AS o
+    FULL JOIN (
+        SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
+        FROM (SELECT t.resource_id,
+                     CASE WHEN t.revoked_at IS NOT NULL OR t.granted_at IS NOT NULL THEN 1
+                          WHEN t.member_id IS NULL AND (SELECT a.eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
+                               t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN 1 ELSE 0 END AS holds
+              FROM {schema}.{table} AS t) AS e
+        GROUP BY e.resource_id
+    ) AS q ON q.resource_id = o.resource_id
+    ORDER BY 1;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.settings') IS NULL EXEC (N'CREATE PROCEDURE {schema}.settings AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.settings
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SELECT s.name, s.value FROM {schema}.setting AS s;
+END;
+GO
+
+
+-- What operators do ---------------------------------------------------------------------------------------------
+
+-- @what: 'cap' (NULL: none), 'stale_after' in ms (NULL: never), 'paused' (1 or 0).
+IF OBJECT_ID(N'{schema}.set_resource') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_resource AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @what NOT IN (N'cap', N'stale_after', N'paused')
+        THROW 50000, N'sqlsem: only cap, stale_after and paused can be set', 1;
+    DECLARE @code int, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
+    BEGIN TRANSACTION;
+    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        @LockTimeout = 10000, @DbPrincipal = N'public';
+    IF @code < 0
+    BEGIN
+        ROLLBACK TRANSACTION;
+        THROW 50002, N'sqlsem: busy: somebody else sets a resource in an open transaction', 1;
+    END;
+    INSERT INTO {schema}.resource (resource_id)
+    SELECT @resource WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource);
+    UPDATE {schema}.resource
+    SET cap = CASE @what WHEN N'cap' THEN CAST(@value AS int) ELSE cap END,
+        stale_after_ms = CASE @what WHEN N'stale_after' THEN @value ELSE stale_after_ms END,
+        paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END
+    WHERE resource_id = @resource;
+    DELETE FROM {schema}.resource
+    WHERE resource_id = @resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
+    COMMIT TRANSACTION;
+END;
+GO
+
+-- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
+-- is told first (by its next ping, or by grace running out) unless @force. One row: 0 gone, 1 told, -1 no such row.
+IF OBJECT_ID(N'{schema}.revoke') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.revoke @position bigint, @force bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member int, @code int = 1;
+    -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+    UPDATE {schema}.{table} SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()) WHERE queue_position = @position;
+    SELECT @there = 1, @resource = resource_id, @granted_at = granted_at, @member = member_id
+    FROM {schema}.{table} WHERE queue_position = @position;
+    IF @there IS NULL
+        SET @code = -1;
+    ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
+    BEGIN
+        EXEC @code = {schema}.remove @resource, @position, N'revoked';
+        SET @code = CASE WHEN @code = -2 THEN 1 ELSE 0 END;  -- pinned: it goes when that transaction has ended
+    END;
+    SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- Tests every member now. One row: the number of rows removed.
+IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.reap
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
+            @member int = -1, @member_before int, @beacon int, @name nvarchar(255);
+    SELECT @start = COUNT(*) FROM {schema}.{table};
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        WHERE queue_position > @before ORDER BY queue_position;
+        IF @position = @before
+            BREAK;
+        EXEC {schema}.suspect @resource, @position, -1;
+    END;
+    -- Members that own nothing leave no row to find them by.
+    WHILE 1 = 1
+    BEGIN
+        SET @member_before = @member;
+        SELECT TOP (1) @member = m.member_id, @beacon = m.beacon FROM {schema}.member AS m
+        WHERE m.member_id > @member_before AND NOT EXISTS (SELECT 1 FROM {schema}.{table} AS t WHERE t.member_id = m.member_id)
+          AND ((m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.joined_at) < SYSUTCDATETIME())
+               OR m.lease_until < SYSUTCDATETIME())
+        ORDER BY m.member_id;
+        IF @member = @member_before
+            BREAK;
+        SET @code = 0;
+        IF @beacon IS NOT NULL
+        BEGIN
+            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+            IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
+                CONTINUE;
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = 0, @DbPrincipal = N'public';
+            IF @code >= 0
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        END;
+        IF @code >= 0
+            DELETE FROM {schema}.member
+            WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND lease_until < SYSUTCDATETIME()))
+              AND NOT EXISTS (SELECT 1 FROM {schema}.{table} AS t WHERE t.member_id = @member);
+    END;
+    SELECT @end = COUNT(*) FROM {schema}.{table};
+    SELECT CASE WHEN @start > @end THEN @start - @end ELSE 0 END AS removed;
+END;
+GO
+
+-- Removes history older than setting history_days, at most @most rows a call. One row: how many.
+IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.prune @most int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @days int, @before datetime2(6), @count int;
+    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
+    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
+    DELETE TOP (@most) FROM {schema}.history WHERE ended_at < @before;
+    SET @count = @@ROWCOUNT;
+    SELECT @count AS pruned;
+END;
+GO
+
+
+-- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
+-- order; the gate is then theirs until their transaction ends. Rows of the routines carry a request_uid.
+IF OBJECT_ID(N'{schema}.number_bare_row') IS NULL
+    EXEC (N'CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT AS RETURN');
+GO
+ALTER TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @gate int, @patience int = @@LOCK_TIMEOUT, @code int, @name nvarchar(255);
+    IF EXISTS (SELECT 1 FROM inserted WHERE request_uid IS NULL)
+    BEGIN
+        IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
+                   OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
+                   OR weight < 1 OR concurrency_limit < weight)
+            THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
+        SELECT @gate = MIN(CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)))
+        FROM inserted WHERE request_uid IS NULL;
+        WHILE @gate IS NOT NULL
+        BEGIN
+            SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+            SELECT @gate = MIN(g.gate)
+            FROM (SELECT CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)) AS gate
+                  FROM inserted WHERE request_uid IS NULL) AS g
+            WHERE g.gate > @gate;
+        END;
+        INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,
+                                      request_uid, requested_at, note)
+        SELECT COALESCE(resource_id, N'default'), requesting_id, COALESCE(access_type, N'write'), concurrency_limit,
+               COALESCE(weight, 1), owner, CONCAT(N'bare.', CONVERT(nvarchar(36), NEWID())), SYSUTCDATETIME(), note
+        FROM inserted WHERE request_uid IS NULL;
+    END;
+    IF EXISTS (SELECT 1 FROM inserted WHERE request_uid IS NOT NULL)
+        INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                      request_uid, requested_at, granted_at, note)
+        SELECT resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+               request_uid, requested_at, granted_at, note
+        FROM inserted WHERE request_uid IS NOT NULL;
+END;
+GO
