@@ -132,6 +132,12 @@ class Grant:
         """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""
         self._coordinator._give_back(self)
 
+    def _abandon(self) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+        else:
+            self._coordinator._abandon(self)
+
     def _require(self) -> None:
         if self._pid != os.getpid():
             raise NotHeld(
@@ -331,11 +337,14 @@ class Coordinator:
                 for ticket in grant._tickets:
                     self._return(ticket, outcome, grant)
         except BaseException:
-            # Interrupted: rows that nobody knows are removed by the next ping.
-            self._forget(grant)
-            self._member.forget(grant._tickets)
-            self._member.urge()
+            self._abandon(grant)
             raise
+
+    def _abandon(self, grant: Grant) -> None:
+        """Giving back was interrupted: rows that nobody knows are removed by the next ping."""
+        self._forget(grant)
+        self._member.forget(grant._tickets)
+        self._member.urge()
         if grant._why_lost is not None:
             grant._require()
 
@@ -689,6 +698,7 @@ class _Work:
 
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward."""
+        self.coordinator._member.settled(self.uid)
         with self.coordinator._state_lock:
             for queue in [*self.coordinator._queues.values()]:
                 queue[:] = [waiter for waiter in queue if waiter not in self.waiters.values()]

@@ -101,9 +101,19 @@ class Lock:
         grant = stack[-1]
         try:
             grant.release()
+        except BaseException as exc:
+            if not isinstance(exc, Exception):
+                grant._abandon()
+            raise
         finally:
             if stack and stack[-1] is grant:
                 del stack[-1]
+
+    def _let_go(self) -> None:
+        """Interrupted on the way out of a block: what this thread acquired last is given back all the same."""
+        stack = self._stack()
+        if stack and not stack[-1]._released:
+            stack.pop()._abandon()
 
     @property
     def grant(self) -> Grant:
@@ -158,6 +168,9 @@ class Lock:
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
             if exc is None:
                 raise
+        except BaseException:
+            self._let_go()
+            raise
 
     # -- decorator ----------------------------------------------------------------------------------------------
 

@@ -235,6 +235,10 @@ class Membership:
         finally:
             self._limbo.pop(uid, None)
 
+    def settled(self, uid: str) -> None:
+        """That registration is over, even if an interrupt left `registering` early."""
+        self._limbo.pop(uid, None)
+
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Rows of ours that were just made."""
         with self.state_lock:

@@ -57,7 +57,7 @@ EXEC {schema}.resources
 EXEC {schema}.set_resource ?, ?, ?
 
 -- name: revoke
-EXEC {schema}.revoke ?, ?
+EXEC {schema}.[revoke] ?, ?
 
 -- name: reap
 EXEC {schema}.reap

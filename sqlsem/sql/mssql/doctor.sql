@@ -7,7 +7,7 @@ SELECT CAST(@@VERSION AS nvarchar(300)), CAST(SERVERPROPERTY('ProductVersion') A
 -- name: permission
 SELECT CAST(CURRENT_USER AS nvarchar(255)), CASE WHEN SCHEMA_ID(N'{schema}') IS NULL THEN 0 ELSE 1 END,
        COALESCE(HAS_PERMS_BY_NAME(N'{schema}.register', 'OBJECT', 'EXECUTE'), 0),
-       COALESCE(HAS_PERMS_BY_NAME(N'{schema}.revoke', 'OBJECT', 'EXECUTE'), 0)
+       COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', 'OBJECT', 'EXECUTE'), 0)
 
 -- name: settings
 SELECT CAST(is_read_committed_snapshot_on AS int), CAST(COALESCE(delayed_durability_desc, 'DISABLED') AS nvarchar(60)),

@@ -19,7 +19,7 @@ DROP PROCEDURE IF EXISTS {schema}.past;
 DROP PROCEDURE IF EXISTS {schema}.resources;
 DROP PROCEDURE IF EXISTS {schema}.settings;
 DROP PROCEDURE IF EXISTS {schema}.set_resource;
-DROP PROCEDURE IF EXISTS {schema}.revoke;
+DROP PROCEDURE IF EXISTS {schema}.[revoke];
 DROP PROCEDURE IF EXISTS {schema}.reap;
 DROP PROCEDURE IF EXISTS {schema}.prune;
 DROP PROCEDURE IF EXISTS {schema}.place;

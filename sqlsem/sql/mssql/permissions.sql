@@ -11,7 +11,7 @@ IF DATABASE_PRINCIPAL_ID(N'{schema}_user') IS NULL AND @may = 1 EXEC (N'CREATE R
 IF DATABASE_PRINCIPAL_ID(N'{schema}_operator') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_operator');
 IF DATABASE_PRINCIPAL_ID(N'{schema}_reader') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_reader');
 
-SELECT @todo = @todo + N'GRANT ' + g.what + N' ON {schema}.' + g.object_name + N' TO ' + g.role_name + N'; '
+SELECT @todo = @todo + N'GRANT ' + g.what + N' ON {schema}.[' + g.object_name + N'] TO ' + g.role_name + N'; '
 FROM (
     SELECT N'EXECUTE' AS what, o.name AS object_name, r.name AS role_name
     FROM (VALUES (N'enrol', 1), (N'resume_member', 1), (N'ping', 1), (N'resign', 1), (N'register', 1), (N'register_all', 1),

@@ -20,10 +20,10 @@ GO
 --   'grant'    an earlier request still waits: nothing can change for us before it is granted
 --   'any'      next in line: any of several holders may leave first; the blocker is the oldest
 --   'paused'   an operator stopped the resource
-IF OBJECT_ID(N'{schema}.ahead') IS NULL
-    EXEC (N'CREATE FUNCTION {schema}.ahead () RETURNS TABLE AS RETURN (SELECT 0 AS eligible)');
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.ahead;
 GO
-ALTER FUNCTION {schema}.ahead (
+CREATE FUNCTION {schema}.ahead (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
 RETURNS TABLE AS RETURN (
     SELECT CASE WHEN v.fits = 1 AND v.paused = 0 THEN 1 ELSE 0 END AS eligible,
@@ -57,6 +57,8 @@ RETURNS TABLE AS RETURN (
         ) AS b
     ) AS v
 );
+GO
+COMMIT TRANSACTION;
 GO
 
 -- Removes one row, whoever owns it (or only that of a requester), with its history. 0 removed, -1 no such row,
@@ -813,9 +815,9 @@ BEGIN
                      t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN N'holds' ELSE N'waits' END AS state,
            t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program,
            t.note, t.requested_at, t.granted_at,
-           DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / 1000000E0 AS seconds,
+           DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
            DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until < @now THEN m.lease_until
-                                          ELSE m.missing_since END, @now) / 1000000E0 AS missing_for
+                                          ELSE m.missing_since END, @now) / CAST(1000000 AS float) AS missing_for
     FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE @resource IS NULL OR t.resource_id = @resource
     ORDER BY t.resource_id, t.queue_position;
@@ -830,8 +832,8 @@ BEGIN
     SET NOCOUNT ON;
     SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
-           DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / 1000000E0 AS waited,
-           DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / 1000000E0 AS held, h.outcome
+           DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
+           DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / CAST(1000000 AS float) AS held, h.outcome
     FROM {schema}.history AS h
     WHERE @resource IS NULL OR h.resource_id = @resource
     ORDER BY h.ended_at DESC;
@@ -846,7 +848,7 @@ BEGIN
     SET NOCOUNT ON;
     SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, o.cap,
            CAST(CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS bit) AS paused,
-           o.stale_after_ms / 1000E0 AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
+           o.stale_after_ms / CAST(1000 AS float) AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
     FROM {schema}.resource AS o
     FULL JOIN (
         SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
@@ -908,9 +910,9 @@ GO
 
 -- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
 -- is told first (by its next ping, or by grace running out) unless @force. One row: 0 gone, 1 told, -1 no such row.
-IF OBJECT_ID(N'{schema}.revoke') IS NULL EXEC (N'CREATE PROCEDURE {schema}.revoke AS RETURN 0');
+IF OBJECT_ID(N'{schema}.[revoke]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[revoke] AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.revoke @position bigint, @force bit = 0
+ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1004,10 +1006,10 @@ GO
 
 -- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
 -- order; the gate is then theirs until their transaction ends. Rows of the routines carry a request_uid.
-IF OBJECT_ID(N'{schema}.number_bare_row') IS NULL
-    EXEC (N'CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT AS RETURN');
+BEGIN TRANSACTION;
+DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 GO
-ALTER TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
+CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1045,4 +1047,6 @@ BEGIN
                request_uid, requested_at, granted_at, note
         FROM inserted WHERE request_uid IS NOT NULL;
 END;
+GO
+COMMIT TRANSACTION;
 GO

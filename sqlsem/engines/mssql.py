@@ -1,0 +1,707 @@
+"""SQL Server and Azure SQL, through pyodbc or mssql-python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlsem import sql
+from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+
+#: Longest wait in one call, in seconds: each takes one of the server's worker threads.
+_LONGEST_WAIT = 15.0
+#: A statement that the server does not answer at all is given up after its own time and this, in seconds.
+_MARGIN = 30
+
+_GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
+_NUMBER = re.compile(r"\((\d{2,9})\)")
+_PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
+_LOST_STATES = frozenset(
+    {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008", "IMC06"}
+)
+_LOST_NUMBERS = frozenset(
+    {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 11001, 4060, 4221, 6002, 6005}
+    | {20002, 20003, 20004, 20006, 20009, 20047, 40143, 40197, 40501, 40540, 40613, 42108, 42109, 49918, 49919, 49920}
+)
+_DRIVER_NUMBER = re.compile(r"ODBC Driver (\d+) for SQL Server")
+
+_loading = threading.Lock()
+_connecting = threading.Lock()
+#: Connections that belong to a parent process: letting go of the objects would say goodbye in its name.
+_abandoned: list[Any] = []
+
+
+class SqlServerEngine(Engine):
+    """A SQL Server database (2016 or later), or one of Azure SQL."""
+
+    name = "mssql"
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        self._words: dict[str, str] = {}
+        if url and "://" in url:
+            self._words = _words_of_url(url)
+        elif url:
+            self._words = _words_of_odbc(url)
+        self._driver_module: Any = None
+
+    @property
+    def where(self) -> str:
+        if self.creator is not None:
+            return "the SQL Server database of creator="
+        server = self._word("server", "address", "addr", "servername") or self._word("dsn") or "localhost"
+        port = self._word("port")
+        database = self._word("database") or "(default)"
+        return f"SQL Server database {database} on {server}{f':{port}' if port else ''}"
+
+    def _word(self, *names: str) -> str | None:
+        for key, value in self._words.items():
+            if key.lower() in names:
+                return value
+        return None
+
+    @property
+    def odbc_string(self) -> str:
+        """The connection string, password and all."""
+        words = dict(self._words)
+        lower = {key.lower() for key in words}
+        if "driver" not in lower and "dsn" not in lower and "filedsn" not in lower:
+            words = {"Driver": _choose_driver(), **words}
+        return _join(self._completed(words, "main"))
+
+    def _completed(self, words: dict[str, str], purpose: str) -> dict[str, str]:
+        lower = {key.lower(): key for key in words}
+        driver = words.get(lower.get("driver", ""), "").lower()
+        port = lower.get("port")
+        found = dict(words)
+        if "freetds" in driver or "tdsodbc" in driver:
+            if "tds_version" not in lower:
+                found["TDS_Version"] = "7.4"
+        else:
+            if port is not None and "server" in lower:  # Microsoft's drivers know no Port
+                found[lower["server"]] = f"{found[lower['server']]},{found.pop(port)}"
+            if "dsn" not in lower and "connectretrycount" not in lower:
+                found["ConnectRetryCount"] = "0"
+        if "app" not in lower:
+            found["APP"] = f"sqlsem {purpose}"
+        return found
+
+    def connect(self, purpose: str) -> SqlServerSession:
+        if self.creator is not None:
+            return SqlServerSession(self, self._created(), None)
+        # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
+        alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
+        try:
+            before = _sockets() if alone else None
+            connection = self._connect(purpose)
+            handle = _new_socket(before)
+        finally:
+            if alone:
+                _connecting.release()
+        return SqlServerSession(self, connection, handle)
+
+    def _created(self) -> Any:
+        assert self.creator is not None
+        try:
+            connection = self.creator()
+        except Exception as exc:
+            if isinstance(exc, (ConfigurationError, Unavailable)):
+                raise
+            raise self._refused(exc) from exc
+        self._autocommit(connection)
+        return connection
+
+    def _autocommit(self, connection: Any) -> None:
+        try:
+            connection.autocommit = True
+        except AttributeError:  # a method or property with a setter of its own
+            connection.setautocommit(True)
+
+    def _connect(self, purpose: str) -> Any:
+        wanted = (self._word("driver") or "").lower().replace("_", "-")
+        if wanted == "mssql-python":
+            module = _import("mssql_python")
+        else:
+            module = _import("pyodbc")
+            if module is None:
+                module = _import("mssql_python")
+        if module is None:
+            raise ConfigurationError(
+                "SQL Server needs a driver, which is not installed; get it with: pip install 'sqlsem[mssql]'"
+            )
+        timeout = max(1, math.ceil(self.options.connect_timeout))
+        words = dict(self._words)
+        failure: Exception | None = None
+        try:
+            if module.__name__ == "mssql_python":
+                words = {key: value for key, value in words.items() if key.lower() not in ("driver", "tds_version")}
+                words = {
+                    key: value
+                    for key, value in self._completed(words, purpose).items()
+                    if key.lower() not in ("app", "connectretrycount")
+                }
+                return module.connect(_join(words), autocommit=True, timeout=0)
+            lower = {key.lower() for key in words}
+            if not lower & {"driver", "dsn", "filedsn"}:
+                words = {"Driver": _choose_driver(), **words}
+            return module.connect(_join(self._completed(words, purpose)), autocommit=True, timeout=timeout)
+        except ConfigurationError:
+            raise
+        except Exception as exc:
+            failure = self._refused(exc)
+        # Outside the handler: the driver's text could repeat parts of the string, so it is not chained.
+        raise failure
+
+    def _refused(self, exc: Exception) -> Exception:
+        """What a failed attempt to connect means; never with a secret in it."""
+        state, number, text = _details(exc)
+        text = self._clean(text)
+        if number == 18456 or state == "28000" or "login failed" in text.lower():
+            return ConfigurationError(f"{self.where} refuses this login; check user and password in the URL")
+        if state in ("IM002", "01000") and number not in _LOST_NUMBERS:
+            return ConfigurationError(
+                f"The ODBC driver cannot be loaded: {text}; install Microsoft's ODBC Driver 18 for SQL Server, or "
+                f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
+            )
+        return Disconnected(f"Cannot reach {self.where}: {text}")
+
+    def _clean(self, text: str) -> str:
+        for key, value in self._words.items():
+            if key.lower() in ("pwd", "password", "accesstoken") and value:
+                text = text.replace(value, "…")
+        return text
+
+    def pin(self, cursor: Any, ticket: Ticket) -> bool:
+        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        while cursor.description is None:
+            if not cursor.nextset():
+                return False
+        row = cursor.fetchone()
+        while cursor.nextset():
+            pass
+        return bool(row and row[0])
+
+
+class SqlServerSession(Session):
+    """One connection in autocommit mode: the routines make their own transactions."""
+
+    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None) -> None:
+        self._engine = engine
+        self._options = engine.options
+        self._queries = engine.queries()
+        self._connection = connection
+        self._handle = handle
+        self._lost = False
+        self._abandoned = False
+        #: One cursor a statement: each keeps it prepared.
+        self._cursors: dict[str, Any] = {}
+        self._running: Any = None
+        with contextlib.suppress(Exception):  # not every driver has it
+            connection.timeout = int(_LONGEST_WAIT + max(self._options.patience, self._options.grace)) + _MARGIN
+        try:
+            text = self._queries["session"].replace(":lock_timeout", str(int(self._options.patience * 1000)))
+            self._execute("session", text, ())
+        except BaseException:
+            self.close()
+            raise
+
+    def _execute(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with self._translated():
+            cursor = self._cursors.get(name)
+            if cursor is None:
+                cursor = self._cursors[name] = self._connection.cursor()
+            self._running = cursor
+            complete = False
+            try:
+                if parameters:
+                    cursor.execute(text, tuple(parameters))
+                else:
+                    cursor.execute(text)
+                rows: list[tuple[Any, ...]] = []
+                while True:
+                    if cursor.description is not None:
+                        rows += [tuple(row) for row in cursor.fetchall()]
+                    if not cursor.nextset():
+                        break
+                complete = True
+                return rows
+            except Exception:
+                complete = True  # the driver's word; the line is in order, or known to be broken
+                self._cursors.pop(name, None)
+                raise
+            finally:
+                self._running = None
+                if not complete:  # what a signal handler raised: the answer is still to come
+                    self._lost = True
+
+    def _run(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        return self._execute(name, self._queries[name], parameters)
+
+    def _value(self, name: str, *parameters: Any) -> Any:
+        rows = self._run(name, *parameters)
+        if not rows:
+            raise Unavailable(f"{self._engine.where}: {name} gave no answer")
+        return rows[0][0]
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        if self._lost:
+            raise Disconnected(f"Lost the connection to {self._engine.where}")
+        try:
+            yield
+        except (ConfigurationError, Unavailable, SchemaError, Deadlock):
+            raise
+        except Exception as exc:
+            known = type(exc).__module__.startswith(("pyodbc", "mssql_python")) or self._engine.creator is not None
+            if not known and not self._lost:
+                raise
+            raise self._meaning(exc) from exc
+
+    def _meaning(self, exc: Exception) -> Exception:
+        where, schema = self._engine.where, self._options.schema
+        state, number, text = _details(exc)
+        text = self._engine._clean(text)
+        low = text.lower()
+        if self._lost or state in _LOST_STATES or number in _LOST_NUMBERS or _sounds_lost(low):
+            self._lost = True
+            return Disconnected(f"Lost the connection to {where}: {text}")
+        if number == 1205 or state == "40001" or "deadlock" in low:
+            return Deadlock(f"{where} chose this request as deadlock victim: {text}")
+        if number in (1222, 50002) or "sqlsem: busy" in low or "lock timeout" in low or "lock request time out" in low:
+            return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+        missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
+        if number in (208, 2812) or missing:
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if number == 229 or "permission denied" in low or "permission was denied" in low:
+            return ConfigurationError(
+                f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
+                f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
+            )
+        if number in (50001, 50003) or "must not be called inside" in low or "changed sessions" in low:
+            return ConfigurationError(f"{where}: {text}")
+        if number == 3906 or "read-only" in low:
+            return Unavailable(f"{where} is read-only (a secondary replica?): {text}")
+        return Unavailable(f"{where}: {text}")
+
+    # -- membership ---------------------------------------------------------------------------------------------
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        lease = self._options.lease
+        lease_ms = None if lease is None else int(lease * 1000)
+        return int(self._value("enrol", host[:255], pid, program[:255], int(self._options.grace * 1000), lease_ms))
+
+    def resume(self, member_id: int) -> bool:
+        return bool(self._value("resume_member", member_id))
+
+    def ping(self, member_id: int) -> Pulse:
+        rows = self._run("ping", member_id)
+        if not rows or not rows[0][0]:
+            return Pulse(False)
+        return Pulse(
+            True,
+            frozenset(int(row[1]) for row in rows if row[1] is not None),
+            frozenset(int(row[1]) for row in rows if row[1] is not None and row[2]),
+        )
+
+    def resign(self, member_id: int) -> None:
+        self._run("resign", member_id)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        common = (member_id, requesting_id, owner, uid, int(only_if_free))
+        patience = int(self._options.patience * 1000)
+        if len(requests) == 1:
+            one = requests[0]
+            position, granted = self._run(
+                "register", *common, one.resource, one.access, one.limit, one.weight, one.note, patience
+            )[0]
+            return None if position is None else [Ticket(one.resource, int(position), requesting_id, bool(granted))]
+        asked = json.dumps(
+            [
+                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
+                for r in requests
+            ]
+        )
+        rows = self._run("register_all", *common, asked, patience)
+        return [Ticket(name, int(position), requesting_id, bool(granted)) for name, position, granted in rows] or None
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        return bool(self._value("release", ticket.resource, ticket.position, ticket.requesting_id, outcome) == 0)
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        return int(self._value("cancel", member_id, uid, outcome))
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = time.monotonic() + min(timeout, _LONGEST_WAIT)
+        pause = 0.01
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            code = self._value("wait", ticket.resource, ticket.position, int(left * 1000))
+            if code == 0:
+                return True
+            if code == -2:
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if code == -1:  # nothing there to wait for
+                if nudge.wait(min(pause, left)):
+                    nudge.clear()
+                pause = min(pause * 1.5, 0.1)
+
+    # -- what people see and operators do -----------------------------------------------------------------------
+
+    def entries(self, resource: str | None) -> list[Entry]:
+        return [Entry(*_aware(row)) for row in self._run("entries", resource)]
+
+    def history(self, resource: str | None, most: int) -> list[Past]:
+        return [Past(*_aware(row)) for row in self._run("past", resource, most)]
+
+    def resources(self) -> list[Resource]:
+        return [
+            Resource(name, cap, bool(paused), stale, int(holding), int(waiting))
+            for name, cap, paused, stale, holding, waiting in self._run("resources")
+        ]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        self._run("set_resource", resource, what, value)
+
+    def revoke(self, position: int, force: bool) -> int:
+        return int(self._value("revoke", position, int(force)))
+
+    def reap(self) -> int:
+        return int(self._value("reap"))
+
+    def prune(self, most: int) -> int:
+        return int(self._value("prune", most))
+
+    # -- upkeep -------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, str] | None:
+        if self._value("version") is None:
+            return None
+        return {str(name): str(value) for name, value in self._run("settings")}
+
+    def install(self, plan: Plan) -> None:
+        self._execute("install", "SET LOCK_TIMEOUT -1", ())
+        self._execute("install", "BEGIN TRANSACTION", ())
+        try:
+            self._run("install_lock")
+            there = self._value("version") is not None
+            found = self._run("installed") if there else []
+            for version, text in plan(int(found[0][0]) if found else 0):
+                for batch in _GO.split(text):
+                    if batch.strip():
+                        self._execute("install", batch, ())
+                if version is not None:
+                    self._run("set_version", str(version))
+            self._execute("install", "COMMIT TRANSACTION", ())
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._execute("install", "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION", ())
+            raise
+
+    def diagnose(self) -> list[Check]:
+        import secrets
+
+        texts = sql.queries("mssql", self._options.schema, self._options.table, "doctor")
+        schema = self._options.schema
+        checks: list[Check] = []
+
+        def ask(name: str, *parameters: Any) -> tuple[Any, ...]:
+            return self._execute(f"doctor {name}", texts[name], parameters)[0]
+
+        def check(name: str, ok: bool, detail: str, mend: str = "") -> None:
+            checks.append(Check(name, ok, detail, mend))
+
+        check("driver", True, self._driver())
+        version, product, edition, updateable = ask("server")
+        first = str(version).partition("\n")[0].strip()
+        major = int(str(product).partition(".")[0]) if str(product).partition(".")[0].isdigit() else 0
+        ok = major >= 13 or edition in (5, 8) or "babelfish" in first.lower()
+        check("server", ok, first, "" if ok else "Use SQL Server 2016 or later, or Azure SQL.")
+        if updateable == "READ_ONLY":
+            check("primary", False, "the database is read-only here", "Connect to the primary replica.")
+        else:
+            check("primary", True, "writable")
+
+        user, there, execute, operate = ask("permission")
+        if there:
+            ok = bool(execute)
+            mend = f"As an administrator: ALTER ROLE {schema}_user ADD MEMBER [{user}]; or, without tables: sqlsem init"
+            told = f"{user} may take locks{' and operate' if operate else ''}"
+            check("permission", ok, told if ok else f"{user} may not execute {schema}.register", "" if ok else mend)
+
+        snapshot, durability, level = ask("settings")
+        check("isolation", True, "read committed" + (" with row versions" if snapshot else " with locks"))
+        mend = "A crash of the server can undo what was granted; prefer DELAYED_DURABILITY = DISABLED or ALLOWED."
+        ok = durability != "FORCED"
+        check("durability", ok, f"delayed durability is {str(durability).lower()}", "" if ok else mend)
+        if level < 130 and "babelfish" not in first.lower():
+            mend = "ALTER DATABASE … SET COMPATIBILITY_LEVEL = 130 (or later); all_of needs OPENJSON."
+            check("compatibility", False, f"the database's compatibility level is {level}", mend)
+
+        before = time.time()
+        (clock,) = ask("clock")
+        after = time.time()
+        shown = clock.replace(tzinfo=timezone.utc).timestamp()
+        apart = max(0.0, before - shown, shown - after)
+        mend = "" if apart <= 60 else "Harmless here, as only the database's clock counts; but set one of them right."
+        check("clock", True, f"the database's and ours are {apart:.1f} s apart", mend)
+
+        # A pool that lends its connections out by the transaction breaks whatever belongs to a session.
+        mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
+        name = f"sqlsem.{schema}.doctor.{secrets.token_hex(8)}"
+        session, taken = ask("beacon_take", name)
+        other = self._engine.connect("look")
+        try:
+            other_session, seen = other._execute("doctor", texts["beacon_look"], (name,))[0]
+        finally:
+            other.close()
+        session_after, given = ask("beacon_give", name)
+        if session == session_after and session != other_session and taken >= 0 and seen < 0 and given:
+            check("beacon", True, "a session's lock outlives its statement, and excludes others")
+        elif self._options.lease is not None:
+            check("beacon", True, "connections are shared by a pool; the lease stands in for the beacon")
+        else:
+            check("beacon", False, "a session's lock does not stay with its connection: a pool shares it", mend)
+        return checks
+
+    def _driver(self) -> str:
+        module = type(self._connection).__module__.partition(".")[0]
+        told = module
+        with contextlib.suppress(Exception):
+            import importlib.metadata
+
+            told = f"{module} {importlib.metadata.version(module.replace('_', '-'))}"
+        if module == "pyodbc":
+            with contextlib.suppress(Exception):
+                info, pyodbc = self._connection.getinfo, _import("pyodbc")
+                told += f", {info(pyodbc.SQL_DRIVER_NAME)} {info(pyodbc.SQL_DRIVER_VER)}"
+        return told
+
+    @property
+    def usable(self) -> bool:
+        return not self._lost
+
+    def abandon(self) -> None:
+        self._lost = self._abandoned = True
+        _abandoned.append((self._connection, self._cursors))
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            # The parent's socket must not stay open here, or the server would not see the parent die. What is put in
+            # its place keeps the number from being given to a file of the child's.
+            with contextlib.suppress(OSError):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, handle)
+                os.close(null)
+
+    def interrupt(self) -> None:
+        self._lost = True
+        running, handle = self._running, self._handle
+        if handle is not None:
+            # Shutting the socket down wakes a thread that waits for an answer which may never come.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+        elif running is not None:
+            with contextlib.suppress(Exception):
+                running.cancel()
+
+    def close(self) -> None:
+        self._lost = True
+        if self._abandoned:
+            return
+        self._handle = None
+        self._cursors.clear()
+        with contextlib.suppress(Exception):
+            self._connection.close()
+
+
+# -- connection strings ---------------------------------------------------------------------------------------------
+
+
+def _words_of_url(url: str) -> dict[str, str]:
+    bad = "This is not a URL for SQL Server; write mssql://user:password@host:1433/database"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+        query = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ConfigurationError(bad) from None  # the message may repeat parts of the URL
+    words: dict[str, str] = {}
+    names = {"driver": "Driver", "encrypt": "Encrypt", "trustservercertificate": "TrustServerCertificate", "app": "APP"}
+    for key, value in query:
+        words[names.get(key.lower(), key)] = value
+    lower = {key.lower() for key in words}
+    if host and "server" not in lower:
+        words["Server"] = host
+        if port:
+            words["Port"] = str(port)
+    if parts.path.strip("/"):
+        words["Database"] = urllib.parse.unquote(parts.path.strip("/"))
+    if parts.username:
+        words["UID"] = urllib.parse.unquote(parts.username)
+        words["PWD"] = urllib.parse.unquote(parts.password or "")
+    elif not lower & {"authentication", "trusted_connection", "uid"}:
+        words["Trusted_Connection"] = "yes"
+    return words
+
+
+def _words_of_odbc(text: str) -> dict[str, str]:
+    """``Driver={…};Server=…`` as a dictionary; a brace in a braced value is doubled."""
+    words: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        key, separator, _ = text[at:].partition("=")
+        if not separator:
+            if text[at:].strip(" ;\t\r\n"):
+                raise ConfigurationError("This ODBC string has a part without '='; write Key=value;Key=value")
+            break
+        at += len(key) + 1
+        if text.startswith("{", at):
+            match = re.compile(r"\{((?:[^}]|\}\})*)\}\s*(?:;|$)").match(text, at)
+            if match is None:
+                raise ConfigurationError("This ODBC string has a '{' without its '}'; a '}' inside is written '}}'")
+            value, at = match.group(1).replace("}}", "}"), match.end()
+        else:
+            value = text[at:].partition(";")[0]
+            at += len(value) + 1
+            value = value.strip()
+        words[key.strip(" ;\t\r\n")] = value
+    return words
+
+
+def _join(words: dict[str, str]) -> str:
+    return ";".join(f"{key}={_escaped(value)}" for key, value in words.items())
+
+
+def _escaped(value: str) -> str:
+    if re.fullmatch(r"[^;{}\[\]()?*!@=\s](?:[^;{}\[\]()?*!@=]*[^;{}\[\]()?*!@=\s])?", value):
+        return value
+    return "{" + value.replace("}", "}}") + "}" if value else value
+
+
+def _choose_driver() -> str:
+    pyodbc = _import("pyodbc")
+    there = list(pyodbc.drivers()) if pyodbc is not None else []
+    numbered = [(int(match[1]), name) for name in there if (match := _DRIVER_NUMBER.fullmatch(name))]
+    if numbered:
+        return str(max(numbered)[1])
+    for name in there:
+        if "freetds" in name.lower():
+            return str(name)
+    raise ConfigurationError(
+        "No ODBC driver for SQL Server is installed; install Microsoft's ODBC Driver 18 for SQL Server or FreeTDS, or: "
+        "pip install 'sqlsem[mssql]' mssql-python (and driver=mssql-python in the URL)"
+    )
+
+
+def _import(name: str) -> Any:
+    """The driver, with its pool off; None when it is not there."""
+    import importlib
+
+    with _loading:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            return None
+        if name == "pyodbc":
+            vars(module)["pooling"] = False  # a pool would keep our session, and its locks, after close()
+        else:
+            with contextlib.suppress(Exception):
+                module.pooling(enabled=False)
+        return module
+
+
+# -- errors and values ----------------------------------------------------------------------------------------------
+
+
+def _details(exc: Exception) -> tuple[str, int, str]:
+    """SQLSTATE, the server's own number (0: none) and the message in one line."""
+    state, text = "", str(exc)
+    if len(exc.args) >= 2 and isinstance(exc.args[0], str) and len(exc.args[0]) == 5:
+        state, text = exc.args[0], str(exc.args[1])
+    elif len(exc.args) >= 2 and isinstance(exc.args[1], str) and len(exc.args[1]) == 5:
+        text, state = str(exc.args[0]), exc.args[1]
+    numbers = [int(one) for one in _NUMBER.findall(text)]
+    text = text.partition("\n")[0]
+    text = _PREFIXES.sub("", text.partition("DDBC Error: ")[2] or text)
+    text = re.sub(r"\s*\(SQL\w+\)\s*$", "", text.strip())
+    return state, numbers[0] if numbers else 0, text
+
+
+_LOST_WORDS: tuple[str, ...] = (
+    "communication link failure",
+    "tcp provider",
+    "connection is closed",
+    "connection is broken",
+    "closed connection",
+    "write to the server failed",
+    "read from the server failed",
+    "unable to connect",
+    "timeout expired",
+    "dbprocess is dead",
+    "terminating connection",
+    "server closed the connection",
+    "killed state",
+)
+
+
+def _sounds_lost(text: str) -> bool:
+    return any(words in text for words in _LOST_WORDS)
+
+
+def _aware(row: tuple[Any, ...]) -> list[Any]:
+    return [value.replace(tzinfo=timezone.utc) if isinstance(value, datetime) else value for value in row]
+
+
+# -- the socket beneath ---------------------------------------------------------------------------------------------
+
+
+def _sockets() -> dict[int, str] | None:
+    """This process's sockets, number → identity, where the system tells (Linux)."""
+    found = {}
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:
+        return None
+    for name in names:
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[int(name)] = target
+    return found
+
+
+def _new_socket(before: dict[int, str] | None) -> int | None:
+    """The one connected TCP socket that was not there before; None when that cannot be told."""
+    after = _sockets() if before is not None else None
+    if before is None or after is None:
+        return None
+    new = []
+    for handle, target in after.items():
+        if before.get(handle) == target:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as line:
+            if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
+                line.getpeername()
+                new.append(handle)
+    return new[0] if len(new) == 1 else None
+
+
+engine = SqlServerEngine
