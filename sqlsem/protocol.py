@@ -119,7 +119,8 @@ def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
         except StopIteration as done:
             result: T = done.value
             return result
-        outcome, failure = None, None
+        finally:
+            outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
         try:
             outcome = perform(step)
         except BaseException as exc:

@@ -162,14 +162,18 @@ class SqliteSession(Session):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with _busy:
-            try:
-                self._roll_back()  # what an interrupt may have left open
-                self._run("BEGIN IMMEDIATE")
-                yield
-                self._run("COMMIT")
-            finally:
-                self._roll_back()
+        # _busy is taken by the caller, in its own frame: an interrupt can part a generator from its end, but not a
+        # lock from its 'with'.
+        try:
+            self._roll_back()  # what an interrupt may have left open
+            self._run("BEGIN IMMEDIATE")
+            yield
+            self._run("COMMIT")
+        except GeneratorExit:
+            raise  # dropped by an interrupt some time ago; the next transaction has rolled this one back
+        except BaseException:
+            self._roll_back()
+            raise
 
     def _roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
@@ -218,14 +222,14 @@ class SqliteSession(Session):
             "grace": int(self._options.grace * 1000),
             "lease": None if lease is None else int(lease * 1000),
         }
-        with self._writing():
+        with _busy, self._writing():
             number = self._query("enrol", values).lastrowid
         assert number is not None
         return number
 
     def resume(self, member_id: int) -> bool:
         beacon = self._light()
-        with self._writing():
+        with _busy, self._writing():
             return self._query("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
 
     def ping(self, member_id: int) -> Pulse:
@@ -238,14 +242,14 @@ class SqliteSession(Session):
             return Pulse(False)
         _, _, lease_until, missing_since, _ = member
         if lease_until is not None or missing_since is not None:
-            with self._writing():
+            with _busy, self._writing():
                 if self._query("renew", (member_id,)).rowcount != 1:
                     return Pulse(False)
         rows = self._all("positions", (member_id,))
         return Pulse(True, frozenset(row[0] for row in rows), frozenset(row[0] for row in rows if row[1]))
 
     def resign(self, member_id: int) -> None:
-        with self._writing():
+        with _busy, self._writing():
             self._query("resign", (member_id,))
             self._bury(member_id, "released")
         self._put_out()
@@ -267,7 +271,7 @@ class SqliteSession(Session):
             for request in requests:
                 if not self._may_enter(request):
                     self._test_ahead(request, LAST, member_id)
-        with self._writing():
+        with _busy, self._writing():
             # A row of ours can only be there when somebody is.
             busy = [self._one("anybody", {"resource": request.resource})[0] for request in requests]
             if any(busy) and (found := self._all("find", {"member": member_id, "uid": uid})):
@@ -313,7 +317,7 @@ class SqliteSession(Session):
         return self._ahead(request, LAST)[1]
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with self._writing():
+        with _busy, self._writing():
             return self._remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
 
     def _remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
@@ -327,7 +331,7 @@ class SqliteSession(Session):
         return self._query("delete_all", {"member": member_id}).rowcount
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        with self._writing():
+        with _busy, self._writing():
             rows = self._all("find", {"member": member_id, "uid": uid})
             for resource, position, requesting_id, _ in rows:
                 self._remove(resource, position, requesting_id, outcome)
@@ -356,7 +360,7 @@ class SqliteSession(Session):
                 seen = version
                 number, free = self._ahead(request, ticket.position)
                 if free:
-                    with self._writing():
+                    with _busy, self._writing():
                         return True if self._query("grant", key).rowcount == 1 else None
                 quiet_since = now
             if now >= deadline:
@@ -388,16 +392,16 @@ class SqliteSession(Session):
             stale = self._one("stale", key)
             if not stale or not stale[0]:
                 return False
-            with self._writing():
+            with _busy, self._writing():
                 return self._remove(resource, position, None, "reaped")
         member = self._one("member", (member_id,))
         if member is None:
-            with self._writing():
+            with _busy, self._writing():
                 return self._bury(member_id, "reaped") > 0
         beacon, grace_ms, lease_until, missing_since, now = member
         row = self._one("row", key)
         if row is not None and row[6] is not None and row[6] + grace_ms / 1000 <= now:
-            with self._writing():
+            with _busy, self._writing():
                 return self._remove(resource, position, None, "revoked")
         dead = False
         if lease_until is None:
@@ -406,11 +410,11 @@ class SqliteSession(Session):
                 return False
             dead = found is False
             if not dead and missing_since is None:
-                with self._writing():
+                with _busy, self._writing():
                     self._query("miss", {"member": member_id, "beacon": beacon})
         elif lease_until >= now:
             return False
-        with self._writing():
+        with _busy, self._writing():
             if self._query("give_up", {"member": member_id, "beacon": beacon, "dead": dead}).rowcount != 1:
                 return False
             self._bury(member_id, "reaped")
@@ -458,12 +462,12 @@ class SqliteSession(Session):
         ]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        with self._writing():
+        with _busy, self._writing():
             self._query("set_resource", {"resource": resource, "what": what, "value": value})
             self._query("tidy_resource", {"resource": resource})
 
     def revoke(self, position: int, force: bool) -> int:
-        with self._writing():
+        with _busy, self._writing():
             self._query("revoke", (position,))
             row = self._one("revoked_row", (position,))
             if row is None:
@@ -482,12 +486,12 @@ class SqliteSession(Session):
                 self._suspect(resource, position, row[3])
         for member_id, beacon in self._all("idle_members"):
             if beacon is None or self._test_beacon(beacon) is not True:
-                with self._writing():
+                with _busy, self._writing():
                     self._query("resign", (member_id,))
         return len(set(rows) - set(self._all("all_rows")))
 
     def prune(self, most: int) -> int:
-        with self._writing():
+        with _busy, self._writing():
             return self._query("prune", (most,)).rowcount
 
     # -- upkeep -------------------------------------------------------------------------------------------------
@@ -498,7 +502,7 @@ class SqliteSession(Session):
         return dict(self._all("settings"))
 
     def install(self, plan: Plan) -> None:
-        with self._writing():
+        with _busy, self._writing():
             # Under the lock: somebody may just have done it.
             current = self.settings()
             for version, text in plan(0 if current is None else int(current["schema_version"])):
@@ -543,7 +547,7 @@ class SqliteSession(Session):
         check("journal", mode == "wal", f"journal_mode is {mode}", mend)
 
         try:
-            with self._writing():
+            with _busy, self._writing():
                 pass
             files = [file for file in (engine.path, engine.path.parent) if not os.access(file, os.W_OK)]
             mend = f"Make {' and '.join(map(str, files))} writable." if files else ""

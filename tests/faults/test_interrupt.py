@@ -147,6 +147,8 @@ def strike_every_line(channel, url, options, name):
             nonlocal seen
             if not frame.f_code.co_filename.startswith(package):
                 return None
+            if event == "call":
+                inside.difference_update([place for place in inside if place[0] == id(frame)])  # ids are used again
             if event == "line" and not leaves_with(frame) and not enters_exit(frame):
                 seen += 1
                 if seen == number:
