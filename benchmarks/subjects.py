@@ -81,11 +81,13 @@ class SqlalchemyDlock:
         import sqlalchemy
         from sqlalchemy_dlock.factory import create_sadlock
 
+        # Autocommit in either case, so that no transaction is measured.
         if url.startswith("postgresql"):
-            self._engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1))
+            address = url.replace("postgresql://", "postgresql+psycopg://", 1)
+            self._engine = sqlalchemy.create_engine(address, isolation_level="AUTOCOMMIT")
         else:
-            self._engine = sqlalchemy.create_engine("mssql+pyodbc:///", connect_args={}, creator=_odbc(url))
-        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._engine = sqlalchemy.create_engine("mssql+pyodbc://", creator=_odbc(url))
+        self._connection = self._engine.connect()
         self._make: Callable[[], Any] = lambda: create_sadlock(self._connection, NAME)
         self._lock: Any = self._make()
 

@@ -339,14 +339,14 @@ class Coordinator:
         except BaseException:
             self._abandon(grant)
             raise
+        if grant._why_lost is not None:
+            grant._require()
 
     def _abandon(self, grant: Grant) -> None:
         """Giving back was interrupted: rows that nobody knows are removed by the next ping."""
         self._forget(grant)
         self._member.forget(grant._tickets)
         self._member.urge()
-        if grant._why_lost is not None:
-            grant._require()
 
     def _forget(self, grant: Grant) -> None:
         with self._state_lock:
