@@ -109,6 +109,10 @@ def acquire(requests: Sequence[Request], uid: str, timeout: float | None) -> Acq
         raise
 
 
+class _StepClosed(BaseException):
+    """A GeneratorExit out of a step, under another name: a generator that meets its own must not yield any more."""
+
+
 def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
     """Run a generator to its end with blocking calls; errors and interrupts of any kind reach it."""
     outcome: Any = None
@@ -119,9 +123,13 @@ def drive(steps: Generator[Step, Any, T], perform: Callable[[Step], Any]) -> T:
         except StopIteration as done:
             result: T = done.value
             return result
+        except _StepClosed:
+            raise GeneratorExit from None
         finally:
             outcome = failure = None  # an exception that its own frame refers to would live on, with all it holds
         try:
             outcome = perform(step)
+        except GeneratorExit:
+            failure = _StepClosed()
         except BaseException as exc:
             failure = exc
