@@ -101,8 +101,8 @@ class Lock:
         grant = stack[-1]
         try:
             grant.release()
-        except BaseException as exc:
-            if not isinstance(exc, Exception):
+        except BaseException:
+            if not grant._released:  # a signal handler's exception, of whatever kind, came first
                 grant._abandon()
             raise
         finally:
