@@ -109,11 +109,13 @@ class Lock:
             if stack and stack[-1] is grant:
                 del stack[-1]
 
-    def _let_go(self) -> None:
-        """Interrupted on the way out of a block: what this thread acquired last is given back all the same."""
+    def _let_go(self, grant: Grant | None) -> None:
+        """Interrupted on the way out of a block: its grant (None: what was acquired last) is given back all the same."""
         stack = self._stack()
-        if stack and not stack[-1]._released:
-            stack.pop()._abandon()
+        if stack and (grant is None or stack[-1] is grant):
+            grant = stack.pop()
+            if not grant._released:
+                grant._abandon()
 
     @property
     def grant(self) -> Grant:
@@ -162,15 +164,16 @@ class Lock:
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        grant = None
         try:
+            stack = self._stack()
+            grant = stack[-1] if stack else None
             self.release()
-        except Exception:
+        except BaseException as struck:
+            self._let_go(grant)
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
-            if exc is None:
+            if exc is None or not isinstance(struck, Exception):
                 raise
-        except BaseException:
-            self._let_go()
-            raise
 
     # -- decorator ----------------------------------------------------------------------------------------------
 

@@ -19,11 +19,21 @@ class Stop(Exception):
     """What a program's own signal handler may raise."""
 
 
+def enters_exit(frame):
+    # A signal at the entry of __exit__ itself strikes before any handler: nothing written in Python can mend that (and
+    # `with` over contextlib has the same gap).
+    code = frame.f_code
+    return code.co_name == "__exit__" and frame.f_lasti < 12 and code.co_filename.endswith("locks.py")
+
+
 def work_until_interrupted(channel, url, options, name, kind):
     """Acquires and releases, with a KeyboardInterrupt or a Stop now and then."""
     error, number = (KeyboardInterrupt, signal.SIGINT) if kind == "KeyboardInterrupt" else (Stop, signal.SIGUSR1)
 
-    def handler(*_):
+    def handler(_, frame):
+        if enters_exit(frame):
+            signal.raise_signal(number)  # strikes a moment later
+            return
         raise error
 
     signal.signal(number, handler)
@@ -136,12 +146,6 @@ def strike_every_line(channel, url, options, name):
                 return True
             inside.add(place)
             return False
-
-        def enters_exit(frame):
-            # A signal at the entry of __exit__ itself strikes before any handler: nothing written in Python can mend
-            # that (and `with` over contextlib has the same gap).
-            code = frame.f_code
-            return code.co_name == "__exit__" and frame.f_lasti < 12 and code.co_filename.endswith("locks.py")
 
         def trace(frame, event, _):
             nonlocal seen

@@ -22,6 +22,7 @@ CREATE TABLE {schema}.member (
     host          nvarchar(255) NULL,
     pid           int NULL,
     program       nvarchar(255) NULL,
+    login         nvarchar(128) NOT NULL DEFAULT ORIGINAL_LOGIN(), -- nobody else may act for this member
     grace_ms      int NOT NULL CHECK (grace_ms >= 0),
     lease_ms      int NULL CHECK (lease_ms > 0),
     joined_at     datetime2(6) NOT NULL DEFAULT SYSUTCDATETIME(),
@@ -51,6 +52,7 @@ CREATE TABLE {schema}.{table} (
     requested_at      datetime2(6) NOT NULL DEFAULT SYSUTCDATETIME(),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
+    attended_until    datetime2(6) NULL, -- where nobody would miss a waiting row: it goes when this is past
     note              nvarchar(1000) NULL,
     PRIMARY KEY CLUSTERED (resource_id, queue_position)
 );

@@ -20,6 +20,7 @@ CREATE TABLE {schema}.member (
     host          varchar(255),
     pid           integer,
     program       varchar(255),
+    login         name NOT NULL DEFAULT session_user, -- nobody else may act for this member
     grace_ms      integer NOT NULL CHECK (grace_ms >= 0),
     lease_ms      integer CHECK (lease_ms > 0),
     joined_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -51,6 +52,7 @@ CREATE TABLE {schema}.{table} (
     requested_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     granted_at        timestamptz,
     revoked_at        timestamptz,
+    attended_until    timestamptz, -- where nobody would miss a waiting row: it goes when this is past
     note              varchar(1000),
     PRIMARY KEY (resource_id, queue_position)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
