@@ -117,6 +117,11 @@ class Contention:
         return statistics.median(self.to_others) if self.to_others else float("nan")
 
     @property
+    def to_itself(self) -> float:
+        """How many per cent got back what they had just given back."""
+        return 100 * (1 - len(self.to_others) / len(self.handoffs))
+
+    @property
     def barged(self) -> float:
         return 100 * self.overtaking / len(self.visits)
 

@@ -439,7 +439,7 @@ class Coordinator:
             if session is None:
                 session = self.engine.connect("wait")
             with self._state_lock:
-                self._waiting[session] = monotonic() + timeout + max(1.0, self._member.trust)
+                self._waiting[session] = monotonic() + timeout + max(3.0, self._member.trust)
             self._require_open()
             yield session
             sound = True
@@ -626,8 +626,11 @@ class _Work:
             member.add(self.tickets)
             return tickets
 
-        with member.registering(self.uid):
+        try:
+            member.registering(self.uid)
             return member.call("acquire", register, self.budget)
+        finally:
+            member.settled(self.uid)
 
     def wait(self, step: protocol.Wait) -> bool | None:
         coordinator, ticket = self.coordinator, step.ticket
@@ -699,12 +702,14 @@ class _Work:
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward."""
         self.coordinator._member.settled(self.uid)
+        if not self.waiters:  # never waited
+            return
         with self.coordinator._state_lock:
             for queue in [*self.coordinator._queues.values()]:
                 queue[:] = [waiter for waiter in queue if waiter not in self.waiters.values()]
             for resource in [name for name, queue in self.coordinator._queues.items() if not queue]:
                 del self.coordinator._queues[resource]
-            nexts = [queue[0] for queue in self.coordinator._queues.values()] if self.waiters else []
+            nexts = [queue[0] for queue in self.coordinator._queues.values()]
         for waiter in nexts:
             waiter.event.set()
 

@@ -110,7 +110,7 @@ class Lock:
                 del stack[-1]
 
     def _let_go(self, grant: Grant | None) -> None:
-        """Interrupted on the way out of a block: its grant (None: what was acquired last) is given back all the same."""
+        """Interrupted on the way out of a block: its grant (None: the last one) is given back all the same."""
         stack = self._stack()
         if stack and (grant is None or stack[-1] is grant):
             grant = stack.pop()

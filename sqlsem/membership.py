@@ -48,6 +48,8 @@ REST = 60.0
 PRUNE_EVERY = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED = 0.25
+#: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
+OVERDUE = 1.0
 #: Seconds for which the database is asked after a pause, before the worst is believed.
 VERIFY = 1.0
 
@@ -179,8 +181,9 @@ class Membership:
         try:
             result = call(self._main, self._member_id)
         except BaseException:
-            # An exception out of a signal handler may leave a connection in the middle of something.
-            if not self._main.usable:
+            # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
+            # given up must enter again.
+            if not self._main.usable or self._member_id is None:
                 self._drop()
             raise
         finally:
@@ -226,17 +229,12 @@ class Membership:
 
     # -- our rows -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def registering(self, uid: str) -> Iterator[None]:
-        """While it lasts, rows that we do not know are no strangers: the answer may be on its way."""
+    def registering(self, uid: str) -> None:
+        """Until `settled`, rows that we do not know are no strangers: the answer may be on its way."""
         self._limbo[uid] = monotonic()
-        try:
-            yield
-        finally:
-            self._limbo.pop(uid, None)
 
     def settled(self, uid: str) -> None:
-        """That registration is over, even if an interrupt left `registering` early."""
+        """That registration is over. May be repeated."""
         self._limbo.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
@@ -404,8 +402,9 @@ class Membership:
     def _unblock(self) -> None:
         """A thread may sit in a call on the main session that will never be answered: end that call."""
         session, since = self._main, self._calling
-        if session is not None and since is not None and self.trust and monotonic() - since > self.trust:
-            log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, self.trust)
+        overdue = max(self.trust, OVERDUE)
+        if session is not None and since is not None and self.trust and monotonic() - since > overdue:
+            log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, overdue)
             session.interrupt()
 
     def lose_all(self, why: str) -> None:

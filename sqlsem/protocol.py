@@ -25,7 +25,7 @@ __all__ = ["SLICE", "Acquisition", "Cancel", "Now", "Register", "Step", "Wait", 
 
 #: The longest single wait in the database, seconds. Long enough that waiting costs less than a statement a second and
 #: waiter, pings included; short enough that an operator's change of a limit is felt soon, wherever no event tells it.
-SLICE = 3.0
+SLICE = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,10 +228,8 @@ def _mssql_database() -> Iterator[support.Database]:
             own = True
         except pyodbc.Error:
             own = False
-    if own:
-        database = support.Database("mssql", support.with_database(base.url, name))
-    else:
-        database = support.Database("mssql", base.url, {"schema": name})
+    # A schema of its own as well, as on some engines application locks are the whole server's.
+    database = support.Database("mssql", support.with_database(base.url, name) if own else base.url, {"schema": name})
     database.install()
     yield database
     with contextlib.suppress(pyodbc.Error):

@@ -100,7 +100,7 @@ class SqlServerEngine(Engine):
 
     def connect(self, purpose: str) -> SqlServerSession:
         if self.creator is not None:
-            return SqlServerSession(self, self._created(), None)
+            return SqlServerSession(self, self._created(), None, purpose)
         # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
         alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
         try:
@@ -110,7 +110,7 @@ class SqlServerEngine(Engine):
         finally:
             if alone:
                 _connecting.release()
-        return SqlServerSession(self, connection, handle)
+        return SqlServerSession(self, connection, handle, purpose)
 
     def _created(self) -> Any:
         assert self.creator is not None
@@ -184,7 +184,7 @@ class SqlServerEngine(Engine):
         return text
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         while cursor.description is None:
             if not cursor.nextset():
                 return False
@@ -197,7 +197,7 @@ class SqlServerEngine(Engine):
 class SqlServerSession(Session):
     """One connection in autocommit mode: the routines make their own transactions."""
 
-    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None) -> None:
+    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None, purpose: str) -> None:
         self._engine = engine
         self._options = engine.options
         self._queries = engine.queries()
@@ -213,6 +213,9 @@ class SqlServerSession(Session):
         try:
             text = self._queries["session"].replace(":lock_timeout", str(int(self._options.patience * 1000)))
             self._execute("session", text, ())
+            if purpose in ("main", "wait"):
+                with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
+                    self._run(f"warm_{purpose}")
         except BaseException:
             self.close()
             raise
@@ -289,6 +292,9 @@ class SqlServerSession(Session):
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
                 f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
             )
+        if number == 50005 or "not known here" in low:
+            self._lost = True  # whoever keeps this session comes back as a new member
+            return Disconnected(f"{where}: {text}")
         if number in (50001, 50003) or "must not be called inside" in low or "changed sessions" in low:
             return ConfigurationError(f"{where}: {text}")
         if number == 3906 or "read-only" in low:

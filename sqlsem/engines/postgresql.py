@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
+import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
@@ -17,7 +20,7 @@ from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
 
 try:
     import psycopg
-    from psycopg import conninfo, errors
+    from psycopg import conninfo, errors, generators
 except ImportError as exc:
     raise ConfigurationError(
         "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"
@@ -84,7 +87,7 @@ class PostgresEngine(Engine):
         }
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = cursor.fetchone()
         return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
 
@@ -98,52 +101,105 @@ class PostgresSession(Session):
         self._queries = engine.queries()
         self._connection = connection
         self._cursor = connection.cursor()
-        connection.prepare_threshold = 1
+        # What is called at every lock is prepared once (see _prepared). Never with a lease: that is for poolers which
+        # lend their connections out by the transaction, and there a prepared statement may be gone at the next call.
+        connection.prepare_threshold = None
+        self._call: Callable[..., Sequence[Any]] = self._first if self._options.lease is not None else self._prepared
+        self._known: dict[str, bytes] = {}  # the statements prepared so far
+        self._encoding = connection.info.encoding
+        self._given_up = False
         alive = max(1, math.ceil(self._options.grace))
         self._run("session", {"lock_timeout": str(int(self._options.patience * 1000)), "keepalive": str(alive)})
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        with self._translated():
-            try:
-                self._cursor.execute(self._queries[name], parameters)
-                return self._cursor.fetchall()
-            except psycopg.Error:
-                raise
-            except BaseException:
-                # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
-                if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                    self._connection.close()
-                raise
+        try:
+            self._cursor.execute(self._queries[name], parameters)
+            return self._cursor.fetchall()
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
+        except BaseException:
+            self._end_interrupted()
+            raise
 
-    def _value(self, name: str, *parameters: Any) -> Any:
-        return self._run(name, parameters)[0][0]
+    def _first(self, name: str, *parameters: Any) -> Sequence[Any]:
+        return self._run(name, parameters)[0]
+
+    def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
+        """As `_first`, for statements that are run at every lock: past psycopg's cursor, which takes half as long
+        again as the rest of the call. Values come as the server wrote them: ``b"17"``, ``b"t"``, None.
+        """
+        pgconn = self._connection.pgconn
+        try:
+            known = self._known.get(name) or self._prepare(name)
+            values = [None if one is None else str(one).encode(self._encoding) for one in parameters]
+            if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
+                raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
+            pgconn.send_query_prepared(known, values)
+            (result,) = self._connection.wait(generators.execute(pgconn))
+            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+                raise errors.error_from_result(result, encoding=self._encoding)
+            return [result.get_value(0, column) for column in range(result.nfields)]
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
+        except BaseException:
+            self._end_interrupted()
+            raise
+
+    def _prepare(self, name: str) -> bytes:
+        pgconn = self._connection.pgconn
+        numbers = itertools.count(1)
+        statement = re.sub("%s", lambda _: f"${next(numbers)}", self._queries[name])
+        # A new name each time: after an interrupt nobody knows whether the last one is taken.
+        known = f"sqlsem_{name}_{next(_numbers)}".encode()
+        pgconn.send_prepare(known, statement.encode())
+        (result,) = self._connection.wait(generators.execute(pgconn))
+        if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise errors.error_from_result(result, encoding=self._encoding)
+        self._known[name] = known
+        return known
+
+    def _end_interrupted(self) -> None:
+        # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
+        if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self._connection.close()
+
+    def _translate(self, exc: psycopg.Error) -> Exception:
+        where, text = self._engine.where, _first_line(exc)
+        if isinstance(exc, errors.LockNotAvailable):
+            return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+        if isinstance(exc, errors.DeadlockDetected):
+            return Deadlock(f"{where} chose this request as deadlock victim: {text}")
+        if isinstance(exc, errors.NoDataFound):
+            self._given_up = True  # whoever keeps this session comes back as a new member
+            return Disconnected(f"{where}: {text}")
+        if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if isinstance(exc, errors.ActiveSqlTransaction) or (
+            isinstance(exc, errors.InsufficientPrivilege) and text.startswith("sqlsem: ")
+        ):
+            return ConfigurationError(f"{where}: {'; '.join(filter(None, (text, exc.diag.message_hint)))}")
+        if isinstance(exc, errors.InsufficientPrivilege):
+            return ConfigurationError(
+                f"{where}: {text}; an administrator can GRANT {self._options.schema}_user (or _operator, "
+                f"for what operators do) to this login (see: sqlsem sql postgresql permissions)"
+            )
+        if isinstance(exc, errors.ReadOnlySqlTransaction):
+            return Unavailable(f"{where} is read-only (a standby?): {text}")
+        if isinstance(exc, (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)):
+            return ConfigurationError(
+                f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
+                f"connect with lease=…, or past the pooler"
+            )
+        if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+            return Disconnected(f"Lost the connection to {where}: {text}")
+        return Unavailable(f"{where}: {text}")
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        where = self._engine.where
         try:
             yield
-        except errors.LockNotAvailable as exc:
-            raise Busy(f"{where}: somebody keeps a lock in an open transaction: {_first_line(exc)}") from exc
-        except errors.DeadlockDetected as exc:
-            raise Deadlock(f"{where} chose this request as deadlock victim: {_first_line(exc)}") from exc
-        except (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName) as exc:
-            raise SchemaError(
-                f"{where}: {_first_line(exc)}; create or upgrade the sqlsem tables with: sqlsem init"
-            ) from exc
-        except errors.InsufficientPrivilege as exc:
-            raise ConfigurationError(
-                f"{where}: {_first_line(exc)}; an administrator can GRANT {self._options.schema}_user (or _operator, "
-                f"for what operators do) to this login (see: sqlsem sql postgresql permissions)"
-            ) from exc
-        except errors.ReadOnlySqlTransaction as exc:
-            raise Unavailable(f"{where} is read-only (a standby?): {_first_line(exc)}") from exc
-        except errors.ActiveSqlTransaction as exc:
-            raise ConfigurationError(f"{where}: {_first_line(exc)} {exc.diag.message_hint or ''}".rstrip()) from exc
         except psycopg.Error as exc:
-            if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
-                raise Disconnected(f"Lost the connection to {where}: {_first_line(exc)}") from exc
-            raise Unavailable(f"{where}: {_first_line(exc)}") from exc
+            raise self._translate(exc) from exc
 
     # -- membership ---------------------------------------------------------------------------------------------
 
@@ -180,10 +236,12 @@ class PostgresSession(Session):
         common = (member_id, requesting_id, owner, uid, only_if_free)
         if len(requests) == 1:
             one = requests[0]
-            position, granted = self._run(
-                "register", (*common, one.resource, one.access, one.limit, one.weight, one.note)
-            )[0]
-            return None if position is None else [Ticket(one.resource, position, requesting_id, granted)]
+            position, granted = self._call(
+                "register", *common, one.resource, one.access, one.limit, one.weight, one.note
+            )
+            if position is None:
+                return None
+            return [Ticket(one.resource, int(position), requesting_id, granted in (True, b"t"))]
         asked = json.dumps(
             [
                 {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
@@ -194,16 +252,19 @@ class PostgresSession(Session):
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        return bool(self._value("release", ticket.resource, ticket.position, ticket.requesting_id, outcome) == 0)
+        code = self._call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)[0]
+        return int(code) == 0
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        return int(self._value("cancel", member_id, uid, outcome))
+        return int(self._first("cancel", member_id, uid, outcome)[0])
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = monotonic() + timeout
         while True:
-            code = self._value("wait", ticket.resource, ticket.position, int(timeout * 1000))
+            code = int(self._call("wait", ticket.resource, ticket.position, int(timeout * 1000))[0])
             if code != 1:
                 return {0: True, -1: False}.get(code)
+            timeout = max(0.0, deadline - monotonic())
 
     # -- what people see and operators do -----------------------------------------------------------------------
 
@@ -220,18 +281,18 @@ class PostgresSession(Session):
         self._run("set_resource", (resource, what, value))
 
     def revoke(self, position: int, force: bool) -> int:
-        return int(self._value("revoke", position, force))
+        return int(self._first("revoke", position, force)[0])
 
     def reap(self) -> int:
-        return int(self._value("reap"))
+        return int(self._first("reap")[0])
 
     def prune(self, most: int) -> int:
-        return int(self._value("prune", most))
+        return int(self._first("prune", most)[0])
 
     # -- upkeep -------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, str] | None:
-        if self._value("version") is None:
+        if self._first("version")[0] is None:
             return None
         return {str(name): str(value) for name, value in self._run("settings")}
 
@@ -333,7 +394,7 @@ class PostgresSession(Session):
 
     @property
     def usable(self) -> bool:
-        return not self._connection.closed
+        return not (self._connection.closed or self._given_up)
 
     def abandon(self) -> None:
         # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
@@ -352,6 +413,9 @@ class PostgresSession(Session):
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
+
+
+_numbers = itertools.count(1)
 
 
 def _first_line(error: Exception) -> str:

@@ -27,11 +27,13 @@ from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Opti
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
 
-#: How often a waiter looks whether the file changed: at first, and at the most (seconds). A look reads a few bytes of
-#: shared memory and costs some microseconds.
-SHORTEST, LONGEST = 0.0003, 0.02
-#: How often a waiter tests whether those ahead of it still live.
-TEST_EVERY = 0.25
+#: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
+#: looks so many times more seldom: as many must leave before, one after the other.
+SHORTEST, LONGEST = 0.0001, 0.02
+#: What looking seldom may cost: this share of the time for which nothing has happened at all, but no more than so long.
+SHARE, SLOWEST = 0.05, 0.5
+#: How often the next in line tests whether those ahead of it still live. Who is further back does so more seldom, too.
+TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 LAST = 2**63 - 1
 
 
@@ -77,7 +79,7 @@ class SqliteEngine(Engine):
         return session
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["assert_holding"], (ticket.resource, ticket.position, ticket.requesting_id))
+        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         return bool(cursor.rowcount == 1)
 
 
@@ -91,6 +93,9 @@ class SqliteSession(Session):
         self._connection: sqlite3.Connection | None = None
         self._beacon: filelock.BaseFileLock | None = None
         self._interrupted = False
+        self._given_up = False
+        # How the last wait ended: position, the file's version then, quiet since when, when the others were tested.
+        self._left: tuple[int, Any, float, float] | None = None
         _sessions.add(self)
 
     def prepare(self) -> None:
@@ -272,8 +277,13 @@ class SqliteSession(Session):
                 if not self._may_enter(request):
                     self._test_ahead(request, LAST, member_id)
         with _busy, self._writing():
+            state = [self._one("anybody", {"resource": one.resource, "member": member_id}) for one in requests]
+            if not state[0][1]:
+                # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+                self._given_up = True  # whoever keeps this session comes back as a new member
+                raise Disconnected(f"{self._engine.where} has given this process up while it was out of reach")
+            busy = [there for there, _ in state]
             # A row of ours can only be there when somebody is.
-            busy = [self._one("anybody", {"resource": request.resource})[0] for request in requests]
             if any(busy) and (found := self._all("find", {"member": member_id, "uid": uid})):
                 return [Ticket(row[0], row[1], row[2], bool(row[3])) for row in found]
             granted = [not there or self._may_enter(request) for there, request in zip(busy, requests, strict=True)]
@@ -301,7 +311,9 @@ class SqliteSession(Session):
         return tickets
 
     def _ahead(self, request: Request, position: int) -> tuple[int, bool]:
-        """How many conflicting rows are ahead, and whether one may enter all the same."""
+        """How many of the conflicting rows ahead must leave before one may enter (about, but at least 1 and at the most
+        all), and whether one may enter now.
+        """
         number, load, lowest, paused = self._one(
             "ahead",
             {
@@ -311,7 +323,9 @@ class SqliteSession(Session):
                 "limit": request.limit,
             },
         )
-        return number, not paused and load + request.weight <= lowest
+        excess = load + request.weight - lowest
+        leaving = number if paused else -(-excess * number // max(load, 1))
+        return max(1, min(leaving, number)), not paused and excess <= 0
 
     def _may_enter(self, request: Request) -> bool:
         return self._ahead(request, LAST)[1]
@@ -348,33 +362,34 @@ class SqliteSession(Session):
         if row[4]:
             return True
         request, member_id = Request(ticket.resource, row[0], row[1], row[2]), row[3]
-        seen = None
-        number = 1
-        quiet_since = tested = time.monotonic()
-        test_after = 0.0
+        seen, known, distance = None, None, 1
+        quiet_since, tested = time.monotonic(), -TEST_SELDOM
+        if self._left is not None and self._left[0] == ticket.position:
+            _, known, quiet_since, tested = self._left  # one long wait comes in slices
         while True:
             version = (self._one("data_version")[0], id(self._connection))
             now = time.monotonic()
             if version != seen or nudge.is_set():
                 nudge.clear()
                 seen = version
-                number, free = self._ahead(request, ticket.position)
+                if version != known:
+                    known, quiet_since = version, now
+                distance, free = self._ahead(request, ticket.position)
                 if free:
                     with _busy, self._writing():
                         return True if self._query("grant", key).rowcount == 1 else None
-                quiet_since = now
             if now >= deadline:
+                self._left = (ticket.position, known, quiet_since, tested)
                 return False
-            if now - tested >= test_after:
-                tested, test_after = now, TEST_EVERY
+            if now - tested >= min(TEST_EVERY * distance, TEST_SELDOM):
+                tested = now
                 if self._one("row", key) is None:
                     return None
                 if self._test_ahead(request, ticket.position, member_id):
                     seen = None
                     continue
-            # Near the head look often, and more seldom the longer nothing has happened at all.
-            pause = min(max(SHORTEST * min(number, 8), (now - quiet_since) * 0.05), LONGEST)
-            nudge.wait(min(pause, deadline - now))
+            pause = min(max(SHORTEST * distance, (now - quiet_since) * SHARE), LONGEST * distance, SLOWEST)
+            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
 
     def _test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
         """Test whether those ahead still live; True when somebody was removed."""
@@ -579,6 +594,10 @@ class SqliteSession(Session):
         told = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
         check("disk", left >= 10, told, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
         return checks
+
+    @property
+    def usable(self) -> bool:
+        return not self._given_up
 
     def interrupt(self) -> None:
         self._interrupted = True

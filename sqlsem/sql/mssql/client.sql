@@ -14,11 +14,17 @@ EXEC {schema}.settings
 SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED
 
+-- name: warm_main
+EXEC {schema}.warm_up 0
+
+-- name: warm_wait
+EXEC {schema}.warm_up 1
+
 -- name: enrol
-EXEC {schema}.enrol ?, ?, ?, ?, ?
+EXEC {schema}.enrol ?, ?, ?, ?, ?, @answer = 1
 
 -- name: resume_member
-EXEC {schema}.resume_member ?
+EXEC {schema}.resume_member ?, 1
 
 -- name: ping
 EXEC {schema}.ping ?
@@ -27,22 +33,22 @@ EXEC {schema}.ping ?
 EXEC {schema}.resign ?
 
 -- name: register
-EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: register_all
 EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
 
 -- name: wait
-EXEC {schema}.wait ?, ?, ?
+EXEC {schema}.wait ?, ?, ?, 1
 
 -- name: release
-EXEC {schema}.release ?, ?, ?, ?
+EXEC {schema}.release ?, ?, ?, ?, 1
 
 -- name: cancel
-EXEC {schema}.cancel ?, ?, ?
+EXEC {schema}.cancel ?, ?, ?, 1
 
--- name: assert_holding
-EXEC {schema}.assert_holding ?, ?, ?
+-- name: pin
+EXEC {schema}.pin ?, ?, ?, 1
 
 -- name: entries
 EXEC {schema}.entries ?
@@ -57,13 +63,13 @@ EXEC {schema}.resources
 EXEC {schema}.set_resource ?, ?, ?
 
 -- name: revoke
-EXEC {schema}.[revoke] ?, ?
+EXEC {schema}.[revoke] ?, ?, 1
 
 -- name: reap
-EXEC {schema}.reap
+EXEC {schema}.reap 1
 
 -- name: prune
-EXEC {schema}.prune ?
+EXEC {schema}.prune ?, 1
 
 -- name: now
 SELECT SYSUTCDATETIME()

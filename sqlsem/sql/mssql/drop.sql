@@ -1,5 +1,6 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
-DROP TABLE IF EXISTS {schema}.{table};
+DROP VIEW IF EXISTS {schema}.{table};
+DROP TABLE IF EXISTS {schema}.entry;
 DROP TABLE IF EXISTS {schema}.history;
 DROP TABLE IF EXISTS {schema}.resource;
 DROP TABLE IF EXISTS {schema}.member;
@@ -13,7 +14,8 @@ DROP PROCEDURE IF EXISTS {schema}.register_all;
 DROP PROCEDURE IF EXISTS {schema}.wait;
 DROP PROCEDURE IF EXISTS {schema}.release;
 DROP PROCEDURE IF EXISTS {schema}.cancel;
-DROP PROCEDURE IF EXISTS {schema}.assert_holding;
+DROP PROCEDURE IF EXISTS {schema}.pin;
+DROP PROCEDURE IF EXISTS {schema}.warm_up;
 DROP PROCEDURE IF EXISTS {schema}.entries;
 DROP PROCEDURE IF EXISTS {schema}.past;
 DROP PROCEDURE IF EXISTS {schema}.resources;

@@ -15,14 +15,14 @@ SELECT @todo = @todo + N'GRANT ' + g.what + N' ON {schema}.[' + g.object_name + 
 FROM (
     SELECT N'EXECUTE' AS what, o.name AS object_name, r.name AS role_name
     FROM (VALUES (N'enrol', 1), (N'resume_member', 1), (N'ping', 1), (N'resign', 1), (N'register', 1), (N'register_all', 1),
-                 (N'wait', 1), (N'release', 1), (N'cancel', 1), (N'assert_holding', 1), (N'prune', 1),
+                 (N'wait', 1), (N'release', 1), (N'cancel', 1), (N'pin', 1), (N'warm_up', 1), (N'prune', 1),
                  (N'settings', 3), (N'entries', 3), (N'past', 3), (N'resources', 3),
                  (N'set_resource', 2), (N'revoke', 2), (N'reap', 2)) AS o (name, kind)
     CROSS JOIN (VALUES (N'{schema}_user', 1), (N'{schema}_operator', 2), (N'{schema}_reader', 3)) AS r (name, kind)
     WHERE o.kind = 3 OR r.kind = 2 OR (o.kind = 1 AND r.kind = 1)
     UNION ALL
     SELECT N'SELECT', o.name, r.name
-    FROM (VALUES (N'{table}'), (N'member'), (N'resource'), (N'history'), (N'setting')) AS o (name)
+    FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting')) AS o (name)
     CROSS JOIN (VALUES (N'{schema}_operator'), (N'{schema}_reader')) AS r (name)
 ) AS g
 WHERE DATABASE_PRINCIPAL_ID(g.role_name) IS NOT NULL;

@@ -8,7 +8,9 @@
 --   pin.<queue_position>          Transaction  shared: somebody's open transaction leans on the row (assert_holding)
 -- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
 --
--- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed.
+-- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
+-- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
+-- 50004 not held, 50005 this member is not known (any more).
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -50,7 +52,7 @@ RETURNS TABLE AS RETURN (
                 FROM (SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
                              CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
                                   THEN 1 ELSE 0 END AS conflict
-                      FROM {schema}.{table} WITH (READCOMMITTEDLOCK)
+                      FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                       WHERE resource_id = @resource AND queue_position < @position) AS r
             ) AS a
             LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
@@ -61,12 +63,10 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Removes one row, whoever owns it (or only that of a requester), with its history. 0 removed, -1 no such row,
--- -2 pinned by somebody's open transaction.
+-- Removes one row, whoever owns it, with its history. 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.remove
-    @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @requesting_id nvarchar(255) = NULL
+ALTER PROCEDURE {schema}.remove @resource nvarchar(255), @position bigint, @outcome nvarchar(16)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -79,13 +79,12 @@ BEGIN
         SET @code = -2;
     ELSE
     BEGIN
-        DELETE FROM {schema}.{table}
+        DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
                                member_id, owner, note, requested_at, granted_at, outcome)
-        WHERE resource_id = @resource AND queue_position = @position
-          AND (@requesting_id IS NULL OR requesting_id = @requesting_id);
+        WHERE resource_id = @resource AND queue_position = @position;
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
     END;
     COMMIT TRANSACTION;
@@ -118,7 +117,7 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             RETURN @count;
@@ -139,11 +138,20 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @member int, @requested_at datetime2(6), @revoked_at datetime2(6), @stale bigint, @code int, @there int,
+    DECLARE @member int, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
+            @attended_until datetime2(6), @stale bigint, @code int, @there int,
             @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6), @name nvarchar(255);
-    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @revoked_at = revoked_at
-    FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position;
-    IF @there IS NULL OR @member = @mine
+    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
+           @revoked_at = revoked_at, @attended_until = attended_until
+    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
+    IF @there IS NULL
+        RETURN 0;
+    IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
+    BEGIN
+        EXEC @code = {schema}.remove @resource, @position, N'cancelled';
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+    IF @member = @mine
         RETURN 0;
 
     IF @member IS NULL
@@ -211,19 +219,23 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @position bigint = -1, @before bigint, @revoked_at datetime2(6), @code int, @written int = 0,
+    DECLARE @position bigint = -1, @before bigint, @known int, @code int, @written int = 0,
             @tested int = 0, @looked int = 0, @name nvarchar(255);
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @position = queue_position, @revoked_at = revoked_at FROM {schema}.{table}
-        WHERE resource_id = @resource AND queue_position > @before AND (member_id IS NULL OR member_id <> @mine)
+        SELECT TOP (1) @position = queue_position,
+               @known = CASE WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME())
+                             THEN 1 ELSE 0 END
+        FROM {schema}.entry
+        WHERE resource_id = @resource AND queue_position > @before
+          AND (member_id IS NULL OR member_id <> @mine OR attended_until IS NOT NULL)
         ORDER BY queue_position;
         IF @position = @before
             BREAK;
         SET @looked = @looked + 1;
         SET @code = 0;
-        IF @revoked_at IS NULL
+        IF @known = 0
         BEGIN
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
@@ -247,7 +259,8 @@ GO
 IF OBJECT_ID(N'{schema}.enrol') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enrol AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.enrol
-    @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL
+    @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
+    @member int = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -255,7 +268,7 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: enrol must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @beacon int, @member int, @code int = 0, @name nvarchar(255);
+    DECLARE @beacon int, @code int = 0, @name nvarchar(255);
     BEGIN TRY
         IF @lease_ms IS NULL
         BEGIN
@@ -276,15 +289,16 @@ BEGIN
             EXEC {schema}.let_go @name;
         THROW;
     END CATCH;
-    SELECT @member AS member_id;
+    IF @answer = 1
+        SELECT @member AS member_id;
 END;
 GO
 
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
--- protects us until then) and its rows' entry locks. One row: 0 when it was given up meanwhile, else 1.
+-- protects us until then) and its rows' entry locks. 1 when it is, 0 when it was given up meanwhile.
 IF OBJECT_ID(N'{schema}.resume_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.resume_member @member int
+ALTER PROCEDURE {schema}.resume_member @member int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -293,11 +307,12 @@ BEGIN
         THROW 50001, N'sqlsem: resume_member must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @lease int, @there int, @beacon int, @code int, @name nvarchar(255), @position bigint = -1, @before bigint;
-    SELECT @there = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
+    SELECT @there = 1, @lease = lease_ms FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @there IS NULL
     BEGIN
-        SELECT 0 AS known;
-        RETURN;
+        IF @answer = 1
+            SELECT 0 AS known;
+        RETURN 0;
     END;
     BEGIN TRY
         IF @lease IS NULL
@@ -325,7 +340,7 @@ BEGIN
     WHILE @there > 0 AND @lease IS NULL
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @position = queue_position FROM {schema}.{table}
+        SELECT TOP (1) @position = queue_position FROM {schema}.entry
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
@@ -334,7 +349,9 @@ BEGIN
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 0, @DbPrincipal = N'public';
     END;
-    SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
+    IF @answer = 1
+        SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
+    RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
 END;
 GO
 
@@ -350,7 +367,7 @@ BEGIN
     SET XACT_ABORT ON;
     DECLARE @there int, @beacon int, @lease int, @missing_since datetime2(6), @name nvarchar(255);
     SELECT @there = 1, @beacon = beacon, @lease = lease_ms, @missing_since = missing_since
-    FROM {schema}.member WHERE member_id = @member;
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @there = 1 AND @lease IS NULL
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
@@ -369,7 +386,7 @@ BEGIN
     END;
     IF @there = 1
         SELECT 1 AS known, t.queue_position, CASE WHEN t.revoked_at IS NULL THEN 0 ELSE 1 END AS revoked
-        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.{table} AS t ON t.member_id = @member;
+        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t ON t.member_id = @member;
     ELSE
         SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
 END;
@@ -384,7 +401,9 @@ BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @beacon int, @name nvarchar(255);
-    SELECT @beacon = beacon FROM {schema}.member WHERE member_id = @member;
+    SELECT @beacon = beacon FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @@ROWCOUNT = 0
+        RETURN;
     BEGIN TRANSACTION;
     DELETE FROM {schema}.member WHERE member_id = @member;
     EXEC {schema}.bury @member, N'released';
@@ -408,18 +427,21 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @eligible int, @mine bigint, @code int, @name nvarchar(255), @message nvarchar(1000);
+    DECLARE @eligible int, @mine bigint, @code int, @lease int, @name nvarchar(255), @message nvarchar(1000);
     SET @position = NULL;
     SET @granted = 0;
+    SELECT @lease = COALESCE(lease_ms, 0) FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @lease IS NULL
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
-       OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR @weight < 1 OR @limit < @weight
+       OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
     BEGIN
         SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', limit ', @limit, N', weight ', @weight,
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
         THROW 50000, @message, 1;
     END;
     -- The usual case first: nobody is there.
-    IF NOT EXISTS (SELECT 1 FROM {schema}.{table} WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
+    IF NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
        AND NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource)
         SET @eligible = 1;
     ELSE
@@ -429,7 +451,7 @@ BEGIN
         IF @mine IS NOT NULL
         BEGIN
             SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END
-            FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
+            FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
             IF @position IS NOT NULL
                 RETURN 0;  -- else somebody else's, and the insert will fail
         END;
@@ -443,15 +465,14 @@ BEGIN
                 RETURN 0;
         END;
     END;
-    INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                  request_uid, requested_at, granted_at, note)
+    INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                request_uid, requested_at, granted_at, note)
     VALUES (@resource, @requesting_id, @access, @limit, @weight, @member, @owner,
             @uid, SYSUTCDATETIME(), CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note);
-    -- The table's trigger hides the number from SCOPE_IDENTITY().
-    SELECT @position = queue_position FROM {schema}.{table} WHERE request_uid = @uid;
+    SET @position = SCOPE_IDENTITY();
     SET @granted = @eligible;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
-    IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND lease_ms IS NULL)
+    IF @lease = 0
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
@@ -471,7 +492,8 @@ GO
 ALTER PROCEDURE {schema}.register
     @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
-    @note nvarchar(1000) = NULL, @patience int = 1000
+    @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
+    @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -479,7 +501,8 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @position bigint, @granted bit, @code int, @name nvarchar(255);
+    DECLARE @code int, @name nvarchar(255);
+    SET @position = NULL;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
     SET @name = CONCAT(N'sqlsem.{schema}.gate.', CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', @resource), 1, 4)));
     BEGIN TRY
@@ -497,11 +520,12 @@ BEGIN
             ROLLBACK TRANSACTION;
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
         IF @position IS NOT NULL
-           AND NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position)
+           AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
             EXEC {schema}.let_go @name;
         THROW;
     END CATCH;
-    SELECT @position AS queue_position, @granted AS granted;
+    IF @answer = 1
+        SELECT @position AS queue_position, @granted AS granted;
 END;
 GO
 
@@ -547,7 +571,7 @@ BEGIN
             SELECT @gate = MIN(gate) FROM @asked WHERE gate > @gate;
         END;
         SET @uid_one = CONCAT(@uid, N'.1');
-        IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE request_uid = @uid_one)
+        IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @uid_one)
         BEGIN
             WHILE @ordinal < @most AND @free = 1
             BEGIN
@@ -590,7 +614,7 @@ BEGIN
             SET @position = CAST(LEFT(@taken, CHARINDEX(N',', @taken) - 1) AS bigint);
             SET @taken = SUBSTRING(@taken, CHARINDEX(N',', @taken) + 1, 2147483647);
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-            IF NOT EXISTS (SELECT 1 FROM {schema}.{table} WHERE queue_position = @position)
+            IF NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
                 EXEC {schema}.let_go @name;
         END;
         THROW;
@@ -600,13 +624,13 @@ END;
 GO
 
 -- Waits up to @timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
--- One row, and the same as the return code:
+-- Return code:
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
 --  -2  the row is gone: cancelled, reaped or taken away
 IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int
+ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -622,7 +646,7 @@ BEGIN
             @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
     SELECT @there = 1, @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id,
            @granted_at = granted_at, @revoked_at = revoked_at
-    FROM {schema}.{table} WHERE resource_id = @resource AND queue_position = @position;
+    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL OR @revoked_at IS NOT NULL
         SET @result = -2;
     ELSE IF @granted_at IS NOT NULL
@@ -634,7 +658,7 @@ BEGIN
             FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
             IF @eligible = 1
             BEGIN
-                UPDATE {schema}.{table} SET granted_at = SYSUTCDATETIME()
+                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL;
                 SET @result = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -2 END;
                 BREAK;
@@ -700,8 +724,18 @@ BEGIN
             END;
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
                 @LockTimeout = @left, @DbPrincipal = N'public';
-            IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+            IF @code < 0
+                CONTINUE;
+            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+            IF @until = N'leave'
+            BEGIN
+                -- The usual end of a wait: look and take in one statement.
+                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
+                  AND (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1;
+                IF @@ROWCOUNT > 0
+                    SET @result = 0;
+            END;
         END;
     END TRY
     BEGIN CATCH
@@ -715,37 +749,50 @@ BEGIN
     END CATCH;
     IF @waiting = 1
         EXEC {schema}.let_go @waiting_name;
-    SELECT @result AS code;
+    IF @answer = 1
+        SELECT @result AS code;
     RETURN @result;
 END;
 GO
 
--- Gives a number back. One row: 0 done, -1 no such row of this requester (already released, reaped or taken away).
--- May be repeated.
+-- Gives a number back: 0 done, -1 no such row of this requester and login (already released, reaped or taken away).
+-- May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row.
 IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release
-    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @outcome nvarchar(16) = N'released'
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @outcome nvarchar(16) = N'released',
+    @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
-    EXEC @code = {schema}.remove @resource, @position, @outcome, @requesting_id;
-    IF @code = -2
-        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); commit it first', 1;
-    -- Those who wait for the entry lock must not wake before the row is seen gone.
-    IF @code = 0
-        EXEC {schema}.let_go @name;
-    SELECT @code AS code;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
+    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32);
+    SET @mode = APPLOCK_MODE(N'public', @name, N'Session');  -- Exclusive: the row is this session's
+    DELETE FROM {schema}.entry
+    OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
+           deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
+    INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
+                           member_id, owner, note, requested_at, granted_at, outcome)
+    WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
+      AND (@mode = N'Exclusive' OR EXISTS (SELECT 1 FROM {schema}.member AS m
+                                           WHERE m.member_id = entry.member_id AND m.login = ORIGINAL_LOGIN()));
+    SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
+    -- Those who wait for the entry lock must not wake before the row is seen gone: it is committed by now.
+    IF @code = 0 AND @mode <> N'NoLock'
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+    IF @answer = 1
+        SELECT @code AS code;
     RETURN @code;
 END;
 GO
 
--- Gives back whatever one register may have left (its reply was lost, or it was interrupted). One row: how many rows.
+-- Gives back whatever one register may have left (its reply was lost, or it was interrupted). Returns how
+-- many rows.
 IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.cancel @member int, @uid nvarchar(64), @outcome nvarchar(16)
+ALTER PROCEDURE {schema}.cancel @member int, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -755,8 +802,9 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry
         WHERE member_id = @member AND queue_position > @before
+          AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
           AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
         ORDER BY queue_position;
         IF @position = @before
@@ -772,30 +820,64 @@ BEGIN
     END;
     IF @pinned = 1
         THROW 50002, N'sqlsem: busy: an open transaction has pinned a row (assert_holding); commit it first', 1;
-    SELECT @count AS cancelled;
+    IF @answer = 1
+        SELECT @count AS cancelled;
+    RETURN @count;
 END;
 GO
 
--- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
--- One row: 1 when it is there, else 0.
-IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
+-- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends. 1 when it is there,
+-- else 0.
+IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
+ALTER PROCEDURE {schema}.pin @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     IF @@TRANCOUNT = 0
-        THROW 50001, N'sqlsem: assert_holding needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
+        THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
     DECLARE @code int, @there int = 0, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = N'public';
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
-    SELECT @there = 1 FROM {schema}.{table} WITH (UPDLOCK, ROWLOCK)
+    -- The lock tells those who remove rows, and do not wait; the row's own lock holds up its owner's release.
+    UPDATE {schema}.entry SET granted_at = granted_at
     WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
       AND granted_at IS NOT NULL;
-    SELECT @there AS holding;
+    SET @there = @@ROWCOUNT;
+    IF @answer = 1
+        SELECT @there AS holding;
     RETURN @there;
+END;
+GO
+
+
+-- Changes nothing: has the engine compile what a holder (or, with @waits, a waiter) calls, which must not wait for that
+-- later. Some engines compile once a session and take their time.
+IF OBJECT_ID(N'{schema}.warm_up') IS NULL EXEC (N'CREATE PROCEDURE {schema}.warm_up AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.warm_up @waits bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @eligible int;
+    SELECT @eligible = a.eligible FROM {schema}.ahead(N'', 0, N'write', 1, 1, NULL) AS a;
+    IF @waits = 1
+    BEGIN
+        EXEC {schema}.wait N'', 0, 0;
+        EXEC {schema}.suspect_all N'', -1;
+        EXEC {schema}.suspect N'', 0, -1;
+        RETURN 0;
+    END;
+    EXEC {schema}.release N'', 0, N'';
+    EXEC {schema}.cancel 0, N'', N'released';
+    BEGIN TRY
+        EXEC {schema}.register 0, N'', N'', NULL, 1, N'';  -- no such member
+    END TRY
+    BEGIN CATCH
+        RETURN 0;
+    END CATCH;
 END;
 GO
 
@@ -818,7 +900,7 @@ BEGIN
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
            DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until < @now THEN m.lease_until
                                           ELSE m.missing_since END, @now) / CAST(1000000 AS float) AS missing_for
-    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    FROM {schema}.entry AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE @resource IS NULL OR t.resource_id = @resource
     ORDER BY t.resource_id, t.queue_position;
 END;
@@ -856,7 +938,7 @@ BEGIN
                      CASE WHEN t.revoked_at IS NOT NULL OR t.granted_at IS NOT NULL THEN 1
                           WHEN t.member_id IS NULL AND (SELECT a.eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
                                t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN 1 ELSE 0 END AS holds
-              FROM {schema}.{table} AS t) AS e
+              FROM {schema}.entry AS t) AS e
         GROUP BY e.resource_id
     ) AS q ON q.resource_id = o.resource_id
     ORDER BY 1;
@@ -909,19 +991,19 @@ END;
 GO
 
 -- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
--- is told first (by its next ping, or by grace running out) unless @force. One row: 0 gone, 1 told, -1 no such row.
+-- is told first (by its next ping, or by grace running out) unless @force. 0 gone, 1 told, -1 no such row.
 IF OBJECT_ID(N'{schema}.[revoke]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[revoke] AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0
+ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member int, @code int = 1;
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
-    UPDATE {schema}.{table} SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()) WHERE queue_position = @position;
+    UPDATE {schema}.entry SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()) WHERE queue_position = @position;
     SELECT @there = 1, @resource = resource_id, @granted_at = granted_at, @member = member_id
-    FROM {schema}.{table} WHERE queue_position = @position;
+    FROM {schema}.entry WHERE queue_position = @position;
     IF @there IS NULL
         SET @code = -1;
     ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
@@ -929,26 +1011,27 @@ BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
         SET @code = CASE WHEN @code = -2 THEN 1 ELSE 0 END;  -- pinned: it goes when that transaction has ended
     END;
-    SELECT @code AS code;
+    IF @answer = 1
+        SELECT @code AS code;
     RETURN @code;
 END;
 GO
 
--- Tests every member now. One row: the number of rows removed.
+-- Tests every member now. Returns the number of rows removed.
 IF OBJECT_ID(N'{schema}.reap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.reap AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.reap
+ALTER PROCEDURE {schema}.reap @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
             @member int = -1, @member_before int, @beacon int, @name nvarchar(255);
-    SELECT @start = COUNT(*) FROM {schema}.{table};
+    SELECT @start = COUNT(*) FROM {schema}.entry;
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.{table}
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry
         WHERE queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
@@ -959,7 +1042,7 @@ BEGIN
     BEGIN
         SET @member_before = @member;
         SELECT TOP (1) @member = m.member_id, @beacon = m.beacon FROM {schema}.member AS m
-        WHERE m.member_id > @member_before AND NOT EXISTS (SELECT 1 FROM {schema}.{table} AS t WHERE t.member_id = m.member_id)
+        WHERE m.member_id > @member_before AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = m.member_id)
           AND ((m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.joined_at) < SYSUTCDATETIME())
                OR m.lease_until < SYSUTCDATETIME())
         ORDER BY m.member_id;
@@ -979,17 +1062,20 @@ BEGIN
         IF @code >= 0
             DELETE FROM {schema}.member
             WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND lease_until < SYSUTCDATETIME()))
-              AND NOT EXISTS (SELECT 1 FROM {schema}.{table} AS t WHERE t.member_id = @member);
+              AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = @member);
     END;
-    SELECT @end = COUNT(*) FROM {schema}.{table};
-    SELECT CASE WHEN @start > @end THEN @start - @end ELSE 0 END AS removed;
+    SELECT @end = COUNT(*) FROM {schema}.entry;
+    SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
+    IF @answer = 1
+        SELECT @code AS removed;
+    RETURN @code;
 END;
 GO
 
--- Removes history older than setting history_days, at most @most rows a call. One row: how many.
+-- Removes history older than setting history_days, at most @most rows a call. Returns how many.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.prune @most int
+ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -999,13 +1085,15 @@ BEGIN
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
     DELETE TOP (@most) FROM {schema}.history WHERE ended_at < @before;
     SET @count = @@ROWCOUNT;
-    SELECT @count AS pruned;
+    IF @answer = 1
+        SELECT @count AS pruned;
+    RETURN @count;
 END;
 GO
 
 
 -- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
--- order; the gate is then theirs until their transaction ends. Rows of the routines carry a request_uid.
+-- order; the gate is then theirs until their transaction ends. The routines write the table beneath.
 BEGIN TRANSACTION;
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 GO
@@ -1014,38 +1102,30 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @gate int, @patience int = @@LOCK_TIMEOUT, @code int, @name nvarchar(255);
-    IF EXISTS (SELECT 1 FROM inserted WHERE request_uid IS NULL)
+    IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
+               OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
+               OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
+        THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
+    SELECT @gate = MIN(CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)))
+    FROM inserted;
+    WHILE @gate IS NOT NULL
     BEGIN
-        IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
-                   OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
-                   OR weight < 1 OR concurrency_limit < weight)
-            THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
-        SELECT @gate = MIN(CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)))
-        FROM inserted WHERE request_uid IS NULL;
-        WHILE @gate IS NOT NULL
-        BEGIN
-            SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
-            IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
-            SELECT @gate = MIN(g.gate)
-            FROM (SELECT CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)) AS gate
-                  FROM inserted WHERE request_uid IS NULL) AS g
-            WHERE g.gate > @gate;
-        END;
-        INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,
-                                      request_uid, requested_at, note)
-        SELECT COALESCE(resource_id, N'default'), requesting_id, COALESCE(access_type, N'write'), concurrency_limit,
-               COALESCE(weight, 1), owner, CONCAT(N'bare.', CONVERT(nvarchar(36), NEWID())), SYSUTCDATETIME(), note
-        FROM inserted WHERE request_uid IS NULL;
+        SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = @patience, @DbPrincipal = N'public';
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+        SELECT @gate = MIN(g.gate)
+        FROM (SELECT CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)) AS gate
+              FROM inserted) AS g
+        WHERE g.gate > @gate;
     END;
-    IF EXISTS (SELECT 1 FROM inserted WHERE request_uid IS NOT NULL)
-        INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                      request_uid, requested_at, granted_at, note)
-        SELECT resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-               request_uid, requested_at, granted_at, note
-        FROM inserted WHERE request_uid IS NOT NULL;
+    INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,
+                                request_uid, requested_at, note)
+    SELECT COALESCE(resource_id, N'default'), requesting_id, COALESCE(access_type, N'write'), concurrency_limit,
+           COALESCE(weight, 1), owner, COALESCE(request_uid, CONCAT(N'bare.', CONVERT(nvarchar(36), NEWID()))),
+           SYSUTCDATETIME(), note
+    FROM inserted;
 END;
 GO
 COMMIT TRANSACTION;

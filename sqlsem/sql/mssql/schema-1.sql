@@ -39,25 +39,33 @@ CREATE TABLE {schema}.resource (
 );
 
 -- The queue. A row is a request, waiting or granted; who may proceed follows from the rows ahead alone.
-CREATE TABLE {schema}.{table} (
-    queue_position    bigint IDENTITY NOT NULL,
-    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT N'default',
+-- {table} is a view of it, so that its trigger numbers the rows of bare participants and costs the routines nothing.
+-- Columns that such a row may leave out are nullable, and checked, as a view's NOT NULL columns cannot be left out.
+CREATE TABLE {schema}.entry (
+    queue_position    bigint IDENTITY NOT NULL PRIMARY KEY NONCLUSTERED,
+    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL CHECK (resource_id IS NOT NULL),
     requesting_id     nvarchar(255) NOT NULL,
-    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT N'write',
+    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL CHECK (access_type IS NOT NULL),
     concurrency_limit int NULL,
-    weight            int NOT NULL DEFAULT 1,
+    weight            int NULL CHECK (weight IS NOT NULL),
     member_id         int NULL,
     owner             nvarchar(255) NULL,
     request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL UNIQUE, -- bare rows are given one
-    requested_at      datetime2(6) NOT NULL DEFAULT SYSUTCDATETIME(),
+    requested_at      datetime2(6) NULL CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
-    attended_until    datetime2(6) NULL, -- where nobody would miss a waiting row: it goes when this is past
     note              nvarchar(1000) NULL,
-    PRIMARY KEY CLUSTERED (resource_id, queue_position)
+    attended_until    datetime2(6) NULL -- where nobody would miss a waiting row: it goes when this is past
 );
-CREATE INDEX {table}_member ON {schema}.{table} (member_id);
-CREATE INDEX {table}_position ON {schema}.{table} (queue_position);
+CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position);
+CREATE INDEX entry_member ON {schema}.entry (member_id);
+GO
+CREATE VIEW {schema}.{table} AS
+SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
+       resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
+       requested_at, granted_at, revoked_at, note, attended_until
+FROM {schema}.entry;
+GO
 
 CREATE TABLE {schema}.history (
     resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,

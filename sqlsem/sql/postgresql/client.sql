@@ -28,22 +28,24 @@ SELECT known, positions, revoked FROM {schema}.ping(%(member)s)
 SELECT {schema}.resign(%(member)s)
 
 -- name: register
-SELECT queue_position, granted FROM {schema}.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+SELECT queue_position, granted FROM {schema}.register(
+    %s::integer, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
+    %s::varchar, %s::varchar, %s::integer, %s::integer, %s::varchar)
 
 -- name: register_all
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
 
 -- name: wait
-SELECT {schema}.wait(%s, %s, %s)
+SELECT {schema}.wait(%s::varchar, %s::bigint, %s::integer)
 
 -- name: release
-SELECT {schema}.release(%s, %s, %s, %s)
+SELECT {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)
 
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
 
--- name: assert_holding
-SELECT {schema}.assert_holding(%s, %s, %s)
+-- name: pin
+SELECT {schema}.pin(%s, %s, %s)
 
 -- name: entries
 SELECT * FROM {schema}.entries(%s)

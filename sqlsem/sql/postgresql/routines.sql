@@ -70,7 +70,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.bury(p_member integer, p_outcome text) RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
-    -- What an open transaction has pinned (assert_holding) stays until that ends; it is found then.
+    -- What an open transaction has pinned (pin) stays until that ends; it is found then.
     WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table} WHERE member_id = p_member FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
@@ -83,7 +83,8 @@ $$;
 
 
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
--- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
+-- removes it when it has been missing for its grace (or its lease has run out, or its row is stale). A waiting row that
+-- nobody attends to any more goes by itself, though its member may live, or be p_mine.
 -- True when it wrote something: the caller should then end its transaction, so that others see it.
 CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -94,9 +95,12 @@ DECLARE
     v_stale  bigint;
 BEGIN
     -- Nothing is locked before it is decided: whoever calls may sleep long afterwards, in the same transaction.
-    SELECT member_id, requested_at, revoked_at INTO v_row FROM {schema}.{table}
+    SELECT member_id, requested_at, revoked_at, granted_at IS NULL AND attended_until < clock_timestamp() AS unattended
+    INTO v_row FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position;
-    IF NOT FOUND OR v_row.member_id = p_mine THEN
+    IF v_row.unattended THEN
+        RETURN {schema}.remove(p_resource, p_position, 'cancelled');
+    ELSIF NOT FOUND OR v_row.member_id = p_mine THEN
         RETURN false;
     END IF;
 
@@ -144,13 +148,16 @@ END
 $$;
 
 
--- Removes one row, whoever owns it, with its history; false when it is gone, or pinned by an open transaction.
+-- Removes one row, whoever owns it, with its history; false when it is gone, or pinned by an open transaction, or, where
+-- p_outcome is 'cancelled', when somebody waits for it after all.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     WITH free AS (SELECT queue_position FROM {schema}.{table}
-                  WHERE resource_id = p_resource AND queue_position = p_position FOR UPDATE SKIP LOCKED),
+                  WHERE resource_id = p_resource AND queue_position = p_position
+                    AND (p_outcome <> 'cancelled' OR granted_at IS NULL AND attended_until < clock_timestamp())
+                  FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
@@ -183,6 +190,7 @@ END
 $$;
 
 
+-- Who may act for a member is told by its login: to everybody else it is as if it were not there (here and below).
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
 -- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member integer) RETURNS boolean
@@ -193,7 +201,7 @@ DECLARE
     v_lease  integer;
 BEGIN
     PERFORM {schema}.guard('resume_member');
-    SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member;
+    SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -227,7 +235,7 @@ AS $$
 DECLARE
     v_member {schema}.member;
 BEGIN
-    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member;
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     known := FOUND;
     IF NOT known THEN
         RETURN;
@@ -260,7 +268,10 @@ AS $$
 DECLARE
     v_beacon integer;
 BEGIN
-    DELETE FROM {schema}.member WHERE member_id = p_member RETURNING beacon INTO v_beacon;
+    DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING beacon INTO v_beacon;
+    IF NOT FOUND THEN
+        RETURN;  -- given up before; its rows go when somebody meets them
+    END IF;
     PERFORM {schema}.bury(p_member, 'released');
     -- Free the locks when this is committed (see release), not before.
     IF v_beacon IS NOT NULL AND pg_try_advisory_xact_lock({schema}.lock_class(1), v_beacon) THEN
@@ -280,11 +291,17 @@ CREATE OR REPLACE FUNCTION {schema}.register(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
+DECLARE
+    v_placed record;
 BEGIN
-    PERFORM {schema}.guard('register');
+    -- Asked here as well, to spare the usual case a call.
+    IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.guard('register');
+    END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
-    SELECT p.queue_position, p.granted INTO queue_position, granted
-    FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
+    v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
+    queue_position := v_placed.queue_position;
+    granted := v_placed.granted;
 END
 $$;
 
@@ -299,15 +316,27 @@ LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
     v_ahead record;
+    v_lease integer;
 BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call.
     IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
         RAISE EXCEPTION 'sqlsem: bad request: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
             coalesce(quote_literal(p_resource), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
     END IF;
-    -- The usual case first: nobody is there.
-    granted := NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
-           AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource);
+    -- The usual case: nobody is there.
+    SELECT lease_ms,
+           NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
+           AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource)
+    INTO v_lease, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF NOT FOUND THEN
+        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member) THEN
+            RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
+                USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
+        END IF;
+        -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
     IF NOT granted THEN
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
@@ -333,8 +362,9 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
-    PERFORM pg_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer)
-    FROM {schema}.member WHERE member_id = p_member AND lease_ms IS NULL;
+    IF v_lease IS NULL THEN
+        PERFORM pg_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer);
+    END IF;
 END
 $$;
 
@@ -386,7 +416,8 @@ END
 $$;
 
 
--- Tests the owners of the rows on a resource whose sessions look gone (at most 32). True when anything was written.
+-- Tests the owners of the rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
+-- in all). True when anything was written.
 CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -395,12 +426,16 @@ DECLARE
     v_written  boolean := false;
 BEGIN
     FOR v_position IN
-        SELECT min(queue_position) FROM {schema}.{table}
-        WHERE resource_id = p_resource AND member_id IS DISTINCT FROM p_mine
-          AND (revoked_at IS NOT NULL
-               OR CASE WHEN pg_try_advisory_lock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer)
-                       THEN pg_advisory_unlock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer) END)
-        GROUP BY coalesce(member_id, -queue_position), revoked_at IS NULL ORDER BY 1 LIMIT 32
+        SELECT min(queue_position)
+        FROM (SELECT *, coalesce(granted_at IS NULL AND attended_until < clock_timestamp(), false) AS unattended
+              FROM {schema}.{table} WHERE resource_id = p_resource) AS r
+        WHERE unattended
+           OR member_id IS DISTINCT FROM p_mine
+              AND (revoked_at IS NOT NULL
+                   OR CASE WHEN pg_try_advisory_lock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer)
+                           THEN pg_advisory_unlock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer) END)
+        GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
+        ORDER BY 1 LIMIT 32
     LOOP
         v_written := {schema}.suspect(p_resource, v_position, p_mine) OR v_written;
     END LOOP;
@@ -500,7 +535,8 @@ END
 $$;
 
 
--- Gives a number back. 0 done, -1 no such row of this requester (already released, reaped or taken away).
+-- Gives a number back. 0 done, -1 no such row of this requester (already released, reaped or taken away, or another
+-- login's; a bare participant deletes its row itself).
 -- May be repeated. Not made durable at once: a release that a crash of the server undoes is repeated by the member.
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
@@ -512,6 +548,8 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     DELETE FROM {schema}.{table} AS t
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+      AND coalesce((SELECT m.login = session_user FROM {schema}.member AS m WHERE m.member_id = t.member_id),
+                   t.member_id IS NOT NULL)  -- of a member that was given up: the row is dead
     RETURNING t.* INTO v_row;
     IF NOT FOUND THEN
         RETURN -1;
@@ -540,17 +578,27 @@ DECLARE
 BEGIN
     FOR v_row IN SELECT resource_id, queue_position, requesting_id FROM {schema}.{table}
         WHERE member_id = p_member AND (request_uid = p_uid OR starts_with(request_uid, p_uid || '.')) LOOP
-        PERFORM {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome);
-        v_count := v_count + 1;
+        IF {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome) = 0 THEN
+            v_count := v_count + 1;
+        END IF;
     END LOOP;
     RETURN v_count;
 END
 $$;
 
 
+-- (The name that this had at first is another routine's now.)
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname = 'assert_holding'
+               AND prorettype = 'boolean'::regtype) THEN
+        DROP FUNCTION {schema}.assert_holding(varchar, bigint, varchar);
+    END IF;
+END
+$$;
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
--- True when it is there. Under REPEATABLE READ a row that went away meanwhile raises a serialization failure.
-CREATE OR REPLACE FUNCTION {schema}.assert_holding(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
+-- True when it is there. The transaction may be another login's. Under REPEATABLE READ a row that went away meanwhile raises a serialization failure.
+CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN

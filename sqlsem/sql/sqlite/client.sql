@@ -37,7 +37,8 @@ DELETE FROM {schema}_member WHERE member_id = ?
 
 -- name: anybody
 SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
-    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource)
+    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource),
+       EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
 -- name: ahead
 -- The rule. Looks at the conflicting rows ahead of a position: their number and weight, the lowest limit that anybody
@@ -111,7 +112,7 @@ SELECT requested_at + (SELECT stale_after_ms FROM {schema}_resource WHERE resour
        <= (julianday('now') - 2440587.5) * 86400.0
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
--- name: assert_holding
+-- name: pin
 -- Writes nothing new; as a write it keeps everybody else's away until the caller's transaction ends.
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL

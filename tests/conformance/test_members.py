@@ -1,0 +1,315 @@
+"""Who may act for a member, what becomes of one that was given up, and of rows that nobody attends to."""
+
+import threading
+import time
+
+import pytest
+from support import Attempt
+
+import sqlsem
+from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.model import Request, Ticket
+
+
+@pytest.fixture
+def member(database):
+    """``member()``: a session and the number of a member that it enrolled."""
+    made = []
+
+    def start(**options):
+        session = database.session(**options)
+        made.append(session)
+        return session, session.enrol("host", 1, "test")
+
+    yield start
+    for session in made:
+        session.close()
+
+
+def look(session, ticket):
+    return session.wait(ticket, 0, threading.Event())
+
+
+# -- given up
+
+
+def give_up(database, coordinator):
+    number = coordinator._member._member_id
+    database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", number)
+    return number
+
+
+def members(database):
+    return [row[0] for row in database.rows(f"SELECT member_id FROM {database.beside('member')}")]
+
+
+def test_who_was_given_up_takes_locks_as_a_new_member(connect, database, name):
+    coordinator = connect(lease=30)
+    with coordinator.mutex(name):
+        pass
+    before = give_up(database, coordinator)
+    with coordinator.mutex(name) as grant:
+        (entry,) = coordinator.entries(name)
+        assert entry.member_id != before
+        assert entry.member_id in members(database)
+        grant.check()
+
+
+def test_who_was_given_up_loses_what_it_held_at_the_next_request(connect, database, name):
+    coordinator = connect(lease=30)
+    lost = []
+    lock = coordinator.mutex(name("held"), on_lost=lost.append)
+    lock.acquire()
+    give_up(database, coordinator)
+    with coordinator.mutex(name("other")):
+        assert lost == [lock.grant]
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    assert connect().reap() >= 0  # the row that was left
+
+
+def test_who_was_given_up_learns_it_from_a_ping_and_goes_on(connect, database, name):
+    coordinator = connect(lease=30)
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    before = give_up(database, coordinator)
+    with pytest.raises(sqlsem.LockLost):
+        lock.grant.check()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    with coordinator.mutex(name, timeout=60) as grant:
+        assert coordinator.entries(name)[-1].member_id not in (before, None)
+        grant.check()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_member_that_is_not_there_gets_no_row(database, member, name, several):
+    session, number = member()
+    requests = [Request(name("a")), Request(name("b"))] if several else [Request(name)]
+    with pytest.raises(Unavailable):
+        session.register(number + 1000, "me", "thread", f"{name}.1", requests, False)
+    assert database.queue(name) == []
+    assert not session.usable
+
+
+# -- another login
+
+
+@pytest.fixture
+def stranger(database):
+    """A connection of another login, which may use sqlsem too."""
+    connection = database.raw()
+    role = f"{database.schema}_stranger"
+    if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone():
+        connection.execute(f"CREATE ROLE {role} LOGIN")
+    connection.execute(f"GRANT {database.schema}_user TO {role}")
+    connection.execute(f"SET SESSION AUTHORIZATION {role}")
+    yield connection
+    connection.close()
+
+
+@pytest.mark.engines("postgresql")
+def test_another_login_cannot_act_for_a_member(database, member, stranger, name):
+    import psycopg
+
+    session, number = member()
+    (ticket,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+
+    def call(text, *parameters):
+        return stranger.execute(f"SELECT * FROM {database.schema}.{text}", parameters).fetchone()
+
+    assert call("release(%s::varchar, %s, %s::varchar)", name, ticket.position, "me") == (-1,)
+    assert call("cancel(%s, %s::varchar, 'cancelled')", number, f"{name}.1") == (0,)
+    assert call("ping(%s)", number) == (False, None, None)
+    assert call("resume_member(%s)", number) == (False,)
+    call("resign(%s)", number)
+    for routine, arguments in (
+        ("register", "%s, 'me', 'x', 'x', false, %s::varchar, 'write', 1, 1, NULL"),
+        (
+            "register_all",
+            """%s, 'me', 'x', 'x', false, jsonb_build_array(jsonb_build_object('resource', %s::text,
+                            'access', 'write', 'limit', 1, 'weight', 1))""",
+        ),
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="another login"):
+            call(f"{routine}({arguments})", number, name)
+    # The client says so, too, and does not ask for a right that would not help.
+    session._connection.execute(f"SET SESSION AUTHORIZATION {database.schema}_stranger")
+    with pytest.raises(ConfigurationError, match=r"another login .*enrolled"):
+        session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    session._connection.execute("RESET SESSION AUTHORIZATION")
+    assert session.ping(number).positions == {ticket.position}
+    assert len(database.queue(name)) == 1
+    assert session.release(ticket, "released")
+
+
+@pytest.mark.engines("postgresql")
+def test_a_bare_row_is_not_released_by_the_routine(database, member, name):
+    session, _ = member()
+    connection = database.raw()
+    position = database.insert_bare(connection.cursor(), name, "bare")
+    connection.close()
+    assert not session.release(Ticket(name, position, "bare", True), "released")
+    assert len(database.queue(name)) == 1
+    assert session.revoke(position, False) == 0
+
+
+# -- rows that nobody attends to
+
+
+def attend(database, ticket, seconds):
+    database.rows(
+        "UPDATE {table} SET attended_until = clock_timestamp() + ? * interval '1 second' WHERE queue_position = ?",
+        seconds,
+        ticket.position,
+    )
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize("access", ["write", "limit", "read"])
+def test_a_waiting_row_that_nobody_attends_to_goes(database, member, connect, name, access):
+    session, number = member()  # lives on, and keeps the entry locks
+    holder = connect().mutex(name)
+    holder.acquire()
+    request = {"write": Request(name), "limit": Request(name, limit=2), "read": Request(name, access="read")}[access]
+    (ticket,) = session.register(number, "me", "thread", f"{name}.1", [request], False)
+    attend(database, ticket, -1)
+    late = Attempt(connect().mutex(name, timeout=60))
+    holder.release()
+    late.granted()
+    late.leave()
+    assert look(session, ticket) is None
+    assert (ticket.position, "cancelled") in [(past.position, past.outcome) for past in connect().history(name)]
+    session.resign(number)
+
+
+@pytest.mark.engines("postgresql")
+def test_a_row_goes_although_its_own_member_finds_it(database, member, name):
+    session, number = member()
+    (first,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (second,) = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    (third,) = session.register(number, "me", "thread", f"{name}.3", [Request(name)], False)
+    attend(database, second, -1)
+    assert look(session, third) is False
+    assert [row[0] for row in database.queue(name)] == [first.position, third.position]
+    session.resign(number)
+
+
+@pytest.mark.engines("postgresql")
+def test_what_is_attended_to_or_granted_stays(database, member, name):
+    session, number = member()
+    (first,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    (second,) = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
+    other, _ = member()
+    attend(database, first, -1)  # granted
+    attend(database, second, 3600)
+    other.reap()
+    assert [row[0] for row in database.queue(name)] == [first.position, second.position]
+    attend(database, second, -1)
+    other.reap()
+    assert [row[0] for row in database.queue(name)] == [first.position]
+    session.resign(number)
+
+
+# -- prepared statements
+
+
+def prepared(session):
+    rows = session._connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+    return sorted(row[0].rstrip("0123456789") for row in rows)
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize(
+    ("lease", "expected"), [(None, ["sqlsem_register_", "sqlsem_release_", "sqlsem_wait_"]), (30.0, [])]
+)
+def test_nothing_is_prepared_where_a_pooler_may_stand(member, name, lease, expected):
+    session, number = member(lease=lease)
+    for round in range(8):
+        (ticket,) = session.register(number, "me", "thread", f"{name}.{round}", [Request(name)], False)
+        assert ticket.granted
+        assert look(session, ticket) is True
+        assert session.release(ticket, "released")
+        assert not session.release(ticket, "released")
+    assert prepared(session) == expected
+    session.resign(number)
+
+
+@pytest.mark.engines("postgresql")
+def test_prepared_statements_that_are_gone_point_at_the_pooler(member, name):
+    session, number = member()
+    (ticket,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
+    session.release(ticket, "released")
+    session._connection.execute("DEALLOCATE ALL")
+    with pytest.raises(ConfigurationError, match="pooler"):
+        session.release(ticket, "released")
+    session.resign(number)
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize("lease", [None, 30.0])
+def test_text_that_ends_early_is_refused(database, member, name, lease):
+    session, number = member(lease=lease)
+    with pytest.raises(Unavailable, match="NUL"):
+        session.register(number, "me", "thread\0x", f"{name}.1", [Request(name)], False)
+    assert session.usable
+    assert database.queue(name) == []
+    session.resign(number)
+
+
+@pytest.mark.engines("postgresql")
+def test_values_come_back_as_they_were_given(connect, member, name):
+    session, number = member()
+    note = "naïve 'quotes' \" \\ % %s $1 {} 日本語 🔒"
+    (ticket,) = session.register(number, "me ü", "thread ✓", f"{name}.1", [Request(name, note=note)], False)
+    (entry,) = connect().entries(name)
+    assert (entry.note, entry.owner, entry.requesting_id, entry.limit) == (note, "thread ✓", "me ü", 1)
+    assert session.release(ticket, "released")
+    (ticket,) = session.register(number, "me", "thread", f"{name}.2", [Request(name, limit=None)], False)
+    (entry,) = connect().entries(name)
+    assert (entry.note, entry.limit) == (None, None)
+    assert session.release(ticket, "released")
+    session.resign(number)
+
+
+# -- looking, where nothing wakes
+
+
+@pytest.mark.engines("sqlite")
+def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name, monkeypatch):
+    holder, number = member()
+    tickets = [
+        holder.register(number, "me", "thread", f"{name}.{place}", [Request(name)], False)[0] for place in range(30)
+    ]
+
+    def wait_in_slices(session, ticket):
+        """How often it looks in the last of four slices of a second."""
+        ask, looks = session._one, []
+
+        def counted(query, parameters=()):
+            if query == "data_version":
+                looks[-1] += 1
+            return ask(query, parameters)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_one", counted)
+            for _ in range(4):
+                looks.append(0)
+                assert session.wait(ticket, 1.0, threading.Event()) is False
+        return looks[-1]
+
+    near, far = database.session(), database.session()
+    often = wait_in_slices(near, tickets[1])
+    assert wait_in_slices(far, tickets[29]) < often / 3
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(far.wait(tickets[29], 60.0, threading.Event())))
+    waiting.start()
+    for ticket in tickets[:29]:
+        holder.release(ticket, "released")
+    left = time.monotonic()
+    waiting.join()
+    assert found == [True]
+    assert time.monotonic() - left < 5  # half a second, and what a busy machine adds
+    holder.resign(number)
+    near.close()
+    far.close()
