@@ -56,6 +56,16 @@ _configured: tuple[str | None, dict[str, Any]] = (None, {})
 _coordinator: Coordinator | None = None
 
 
+def _unlock_in_child() -> None:
+    """Another thread may have held the guard when the process forked; in the child it does not exist."""
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 def default_url() -> str:
     """Where locks live unless told otherwise: ``$SQLSEM_URL``, else an SQLite file in this user's state directory."""
     return os.environ.get("SQLSEM_URL") or f"sqlite:///{platformdirs.user_state_path('sqlsem') / 'sqlsem.db'}"

@@ -43,6 +43,16 @@ _connecting = threading.Lock()
 _abandoned: list[Any] = []
 
 
+def _unlock_in_child() -> None:
+    """Another thread may have been connecting when the process forked; in the child it does not exist."""
+    global _loading, _connecting
+    _loading, _connecting = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 class SqlServerEngine(Engine):
     """A SQL Server database (2016 or later), or one of Azure SQL."""
 

@@ -1,5 +1,6 @@
 """Below the coordinator: the engine's session, bare participants, leases, other members."""
 
+import sqlite3
 import threading
 import time
 
@@ -336,6 +337,22 @@ def test_a_bare_row_is_seen(connect, database, bare, name):
     assert [entry.state for entry in entries] == ["holds", "waits"]
     for position, who in ((first, "bare 1"), (second, "bare 2")):
         give_back(database, bare, name, position, who)
+
+
+def test_a_bare_row_cannot_cut_in(database, bare, name):
+    """A number of its own choosing is refused (SQLite), or not heeded."""
+    first = database.insert_bare(bare, name, "first")
+    chosen = {"queue_position": first - 1, "granted_at": "2020-01-01 00:00:00"}
+    if database.engine == "sqlite":
+        with pytest.raises(sqlite3.IntegrityError, match="the table gives the number"):
+            database.insert_bare(bare, name, "second", **chosen)
+    else:
+        second = database.insert_bare(bare, name, "second", **chosen)
+        assert second > first
+        assert database.rows("SELECT granted_at FROM {table} WHERE queue_position = ?", second) == [(None,)]
+        give_back(database, bare, name, second, "second")
+    assert [row[2] for row in database.queue(name)] == ["first"]
+    give_back(database, bare, name, first, "first")
 
 
 def test_a_bare_row_is_revoked_at_once(connect, database, bare, name):

@@ -49,6 +49,13 @@ CREATE TABLE {table} (
     note              TEXT
 );
 CREATE INDEX {table}_queue ON {table} (resource_id, queue_position);
+-- Bare participants insert rows themselves (those of the client carry a request_uid): none may cut in, or name an owner.
+CREATE TRIGGER {table}_bare AFTER INSERT ON {table} WHEN NEW.request_uid IS NULL
+BEGIN
+    SELECT RAISE(ABORT, 'sqlsem: the table gives the number: leave out queue_position, member_id and granted_at')
+    WHERE NEW.member_id IS NOT NULL OR NEW.granted_at IS NOT NULL OR NEW.revoked_at IS NOT NULL
+       OR EXISTS (SELECT 1 FROM {table} WHERE queue_position > NEW.queue_position);
+END;
 
 CREATE TABLE {schema}_history (
     resource_id    TEXT NOT NULL,
