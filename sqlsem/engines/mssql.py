@@ -84,8 +84,10 @@ class SqlServerEngine(Engine):
 
     @property
     def odbc_string(self) -> str:
-        """The connection string, password and all."""
+        """The connection string for an ODBC driver, password and all."""
         words = dict(self._words)
+        if (self._word("driver") or "").replace("_", "-").lower() == "mssql-python":
+            words = {key: value for key, value in words.items() if key.lower() != "driver"}
         lower = {key.lower() for key in words}
         if "driver" not in lower and "dsn" not in lower and "filedsn" not in lower:
             words = {"Driver": _choose_driver(), **words}
@@ -375,7 +377,7 @@ class SqlServerSession(Session):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if code == -1:  # nothing there to wait for
+            if code in (-1, -3):  # nothing there to wait for, or not by this session
                 if nudge.wait(min(pause, left)):
                     nudge.clear()
                 pause = min(pause * 1.5, 0.1)

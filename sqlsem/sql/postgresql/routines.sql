@@ -453,7 +453,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_deadline timestamptz := statement_timestamp() + p_timeout_ms * interval '1 millisecond';
+    v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
     v_row      record;
     v_ahead    record;
     v_left     integer;
