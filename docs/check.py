@@ -54,7 +54,9 @@ def examples(text: str) -> Iterator[str]:
 
 def routines(text: str) -> Iterator[str]:
     """Routines that SQL examples call and that no engine has."""
-    known = "".join(sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", "routines"))
+    known = "".join(
+        sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", *sql.rerunnable(engine))
+    )
     examples = "".join(body for _, language, body in FENCE.findall(text) if language == "sql")
     for name in sorted(set(re.findall(r"\bsqlsem\.(\w+)", examples))):
         if not re.search(rf"\bsqlsem\.{name}\b", known):

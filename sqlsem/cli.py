@@ -288,7 +288,8 @@ def init(options: Connecting, dry_run: bool) -> None:
     # Refuses to downgrade.
     plan = engine.plan(version or 0)
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
-    scripts += ["routines.sql", "permissions.sql"]
+    again_each_time = [f"{name}.sql" for name in sql.rerunnable(engine.name)]
+    scripts += again_each_time
     if version is None:
         click.echo("  version: unknown (the routines are missing)")
     elif version == sql.LATEST:
@@ -297,7 +298,7 @@ def init(options: Connecting, dry_run: bool) -> None:
         click.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
     again = " again" if version == sql.LATEST else ""
     if version is None:
-        scripts = ["schema scripts as needed", *scripts[-2:]]
+        scripts = ["schema scripts as needed", *again_each_time]
     click.echo(f"  {'would run' if dry_run else 'running'}{again}: {', '.join(scripts)}")
     if dry_run:
         click.echo("Nothing was changed (--dry-run).")
@@ -950,9 +951,9 @@ def reap(options: Connecting) -> None:
 def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, permissions, drop
-    or client (what the Python client sends); left out, the first three in the order in which to run them. Connects to
-    nothing.
+    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, public (what
+    sessions call; not for SQLite), permissions, drop or client (what the Python client sends); left out, all but the
+    last two in the order in which to run them. Connects to nothing.
 
     \b
     Examples:
@@ -968,7 +969,7 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
         raise click.UsageError(f"There is no engine of that name; there are {', '.join(engines.ENGINES)}.")
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")
-    for part in ("schema", "routines", "permissions") if script is None else (script,):
+    for part in ("schema", *sql.rerunnable(name)) if script is None else (script,):
         click.echo(sql.script(name, part, schema=options.schema, table=options.table).rstrip() + "\n")
 
 

@@ -3,6 +3,8 @@
 It works on an SQLite file of its own, in a folder that is removed afterwards, so that no real queue is disturbed. Each
 worker, once let in, leaves a file in that folder while it works, and counts the files: a witness that knows nothing of
 sqlsem.
+
+``python -m sqlsem.demo mixed`` has programs in several languages share a limit: see `sqlsem.mixed`.
 """
 
 from __future__ import annotations
@@ -267,4 +269,13 @@ def _work(url: str, inside: Path, limit: int) -> None:
 
 
 if __name__ == "__main__":
-    _work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[1:2] == ["mixed"]:
+        from sqlsem import mixed
+
+        mixed.main(sys.argv[2:], prog_name="python -m sqlsem.demo mixed")
+    elif sys.argv[1:2] == ["mixed-participant"]:
+        from sqlsem import mixed
+
+        mixed.participate(sys.argv[2])
+    else:
+        _work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

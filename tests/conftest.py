@@ -15,8 +15,8 @@
     make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
 
 The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
-a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL), ``SQLSEM_TEST_ENGINES`` (only these,
-comma-separated).
+a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL; for .NET also
+``SQLSEM_TEST_MSSQL_ADO``, an ADO.NET string of the same server), ``SQLSEM_TEST_ENGINES`` (only these, comma-separated).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest.register_assert_rewrite("support")
 
 import support  # noqa: E402
+
+from sqlsem import mixed  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
@@ -105,6 +107,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if "mssql" not in there:
         terminalreporter.write_line(
             "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
+        )
+    lacks = mixed.dotnet_lacks(odbc="postgresql" in there)
+    if lacks:
+        terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
+    elif "mssql" in there and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):
+        terminalreporter.write_line(
+            "sqlsem: not run: .NET cases on SQL Server (set SQLSEM_TEST_MSSQL_ADO to an ADO.NET connection string)"
         )
 
 

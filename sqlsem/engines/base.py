@@ -229,7 +229,7 @@ class Engine(abc.ABC):
             )
         names = {"schema": self.options.schema, "table": self.options.table}
         scripts: list[tuple[int | None, str]] = list(sql.migrations(self.name, version, **names))
-        scripts += [(None, sql.script(self.name, name, **names)) for name in ("routines", "permissions")]
+        scripts += [(None, sql.script(self.name, name, **names)) for name in sql.rerunnable(self.name)]
         return scripts
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PostgresEngine(Engine):
-    """A PostgreSQL database, version 12 or later."""
+    """A PostgreSQL database, version 13 or later."""
 
     name = "postgresql"
 

@@ -6,6 +6,8 @@ Each engine's folder holds the same scripts:
     creates version n from version n-1 (from nothing, for 1). Frozen once released.
 ``routines.sql``
     functions and procedures; may be run again at any time, also while locks are held.
+``public.sql``
+    the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has none.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -26,12 +28,12 @@ from importlib import resources
 
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "script"]
+__all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
 LATEST = 1
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
-SCRIPTS = ("schema", "routines", "permissions", "drop", "client")
+SCRIPTS = ("schema", "routines", "public", "permissions", "drop", "client")
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -67,8 +69,14 @@ def script(engine: str, name: str, *, schema: str = "sqlsem", table: str = "Proc
         return "\n".join(text for _, text in migrations(engine, 0, schema=schema, table=table))
     text = _read(engine, f"{name}.sql")
     if text is None:
-        raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(SCRIPTS)}")
+        there = [one for one in SCRIPTS if one == "schema" or _read(engine, f"{one}.sql") is not None]
+        raise ConfigurationError(f"There is no script {name!r} for engine {engine!r}; scripts: {', '.join(there)}")
     return _fill(text, schema, table)
+
+
+def rerunnable(engine: str) -> list[str]:
+    """The scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
+    return [name for name in ("routines", "public", "permissions") if _read(engine, f"{name}.sql") is not None]
 
 
 def migrations(

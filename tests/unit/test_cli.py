@@ -329,6 +329,18 @@ def test_sql(url: str, engine: str) -> None:
     assert "DROP" in done("sql", engine, "drop")
 
 
+def test_sql_has_the_routines_for_sessions(url: str) -> None:
+    whole = done("sql", "postgresql")
+    places = [
+        whole.index(one)
+        for one in ("CREATE TABLE", "FUNCTION sqlsem.enrol", "PROCEDURE sqlsem.acquire", "GRANT EXECUTE")
+    ]
+    assert places == sorted(places), "the order in which to run them"
+    assert "PROCEDURE sqlsem.acquire" in done("sql", "postgresql", "public")
+    result = CliRunner().invoke(cli.main, ["sql", "sqlite", "public"])
+    assert result.exit_code != 0
+
+
 def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"postgresql://someone:{SECRET}@nowhere/db")
     monkeypatch.setitem(sys.modules, "psycopg", None)

@@ -1,7 +1,7 @@
 -- sqlsem, routines for SQL Server. May be run again at any time, also while locks are held.
 --
 -- Application locks used (sp_getapplock, principal public), named N'sqlsem.{schema}.' and then
---   gate.<hash of the resource>   Transaction  held for the length of one registration
+--   gate.<resource>               Transaction  held for the length of one registration
 --   beacon.<number>               Session      held by a member's session for as long as it lives
 --   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
 --   waiting.<queue_position>      Session      held by a session while it waits for that row's grant
@@ -28,45 +28,51 @@ GO
 CREATE FUNCTION {schema}.ahead (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
 RETURNS TABLE AS RETURN (
-    SELECT CASE WHEN v.fits = 1 AND v.paused = 0 THEN 1 ELSE 0 END AS eligible,
-           CASE WHEN v.fits = 1 THEN NULL WHEN v.alone = 1 THEN v.last_one
-                WHEN v.waiter IS NOT NULL THEN v.waiter ELSE v.first_one END AS blocker,
-           CASE WHEN v.fits = 1 THEN N'paused' WHEN v.alone = 1 THEN N'leave'
-                WHEN v.waiter IS NOT NULL THEN N'grant' ELSE N'any' END AS until,
-           v.mine
-    FROM (
-        SELECT b.last_one, b.first_one, b.waiter, b.mine, b.paused,
-               CASE WHEN b.bound IS NULL OR b.load + @weight <= b.bound THEN 1 ELSE 0 END AS fits,
-               CASE WHEN b.bound <= @weight THEN 1 ELSE 0 END AS alone
-        FROM (
-            SELECT a.load, a.last_one, a.first_one, a.waiter, a.mine,
-                   CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS paused,
-                   (SELECT MIN(n.number) FROM (VALUES (@limit), (a.declared), (o.cap)) AS n (number)) AS bound
-            FROM (
-                SELECT COALESCE(SUM(CASE WHEN r.conflict = 1 THEN CAST(r.weight AS bigint) END), 0) AS load,
-                       MIN(CASE WHEN r.conflict = 1 THEN r.concurrency_limit END) AS declared,
-                       MAX(CASE WHEN r.conflict = 1 THEN r.queue_position END) AS last_one,
-                       MIN(CASE WHEN r.conflict = 1 THEN r.queue_position END) AS first_one,
-                       MAX(CASE WHEN r.conflict = 1 AND r.granted_at IS NULL THEN r.queue_position END) AS waiter,
-                       MAX(CASE WHEN r.request_uid = @uid THEN r.queue_position END) AS mine
-                FROM (SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
-                             CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
-                                  THEN 1 ELSE 0 END AS conflict
-                      FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                      WHERE resource_id = @resource AND queue_position < @position) AS r
-            ) AS a
-            LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
-        ) AS b
-    ) AS v
+    WITH r AS (
+        SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
+               CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
+                    THEN 1 ELSE 0 END AS conflict
+        FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+        WHERE resource_id = @resource AND queue_position < @position
+    ),
+    a AS (
+        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) END), 0) AS load,
+               MIN(CASE WHEN conflict = 1 THEN concurrency_limit END) AS declared,
+               MAX(CASE WHEN conflict = 1 THEN queue_position END) AS last_one,
+               MIN(CASE WHEN conflict = 1 THEN queue_position END) AS first_one,
+               MAX(CASE WHEN conflict = 1 AND granted_at IS NULL THEN queue_position END) AS waiter,
+               MAX(CASE WHEN request_uid = @uid THEN queue_position END) AS mine
+        FROM r
+    ),
+    b AS (
+        SELECT a.load, a.last_one, a.first_one, a.waiter, a.mine, o.paused_at,
+               (SELECT MIN(n.number) FROM (VALUES (@limit), (a.declared), (o.cap)) AS n (number)) AS bound
+        FROM a LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
+    ),
+    v AS (
+        SELECT last_one, first_one, waiter, mine, paused_at,
+               CASE WHEN bound IS NULL OR load + @weight <= bound THEN 1 ELSE 0 END AS fits,
+               CASE WHEN bound <= @weight THEN 1 ELSE 0 END AS alone
+        FROM b
+    )
+    SELECT CASE WHEN fits = 1 AND paused_at IS NULL THEN 1 ELSE 0 END AS eligible,
+           CASE WHEN fits = 1 THEN NULL WHEN alone = 1 THEN last_one
+                WHEN waiter IS NOT NULL THEN waiter ELSE first_one END AS blocker,
+           CASE WHEN fits = 1 THEN N'paused' WHEN alone = 1 THEN N'leave'
+                WHEN waiter IS NOT NULL THEN N'grant' ELSE N'any' END AS until,
+           mine
+    FROM v
 );
 GO
 COMMIT TRANSACTION;
 GO
 
--- Removes one row, whoever owns it, with its history. 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
+-- Removes one row, whoever owns it, with its history; @unattended: only if it waits and nobody attends to it.
+-- 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.remove @resource nvarchar(255), @position bigint, @outcome nvarchar(16)
+ALTER PROCEDURE {schema}.remove
+    @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @unattended bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -84,7 +90,8 @@ BEGIN
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
                                member_id, owner, note, requested_at, granted_at, outcome)
-        WHERE resource_id = @resource AND queue_position = @position;
+        WHERE resource_id = @resource AND queue_position = @position
+          AND (@unattended = 0 OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()));
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
     END;
     COMMIT TRANSACTION;
@@ -148,7 +155,7 @@ BEGIN
         RETURN 0;
     IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
     BEGIN
-        EXEC @code = {schema}.remove @resource, @position, N'cancelled';
+        EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
         RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
     END;
     IF @member = @mine
@@ -422,7 +429,7 @@ GO
 ALTER PROCEDURE {schema}.place
     @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000),
-    @position bigint OUTPUT, @granted bit OUTPUT
+    @position bigint OUTPUT, @granted bit OUTPUT, @attended_ms int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -430,7 +437,10 @@ BEGIN
     DECLARE @eligible int, @mine bigint, @code int, @lease int, @name nvarchar(255), @message nvarchar(1000);
     SET @position = NULL;
     SET @granted = 0;
-    SELECT @lease = COALESCE(lease_ms, 0) FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    SELECT @lease = COALESCE(m.lease_ms, 0),
+           @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
+                              OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource) THEN 0 ELSE 1 END
+    FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
     IF @lease IS NULL
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
@@ -440,11 +450,7 @@ BEGIN
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
         THROW 50000, @message, 1;
     END;
-    -- The usual case first: nobody is there.
-    IF NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
-       AND NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource)
-        SET @eligible = 1;
-    ELSE
+    IF @eligible = 0  -- the usual case is that nobody is there
     BEGIN
         SELECT @eligible = eligible, @mine = mine
         FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
@@ -466,9 +472,10 @@ BEGIN
         END;
     END;
     INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                request_uid, requested_at, granted_at, note)
+                                request_uid, requested_at, granted_at, note, attended_until)
     VALUES (@resource, @requesting_id, @access, @limit, @weight, @member, @owner,
-            @uid, SYSUTCDATETIME(), CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note);
+            @uid, SYSUTCDATETIME(), CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note,
+            DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()));
     SET @position = SCOPE_IDENTITY();
     SET @granted = @eligible;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
@@ -486,14 +493,15 @@ GO
 
 -- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
--- A second call with the same @uid (its first reply was lost) finds the row of the first.
+-- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
+-- after so long, should it still be waiting and attended_until not be moved on.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
     @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
-    @answer bit = 0
+    @answer bit = 0, @attended_ms int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -504,7 +512,7 @@ BEGIN
     DECLARE @code int, @name nvarchar(255);
     SET @position = NULL;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
-    SET @name = CONCAT(N'sqlsem.{schema}.gate.', CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', @resource), 1, 4)));
+    SET @name = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
@@ -512,7 +520,7 @@ BEGIN
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         EXEC {schema}.place @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
-            @position OUTPUT, @granted OUTPUT;
+            @position OUTPUT, @granted OUTPUT, @attended_ms;
         COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
@@ -544,14 +552,15 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: register_all must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @asked TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), gate int, access_type nvarchar(100),
+    DECLARE @asked TABLE (ordinal int NOT NULL PRIMARY KEY, resource_id nvarchar(400), access_type nvarchar(100),
+                          gate nvarchar(255) COLLATE Latin1_General_100_BIN2,
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
-    DECLARE @ordinal int = 0, @most int, @gate int = -2147483648, @position bigint, @granted bit, @code int, @free int = 1,
+    DECLARE @ordinal int = 0, @most int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
             @name nvarchar(255), @uid_one nvarchar(64), @resource nvarchar(400), @access nvarchar(100), @limit int,
             @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'';
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
     INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
-    SELECT CAST(j.[key] AS int) + 1, r.a_resource, CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', r.a_resource), 1, 4)),
+    SELECT CAST(j.[key] AS int) + 1, r.a_resource, LEFT(CONCAT(N'sqlsem.{schema}.gate.', r.a_resource), 255),
            r.an_access, r.a_limit, r.a_weight, r.a_note
     FROM OPENJSON(@requests) AS j
     CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
@@ -559,12 +568,11 @@ BEGIN
     SELECT @most = COUNT(*) FROM @asked;
     BEGIN TRY
         BEGIN TRANSACTION;
-        -- By key, not by name: names that share a key must not be taken twice in different orders.
+        -- All in one order. (Names so long that their gates' names are cut off share a gate, which does no harm.)
         SELECT @gate = MIN(gate) FROM @asked;
         WHILE @gate IS NOT NULL
         BEGIN
-            SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @LockTimeout = @patience, @DbPrincipal = N'public';
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
@@ -628,6 +636,7 @@ GO
 --   0  granted          -1  not yet (may come early: sleep a little, then call again)
 --   1  call again at once
 --  -2  the row is gone: cancelled, reaped or taken away
+--  -3  the engine found a deadlock of sessions and chose this one
 IF OBJECT_ID(N'{schema}.wait') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wait AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeout_ms int, @answer bit = 0
@@ -724,6 +733,11 @@ BEGIN
             END;
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
                 @LockTimeout = @left, @DbPrincipal = N'public';
+            IF @code = -3 AND @until <> N'any'  -- of several holders one may still leave
+            BEGIN
+                SET @result = -3;
+                BREAK;
+            END;
             IF @code < 0
                 CONTINUE;
             EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
@@ -756,20 +770,36 @@ END;
 GO
 
 -- Gives a number back: 0 done, -1 no such row of this requester and login (already released, reaped or taken away).
--- May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row.
+-- May be repeated. Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Without @position gives back
+-- all that the requester has on the resource; without @requesting_id the requester is this session (see public.sql).
 IF OBJECT_ID(N'{schema}.release') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.release
-    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @outcome nvarchar(16) = N'released',
-    @answer bit = 0
+    @resource nvarchar(400), @position bigint = NULL, @requesting_id nvarchar(400) = NULL,
+    @outcome nvarchar(16) = N'released', @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
-    SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
-    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32);
+    SET XACT_ABORT ON;
+    IF @@OPTIONS & 2 = 2
+        SET IMPLICIT_TRANSACTIONS OFF;
+    DECLARE @code int, @member int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32);
+    IF @position IS NULL OR @requesting_id IS NULL
+    BEGIN
+        EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
+        IF @answer = 1
+            SELECT @code AS code;
+        RETURN @code;
+    END;
     SET @mode = APPLOCK_MODE(N'public', @name, N'Session');  -- Exclusive: the row is this session's
+    IF @mode <> N'Exclusive'
+        -- What acquire has made for this row alone, where it has a lease.
+        SELECT @member = m.member_id FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+        WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+          AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = ORIGINAL_LOGIN();
+    BEGIN TRANSACTION;
     DELETE FROM {schema}.entry
     OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
            deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
@@ -779,9 +809,12 @@ BEGIN
       AND (@mode = N'Exclusive' OR EXISTS (SELECT 1 FROM {schema}.member AS m
                                            WHERE m.member_id = entry.member_id AND m.login = ORIGINAL_LOGIN()));
     SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
-    -- Those who wait for the entry lock must not wake before the row is seen gone: it is committed by now.
+    COMMIT TRANSACTION;
+    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
     IF @code = 0 AND @mode <> N'NoLock'
         EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+    IF @code = 0 AND @member IS NOT NULL
+        DELETE FROM {schema}.member WHERE member_id = @member;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
@@ -866,8 +899,6 @@ BEGIN
     IF @waits = 1
     BEGIN
         EXEC {schema}.wait N'', 0, 0;
-        EXEC {schema}.suspect_all N'', -1;
-        EXEC {schema}.suspect N'', 0, -1;
         RETURN 0;
     END;
     EXEC {schema}.release N'', 0, N'';
@@ -1101,23 +1132,22 @@ CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @gate int, @patience int = @@LOCK_TIMEOUT, @code int, @name nvarchar(255);
+    DECLARE @gate nvarchar(255), @patience int = @@LOCK_TIMEOUT, @code int;
     IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
                OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
                OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
         THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
-    SELECT @gate = MIN(CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)))
-    FROM inserted;
+    SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
+                       COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL
     BEGIN
-        SET @name = CONCAT(N'sqlsem.{schema}.gate.', @gate);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = @patience, @DbPrincipal = N'public';
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)
-        FROM (SELECT CONVERT(int, SUBSTRING(HASHBYTES(N'SHA2_256', COALESCE(resource_id, N'default')), 1, 4)) AS gate
-              FROM inserted) AS g
+        FROM (SELECT LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
+                     COLLATE Latin1_General_100_BIN2 AS gate FROM inserted) AS g
         WHERE g.gate > @gate;
     END;
     INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,

@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA {schema} FROM PUBLIC;
 
 DO $$
 DECLARE
@@ -37,16 +37,20 @@ BEGIN
     LOOP
         FOREACH v_role IN ARRAY CASE
             WHEN v_function.name IN ('enrol', 'resume_member', 'ping', 'resign', 'register', 'register_all', 'wait',
-                                     'release', 'cancel', 'assert_holding')
+                                     'release', 'cancel', 'pin', 'acquire', 'try', 'renew', 'assert_holding')
+                -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
+                OR v_function.name IN ('guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'check_request',
+                                       'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself', 'free_waits',
+                                       'ended_how', 'release_rows', 'renew_row')
                 THEN ARRAY['{schema}_user', '{schema}_operator']
-            WHEN v_function.name IN ('settings', 'entries', 'past', 'resources')
+            WHEN v_function.name IN ('settings', 'entries', 'status', 'past', 'resources')
                 THEN ARRAY['{schema}_user', '{schema}_operator', '{schema}_reader']
             WHEN v_function.name = 'prune' THEN ARRAY['{schema}_user', '{schema}_operator']
-            WHEN v_function.name IN ('set_resource', 'revoke', 'reap') THEN ARRAY['{schema}_operator']
+            WHEN v_function.name IN ('set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap') THEN ARRAY['{schema}_operator']
             ELSE ARRAY[]::text[] END
         LOOP
             IF EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
-                EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', v_function.signature, v_role);
+                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %I', v_function.signature, v_role);
             END IF;
         END LOOP;
     END LOOP;

@@ -246,6 +246,12 @@ BEGIN
                 USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
         END IF;
         IF v_member.missing_since IS NOT NULL THEN
+            IF NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+                           AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1)
+                           AND objid::bigint = v_member.beacon) THEN
+                RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
+                    USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+            END IF;
             UPDATE {schema}.member SET missing_since = NULL WHERE member_id = p_member;
             known := FOUND;
         END IF;
@@ -460,6 +466,8 @@ DECLARE
     v_class    integer;
     v_pause    float := 2;       -- ms; grows while nothing happens
     v_waiting  boolean := false;
+    v_install  bigint := hashtext('sqlsem.install.{schema}');
+    v_again    boolean := false;
 BEGIN
     -- What is written here is for people and may be lost in a crash of the server.
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -483,6 +491,15 @@ BEGIN
             -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
             RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
+        -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that.
+        v_left := least(v_left, 1000);
+        IF v_again THEN
+            IF NOT pg_try_advisory_lock_shared(v_install) THEN
+                RETURN -1;
+            END IF;
+            PERFORM pg_advisory_unlock_shared(v_install);
+        END IF;
+        v_again := true;
         IF v_ahead.until = 'paused' THEN
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);
             v_pause := least(v_pause * 1.5, 250);
@@ -768,6 +785,12 @@ BEGIN
     RETURN NEW;
 END
 $$;
-DROP TRIGGER IF EXISTS number_bare_row ON {schema}.{table};
-CREATE TRIGGER number_bare_row BEFORE INSERT ON {schema}.{table}
-    FOR EACH ROW WHEN (NEW.request_uid IS NULL) EXECUTE FUNCTION {schema}.number_bare_row();
+DO $$
+BEGIN
+    -- Only once: it locks the table, which would have to wait for those who wait in it.
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_row' AND tgrelid = '{schema}.{table}'::regclass) THEN
+        CREATE TRIGGER number_bare_row BEFORE INSERT ON {schema}.{table}
+            FOR EACH ROW WHEN (NEW.request_uid IS NULL) EXECUTE FUNCTION {schema}.number_bare_row();
+    END IF;
+END
+$$;

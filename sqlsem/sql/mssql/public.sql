@@ -1,0 +1,570 @@
+-- sqlsem, the routines for sessions, for SQL Server: Agent jobs, SSIS, stored procedures of your own. May be run again
+-- at any time, after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new
+-- schema version. release is in routines.sql, as programs call it too.
+--
+-- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held.
+-- An open transaction is refused before XACT_ABORT is set, so that the refusal leaves it as it is.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- Checking what callers say ----------------------------------------------------------------------------------------
+
+IF OBJECT_ID(N'{schema}.check_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_name AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_name @what nvarchar(40), @name nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000), @white nvarchar(40);
+    -- What databases compare differently, or do not show.
+    SET @white = CONCAT(N' ', NCHAR(160), NCHAR(5760), NCHAR(8192), NCHAR(8193), NCHAR(8194), NCHAR(8195), NCHAR(8196),
+        NCHAR(8197), NCHAR(8198), NCHAR(8199), NCHAR(8200), NCHAR(8201), NCHAR(8202), NCHAR(8232), NCHAR(8233),
+        NCHAR(8239), NCHAR(8287), NCHAR(12288));
+    IF @name IS NULL OR DATALENGTH(@name) = 0
+        SET @message = CONCAT(N'sqlsem: ', @what, N' is ', CASE WHEN @name IS NULL THEN N'NULL' ELSE N'empty' END,
+            N'; give it 1 to 255 characters');
+    ELSE IF DATALENGTH(@name) > 510 OR LEN(CONCAT(@name, N'|')) > 256
+        SET @message = CONCAT(N'sqlsem: ', @what, N' has more than 255 characters: ''', LEFT(@name, 40), N'…''');
+    ELSE IF CHARINDEX(LEFT(@name, 1) COLLATE Latin1_General_100_BIN2, @white) > 0
+         OR CHARINDEX(RIGHT(@name, 1) COLLATE Latin1_General_100_BIN2, @white) > 0
+        SET @message = CONCAT(N'sqlsem: ', @what, N' ''', @name, N''' begins or ends with white space; strip it');
+    ELSE IF @name COLLATE Latin1_General_100_BIN2 LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), N']%')
+         OR @name COLLATE Latin1_General_100_BIN2 LIKE CONCAT(N'%[', NCHAR(127), N'-', NCHAR(159), N']%')
+        SET @message = CONCAT(N'sqlsem: ', @what, N' contains a control character; use printable text');
+    IF @message IS NOT NULL
+        THROW 50000, @message, 1;
+END;
+GO
+
+-- In milliseconds; NULL stays NULL.
+IF OBJECT_ID(N'{schema}.check_lease') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_lease AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_lease @seconds float, @lease_ms int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000);
+    SET @lease_ms = NULL;
+    IF @seconds < 0.1 OR @seconds > 2147483
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: lease_seconds must be from 0.1 to 2147483, not ', @seconds);
+        THROW 50000, @message, 1;
+    END;
+    SET @lease_ms = FLOOR(@seconds * 1000);
+END;
+GO
+
+-- @access becomes what the table has.
+IF OBJECT_ID(N'{schema}.check_request') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_request AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_request
+    @resource nvarchar(400), @limit int, @access nvarchar(100) OUTPUT, @weight int, @timeout_ms int,
+    @requesting_id nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000), @word nvarchar(100), @order nvarchar(100);
+    EXEC {schema}.check_name N'resource', @resource;
+    EXEC {schema}.check_name N'requesting_id', @requesting_id;
+    -- The bar, because = ignores blanks at the end.
+    SET @word = CONCAT(LOWER(@access COLLATE Latin1_General_100_BIN2), N'|');
+    SET @order = CASE WHEN LEFT(@word, 6) = N'stage:' THEN TRY_CAST(SUBSTRING(@access, 7, 94) AS bigint) END;
+    SET @word = CASE WHEN @word IN (N'write|', N'writer|') THEN N'write'
+                     WHEN @word IN (N'read|', N'reader|') THEN N'read'
+                     WHEN @order IS NOT NULL AND @word = CONCAT(N'stage:', @order, N'|')
+                     THEN CONCAT(N'stage:', @order) END;
+    IF @word IS NULL
+        SET @message = CONCAT(N'sqlsem: access is ', COALESCE(N'''' + @access + N'''', N'NULL'),
+            N'; it must be write, read or stage:<whole number>');
+    ELSE IF COALESCE(@limit, 0) < 1
+        SET @message = CONCAT(N'sqlsem: limit on ''', @resource, N''' must be 1 or more, not ',
+            COALESCE(CONVERT(nvarchar(20), @limit), N'NULL'));
+    ELSE IF @word <> N'write' AND @limit <> 1
+        SET @message = CONCAT(N'sqlsem: limit on ''', @resource, N''' must be 1 with access ', @word,
+            N', as any number of those may be inside; a limit goes with access write');
+    ELSE IF COALESCE(@weight, 0) < 1 OR @weight > @limit
+        SET @message = CONCAT(N'sqlsem: weight on ''', @resource, N''' must be from 1 to the limit, ', @limit,
+            N', not ', COALESCE(CONVERT(nvarchar(20), @weight), N'NULL'));
+    ELSE IF COALESCE(@timeout_ms, -2) < -1
+        SET @message = CONCAT(N'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not ',
+            COALESCE(CONVERT(nvarchar(20), @timeout_ms), N'NULL'));
+    IF @message IS NOT NULL
+        THROW 50000, @message, 1;
+    SET @access = @word;
+END;
+GO
+
+
+-- The session and its rows -----------------------------------------------------------------------------------------
+
+-- What a session calls itself where its caller does not say: the same as long as it lives, and no other's.
+IF OBJECT_ID(N'{schema}.session_name') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_name AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_name @name nvarchar(400) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @since datetime;
+    SET @name = CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session'));
+    IF @name IS NOT NULL
+        RETURN 0;
+    -- One's own session can be seen without any permission, though not on every engine at all times; hence noted above.
+    SELECT @since = login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
+    SET @name = CONCAT(N'spid ', @@SPID, N' ',
+                       STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
+    EXEC sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
+END;
+GO
+
+-- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
+IF OBJECT_ID(N'{schema}.session_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_member AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_member @lease_ms int, @member int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @old int = -1, @before int, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
+            @program nvarchar(255) = NULLIF(APP_NAME(), N'');
+    SET @member = NULL;
+    IF @lease_ms IS NULL
+    BEGIN
+        SELECT TOP (1) @member = member_id FROM {schema}.member
+        WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
+          -- Not so after a connection pool has reset the session.
+          AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
+        IF @member IS NOT NULL
+            RETURN 0;
+        -- Sessions end without a word. Who had this session's number before us is surely gone.
+        WHILE 1 = 1
+        BEGIN
+            SET @before = @old;
+            SELECT TOP (1) @old = member_id FROM {schema}.member
+            WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
+              AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
+            ORDER BY member_id;
+            IF @old = @before
+                BREAK;
+            BEGIN TRANSACTION;
+            DELETE FROM {schema}.member WHERE member_id = @old;
+            EXEC {schema}.bury @old, N'reaped';
+            COMMIT TRANSACTION;
+        END;
+    END
+    ELSE
+        DELETE FROM {schema}.member
+        WHERE pid IS NULL AND lease_until < SYSUTCDATETIME()
+          AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = member.member_id);
+    EXEC {schema}.enrol @host, NULL, @program, 0, @lease_ms, @member OUTPUT;
+END;
+GO
+
+-- Sleeps, at most 999 ms. In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows no WAITFOR.
+IF OBJECT_ID(N'{schema}.doze') IS NULL EXEC (N'CREATE PROCEDURE {schema}.doze AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.doze @ms int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @time nvarchar(10) = RIGHT(CONCAT(N'00', @ms), 3);
+    IF @@VERSION LIKE N'%PostgreSQL%'
+        EXEC (N'DECLARE @n int; SELECT @n = 1 WHERE pg_sleep(0.' + @time + N') IS NULL');
+    ELSE
+        EXEC (N'WAITFOR DELAY ''00:00:00.' + @time + N'''');
+END;
+GO
+
+-- All that a requester has on a resource: 0 done, -1 nothing there.
+IF OBJECT_ID(N'{schema}.release_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.release_rows AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.release_rows
+    @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400), @outcome nvarchar(16)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @one bigint = -1, @before bigint, @code int, @result int = -1;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC {schema}.check_name N'resource', @resource;
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @one;
+        -- Only candidates, so NOLOCK: others' rows may be pinned by open transactions. release looks properly.
+        SELECT TOP (1) @one = queue_position FROM {schema}.entry WITH (NOLOCK)
+        WHERE resource_id = @resource AND requesting_id = @requesting_id AND queue_position > @before
+          AND (@position IS NULL OR queue_position = @position)
+        ORDER BY queue_position;
+        IF @one = @before
+            RETURN @result;
+        EXEC @code = {schema}.release @resource, @one, @requesting_id, @outcome;
+        IF @code = 0
+            SET @result = 0;
+    END;
+END;
+GO
+
+
+-- Taking and giving back -------------------------------------------------------------------------------------------
+
+-- Takes a lock for this session (or for a lease), waiting up to @timeout_ms for it. Return code:
+--   0 granted at once   1 granted after waiting   -1 time is up   -2 taken away by an operator   -3 deadlock victim
+IF OBJECT_ID(N'{schema}.acquire') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.acquire
+    @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
+    @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET @position = NULL;
+    SET @fence = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: acquire must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET LOCK_TIMEOUT 3000;  -- somebody's open transaction must not keep us beyond our time
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @deadline datetime2(6);  -- NULL: for ever
+    IF @timeout_ms >= 0
+        SET @deadline = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
+    DECLARE @result int, @code int, @number int, @lease_ms int, @member int, @granted bit, @uid nvarchar(64),
+            @owner nvarchar(255) = ORIGINAL_LOGIN(), @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END,
+            @left int, @slice int, @pause int, @attended_ms int,
+            @began datetime2(6), @since datetime2(6), @outcome nvarchar(16);
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id;
+    EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+
+    BEGIN TRY
+        WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
+        BEGIN
+            SET @uid = CONCAT(N'sql ', NEWID());
+            SET @position = NULL;
+            SET @granted = 0;
+            IF @member IS NULL OR @lease_ms IS NULL
+                EXEC {schema}.session_member @lease_ms, @member OUTPUT;
+            SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
+            SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 100 THEN 100 ELSE @left END;
+            SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3 ELSE @slice END;
+            SET @since = SYSUTCDATETIME();
+            SET @number = 0;
+            BEGIN TRY
+                EXEC {schema}.register @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight,
+                    @note, @slice, @position OUTPUT, @granted OUTPUT, @attended_ms = 5000;
+            END TRY
+            BEGIN CATCH
+                SET @number = ERROR_NUMBER();
+                IF @@TRANCOUNT > 0
+                    ROLLBACK TRANSACTION;
+                IF @number NOT IN (50002, 1222, 50005)
+                    THROW;
+            END CATCH;
+            IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
+                SET @member = NULL;
+            IF @number <> 0
+            BEGIN
+                -- Somebody keeps the gate, or a row, in an open transaction. That is waiting too.
+                SET @position = NULL;
+                IF @deadline <= SYSUTCDATETIME()
+                    SET @result = -1;
+                ELSE IF @lease_ms IS NOT NULL
+                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    WHERE member_id = @member;
+                CONTINUE;
+            END;
+            IF @position IS NULL
+            BEGIN
+                SET @result = -1;
+                BREAK;
+            END;
+            IF @granted = 1
+            BEGIN
+                SET @result = 0;
+                BREAK;
+            END;
+            -- What this very session holds will not be given back while it waits here. (NOLOCK, as others' rows may be
+            -- pinned; its own do not change.)
+            IF @lease_ms IS NULL AND @weight + (
+                   SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (NOLOCK)
+                   WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
+                     AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
+               ) > (SELECT MIN(t.concurrency_limit) FROM {schema}.entry AS t WITH (NOLOCK)
+                    WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
+                      AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
+            BEGIN
+                SET @result = -3;
+                BREAK;
+            END;
+
+            SET @pause = 5;
+            SET @code = -1;
+            WHILE @code IN (-1, 1)
+            BEGIN
+                SET @began = SYSUTCDATETIME();
+                SET @left = COALESCE(DATEDIFF(millisecond, @began, @deadline), 3000);
+                SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 0 THEN 0 ELSE @left END;
+                SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3 ELSE @slice END;
+                SET @attended_ms = @slice + 5000;
+                UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
+                WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
+                IF @lease_ms IS NOT NULL
+                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    WHERE member_id = @member;
+                EXEC @code = {schema}.wait @resource, @position, @slice;
+                IF @code = -1
+                BEGIN
+                    SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
+                    IF @left <= 0
+                        BREAK;
+                    -- It came early: there is nothing to wait for in the engine's lock queue (a lease, a pause).
+                    IF DATEDIFF(millisecond, @began, SYSUTCDATETIME()) < @slice
+                    BEGIN
+                        SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
+                        EXEC {schema}.doze @pause;
+                        SET @pause = CASE WHEN @pause > 66 THEN 100 ELSE @pause * 3 / 2 END;
+                    END
+                    ELSE
+                        SET @pause = 5;
+                END;
+            END;
+            IF @code = 0
+            BEGIN
+                SET @result = 1;
+                IF @lease_ms IS NOT NULL
+                BEGIN
+                    -- The row can only be ours for good while the member is there.
+                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    WHERE member_id = @member;
+                    IF @@ROWCOUNT = 0
+                        SET @result = NULL;
+                END;
+            END
+            ELSE IF @code = -2
+            BEGIN
+                SET @outcome = NULL;
+                SELECT @outcome = outcome FROM {schema}.history
+                WHERE ended_at >= @since AND resource_id = @resource AND queue_position = @position;
+                SET @result = CASE WHEN @outcome IN (N'cancelled', N'reaped') THEN NULL ELSE -2 END;
+            END
+            ELSE
+                SET @result = @code;
+            IF @result = 1
+                BREAK;
+            SET @outcome = CASE WHEN @result = -1 THEN N'timeout' ELSE N'cancelled' END;
+            EXEC {schema}.cancel @member, @uid, @outcome;
+            IF @result IS NULL AND @lease_ms IS NOT NULL
+            BEGIN
+                EXEC {schema}.resign @member;
+                SET @member = NULL;
+            END;
+        END;
+        IF @result = -3
+            EXEC {schema}.cancel @member, @uid, N'cancelled';
+    END TRY
+    BEGIN CATCH
+        SET @number = ERROR_NUMBER();
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @result = -3;
+        BEGIN TRY
+            IF @member IS NOT NULL
+                EXEC {schema}.cancel @member, @uid, N'cancelled';
+            IF @member IS NOT NULL AND @lease_ms IS NOT NULL
+                EXEC {schema}.resign @member;
+        END TRY
+        BEGIN CATCH
+            -- The first error says more. The row goes soon, as nobody attends to it.
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+        END CATCH;
+        SET @position = NULL;
+        IF @number <> 1205
+            THROW;
+    END CATCH;
+    IF @result >= 0
+        SET @fence = @position;
+    ELSE
+    BEGIN
+        SET @position = NULL;
+        IF @lease_ms IS NOT NULL AND @member IS NOT NULL
+            EXEC {schema}.resign @member;
+    END;
+    RETURN @result;
+END;
+GO
+
+-- Takes a lock if that can be done at once: 0, else -1 and nothing is left in the queue.
+IF OBJECT_ID(N'{schema}.[try]') IS NULL EXEC (N'CREATE PROCEDURE {schema}.[try] AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.[try]
+    @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1,
+    @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @code int;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    EXEC @code = {schema}.acquire @resource, @limit, @access, @weight, 0, @note, @requesting_id, @lease_seconds,
+        @position OUTPUT, @fence OUTPUT;
+    RETURN @code;
+END;
+GO
+
+-- Prolongs a lease, by @lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only looks.
+IF OBJECT_ID(N'{schema}.renew') IS NULL EXEC (N'CREATE PROCEDURE {schema}.renew AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.renew
+    @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: renew must not be called inside an open transaction; commit or roll back first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @member int, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
+            @message nvarchar(1000);
+    EXEC {schema}.check_name N'resource', @resource;
+    EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    -- NOLOCK: its holder may have pinned the row, and must not lose its lease by waiting for itself.
+    SELECT @member = m.member_id, @beacon = m.beacon, @lease = m.lease_ms
+    FROM {schema}.entry AS t WITH (NOLOCK) JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+      AND m.login = ORIGINAL_LOGIN();
+    IF @member IS NULL
+        RETURN -1;
+    IF @lease IS NOT NULL
+    BEGIN
+        UPDATE {schema}.member
+        SET lease_ms = COALESCE(@lease_ms, lease_ms),
+            lease_until = DATEADD(millisecond, COALESCE(@lease_ms, lease_ms), SYSUTCDATETIME())
+        WHERE member_id = @member;
+        IF @@ROWCOUNT = 0
+            RETURN -1;
+    END
+    ELSE IF @lease_ms IS NOT NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: position ', @position, N' on ''', @resource,
+            N''' lives as long as its session and has no lease to renew; leave lease_seconds out here, ',
+            N'or give it to acquire');
+        THROW 50000, @message, 1;
+    END
+    ELSE
+    BEGIN
+        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        IF APPLOCK_MODE(N'public', @name, N'Session') = N'NoLock'
+        BEGIN
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = 0, @DbPrincipal = N'public';
+            IF @code >= 0
+            BEGIN
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                RETURN -1;  -- its session is gone
+            END;
+        END;
+    END;
+    -- Asked after the lease is safe.
+    SET @code = -1;
+    SELECT @code = 0 FROM {schema}.entry WITH (NOLOCK)
+    WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL AND revoked_at IS NULL;
+    RETURN @code;
+END;
+GO
+
+-- In the caller's own transaction: raises when the lock is not held, else keeps it held until that transaction ends.
+IF OBJECT_ID(N'{schema}.assert_holding') IS NULL EXEC (N'CREATE PROCEDURE {schema}.assert_holding AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @holding int, @message nvarchar(1000);
+    IF @@TRANCOUNT = 0
+        THROW 50001, N'sqlsem: assert_holding needs an open transaction, which it guards; BEGIN TRANSACTION first', 1;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC @holding = {schema}.pin @resource, @position, @requesting_id;
+    IF @holding = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: position ', COALESCE(CONVERT(nvarchar(20), @position), N'NULL'), N' on ',
+            COALESCE(N'''' + @resource + N'''', N'NULL'),
+            N' is not held (any more) by this requester; roll back: somebody else may be inside');
+        THROW 50004, @message, 1;
+    END;
+END;
+GO
+
+-- The queue: who holds and who waits, of one resource or all.
+IF OBJECT_ID(N'{schema}.status') IS NULL EXEC (N'CREATE PROCEDURE {schema}.status AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    EXEC {schema}.entries @resource;
+END;
+GO
+
+
+-- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
+
+-- An upper bound on whatever limit is declared; NULL: none.
+IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_limit AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000);
+    EXEC {schema}.check_name N'resource', @resource;
+    IF @limit < 1
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: limit of ''', @resource, N''' must be 1 or more, or NULL for none, not ',
+            @limit, N'; to let nobody in, pause it');
+        THROW 50000, @message, 1;
+    END;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    EXEC {schema}.set_resource @resource, N'cap', @limit;
+END;
+GO
+
+-- Nobody new is let in, until resume; who is inside stays.
+IF OBJECT_ID(N'{schema}.pause') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pause AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.pause @resource nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    EXEC {schema}.check_name N'resource', @resource;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: pause must not be called inside an open transaction; commit first', 1;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    EXEC {schema}.set_resource @resource, N'paused', 1;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.resume @resource nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    EXEC {schema}.check_name N'resource', @resource;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    EXEC {schema}.set_resource @resource, N'paused', 0;
+END;
+GO

@@ -1,0 +1,234 @@
+"""Bare participants (three plain statements) beside each other, beside CALL acquire and beside Python: attacks on the
+instant between a number's being given out and its row's being seen, and rows that nobody comes back for.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+import pytest
+from support import PATIENCE, Attempt, Stay, check_history, overlap, until
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+@pytest.fixture
+def two(database):
+    slow, quick = database.raw(autocommit=False), database.raw()
+    yield slow, quick
+    slow.close()
+    quick.close()
+
+
+def acquire(connection, resource, timeout_ms=-1, **named):
+    given = "".join(f", {one} => %({one})s" for one in named)
+    return connection.execute(
+        f"CALL sqlsem.acquire(resource => %(resource)s, timeout_ms => %(timeout_ms)s{given})",
+        {"resource": str(resource), "timeout_ms": timeout_ms, **named},
+    ).fetchone()
+
+
+class Later:
+    """A call in a thread."""
+
+    def __init__(self, function, *arguments):
+        self.done = threading.Event()
+        self.value = self.error = None
+
+        def run():
+            try:
+                self.value = function(*arguments)
+            except BaseException as exc:
+                self.error = exc
+            self.done.set()
+
+        threading.Thread(target=run, daemon=True, name="later").start()
+
+    def waits(self, seconds=0.4):
+        return not self.done.wait(seconds)
+
+    def get(self):
+        assert self.done.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def delete(database, connection, position):
+    connection.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (position,))
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("level", [psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.REPEATABLE_READ])
+def test_acquire_waits_for_a_bare_row_not_committed_yet(database, two, name, end, level):
+    slow, quick = two
+    slow.isolation_level = level
+    slow.execute("SELECT 1 FROM sqlsem.setting")  # its snapshot is old by then
+    bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
+    late = Later(acquire, quick, name)
+    assert late.waits(), "entered beside a number that was given out and not seen"
+    getattr(slow, end)()
+    if end == "commit":
+        assert late.waits()
+        with database.raw() as other:
+            delete(database, other, bare)
+    code, position, _ = late.get()
+    assert code in (0, 1)
+    assert position > bare
+
+
+def test_neither_try_nor_a_timeout_passes_a_bare_row_not_committed_yet(database, two, name):
+    slow, quick = two
+    bare = database.insert_bare(slow.cursor(), name, "bare", concurrency_limit=1)
+    assert acquire(quick, name, 0) == (-1, None, None)
+    assert quick.execute("CALL sqlsem.try(%s)", (str(name),)).fetchone() == (-1, None, None)
+    began = time.monotonic()
+    assert acquire(quick, name, 700) == (-1, None, None)
+    assert 0.6 < time.monotonic() - began < 5
+    slow.commit()
+    assert [row[0] for row in database.queue(name)] == [bare], "nothing of the others is left"
+    assert acquire(quick, name, 300) == (-1, None, None)
+    delete(database, quick, bare)
+    assert acquire(quick, name, 0)[0] == 0
+
+
+def test_a_bare_row_waits_for_a_bare_row_not_committed_yet(database, two, name):
+    slow, quick = two
+    first = database.insert_bare(slow.cursor(), name, "slow", concurrency_limit=1)
+    late = Later(database.insert_bare, quick.cursor(), name, "quick")
+    assert late.waits(), "took a number while an earlier one was not committed"
+    slow.commit()
+    assert late.get() > first
+    for position, *_ in database.queue(name):
+        delete(database, quick, position)
+
+
+def test_a_bare_row_is_behind_whoever_holds_by_call_or_python(connect, database, two, name):
+    _, quick = two
+    with database.raw() as caller:
+        code, position, _ = acquire(caller, name, concurrency_limit=3)
+        assert code == 0
+        with connect().limit(name, 3) as grant:
+            bare = database.insert_bare(quick.cursor(), name, "bare", concurrency_limit=2)
+            assert position < grant.position < bare
+            assert [row[0] for row in caller.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))] == [
+                "holds",
+                "holds",
+                "waits",
+            ]
+        assert [row[0] for row in caller.execute("SELECT state FROM sqlsem.status(%s)", (str(name),))] == [
+            "holds",
+            "holds",
+        ]
+    delete(database, quick, bare)
+    until(lambda: database.rows("SELECT sqlsem.reap()") and database.queue(name) == [])
+
+
+def bare_worker(database, resource, rounds, seed, stays, guard, autocommit):
+    chance = random.Random(seed)
+    me = f"bare-{seed}"
+    with database.raw(autocommit=autocommit) as connection:
+        cursor = connection.cursor()
+        for _ in range(rounds):
+            position = database.insert_bare(cursor, resource, me, concurrency_limit=1)
+            if not autocommit:
+                time.sleep(chance.random() * 0.003)  # the number is out, the row is not to be seen
+                connection.commit()
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                cursor.execute(
+                    database.sql("SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"),
+                    (resource, position),
+                )
+                ahead = cursor.fetchone()[0]
+                connection.commit()
+                if ahead == 0:
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            entered = time.monotonic()
+            time.sleep(chance.random() * 0.002)
+            left = time.monotonic()
+            delete(database, connection, position)
+            connection.commit()
+            with guard:
+                stays.append(Stay(resource, position, entered, left, who=me))
+
+
+def call_worker(database, resource, rounds, seed, stays, guard):
+    chance = random.Random(seed)
+    with database.raw() as connection:
+        for _ in range(rounds):
+            code, position, _ = acquire(connection, resource, 60_000)
+            entered = time.monotonic()
+            assert code in (0, 1)
+            time.sleep(chance.random() * 0.002)
+            left = time.monotonic()
+            assert connection.execute("SELECT sqlsem.release(%s, %s)", (resource, position)).fetchone() == (0,)
+            with guard:
+                stays.append(Stay(resource, position, entered, left, who=f"call-{seed}"))
+
+
+def python_worker(coordinator, resource, rounds, seed, stays, guard):
+    lock = coordinator.mutex(resource)
+    for _ in range(rounds):
+        assert lock.acquire(timeout=PATIENCE)
+        entered = time.monotonic()
+        position, left = lock.grant.position, time.monotonic()
+        lock.release()
+        with guard:
+            stays.append(Stay(resource, position, entered, left, who=f"python-{seed}"))
+
+
+@pytest.mark.parametrize("others", ["bare", "call", "python", "all"])
+def test_never_two_inside(connect, database, name, threads, others):
+    stays, guard, rounds = [], threading.Lock(), 12
+    workers = 0
+    for seed in range(2):
+        threads.start(bare_worker, database, str(name), rounds, seed, stays, guard, seed == 0)
+        workers += 1
+        if others == "bare":
+            threads.start(bare_worker, database, str(name), rounds, 10 + seed, stays, guard, False)
+            workers += 1
+        if others in ("call", "all"):
+            threads.start(call_worker, database, str(name), rounds, 20 + seed, stays, guard)
+            workers += 1
+        if others in ("python", "all"):
+            threads.start(python_worker, connect(), str(name), rounds, 30 + seed, stays, guard)
+            workers += 1
+    threads.join()
+    assert check_history(stays) == workers * rounds
+    assert overlap(stays) == 1
+    until(lambda: database.queue(name) == [])
+
+
+def test_stale_rows_go_where_an_operator_said_so(connect, database, two, name):
+    """Off by default; the clock is the database's."""
+    _, quick = two
+    age = database.sql("UPDATE {table} SET requested_at = clock_timestamp() - ?::interval WHERE queue_position = ?")
+    old = database.insert_bare(quick.cursor(), name, "crashed", concurrency_limit=1)
+    quick.execute(age, ("3 hours", old))
+    assert acquire(quick, name, 300)[0] == -1, "never by itself"
+    subprocess.run(
+        [sys.executable, "-m", "sqlsem", "set", str(name), "--stale-after", "2h"],
+        check=True,
+        env={**os.environ, "SQLSEM_URL": database.url},
+        capture_output=True,
+    )
+    young = database.insert_bare(quick.cursor(), name, "at work", concurrency_limit=1)
+    quick.execute(age, ("1 hour", young))
+    assert acquire(quick, name, 500)[0] == -1
+    assert [row[0] for row in database.queue(name)] == [young], "what is younger stays"
+    late = Attempt(connect().mutex(name))
+    assert late.waits()
+    quick.execute(age, ("121 minutes", young))
+    assert late.granted().position > young
+    late.leave()
+    assert (
+        database.rows("SELECT outcome FROM sqlsem.history WHERE queue_position IN (?, ?)", old, young)
+        == [("reaped",)] * 2
+    )

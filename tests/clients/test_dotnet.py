@@ -1,0 +1,604 @@
+"""The .NET client (clients/dotnet/SqlSem.cs), compiled with Mono, beside Python processes.
+
+On PostgreSQL through System.Data.Odbc and psqlODBC; on SQL Server through System.Data.SqlClient, where
+``SQLSEM_TEST_MSSQL_ADO`` holds an ADO.NET connection string of the server that ``SQLSEM_TEST_MSSQL`` names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import support
+from support import PATIENCE, Child, Database, Stay, check_history, overlap, until
+
+import sqlsem
+from sqlsem import mixed
+
+ADO = "SQLSEM_TEST_MSSQL_ADO"
+LACKS = {
+    "postgresql": mixed.dotnet_lacks(odbc=True),
+    "mssql": mixed.dotnet_lacks(odbc=False) or (None if os.environ.get(ADO) else f"${ADO}"),
+}
+ENGINES = [engine for engine, lacks in LACKS.items() if lacks is None]
+if not ENGINES:
+    pytest.skip(f".NET needs {LACKS['postgresql']}", allow_module_level=True)
+pytestmark = pytest.mark.engines(*ENGINES)
+
+SOURCES = (mixed.DOTNET_CLIENT, Path(__file__).parent / "dotnet" / "Agent.cs")
+
+
+class Agent(Child):
+    """A .NET process that does as it is told: tests/clients/dotnet/Agent.cs."""
+
+    def __init__(self, program: Path, *arguments: str) -> None:
+        self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
+        self.process = subprocess.Popen(
+            ["mono", str(program), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+        )
+        self.function = "the agent"
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def send(self, **command: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\t".join(f"{key}={value}" for key, value in command.items()) + "\n")
+            self.process.stdin.flush()
+
+    def do(self, what: str, expected: str, **fields: Any) -> dict[str, Any]:
+        """Send a command; its answer, which must be this one."""
+        self.send(do=what, **fields)
+        return self.expect(expected)
+
+    def fails(self, what: str, error: str, *words: str, **fields: Any) -> str:
+        """Send a command that must fail with this error, whose message has these words; the message."""
+        found = self.do(what, "failed", **fields)
+        assert found["error"] == error, found
+        message = str(found["message"])
+        for word in words:
+            assert word in message
+        return message
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    """The agent, compiled once for all workers."""
+    shared = Path(os.environ["SQLSEM_TEST_SHARED_DIRECTORY"])
+    program = shared / "agent.exe"
+    with filelock.FileLock(shared / "agent.lock"):
+        if not program.exists():
+            mixed.compile_dotnet(SOURCES, program)
+    return program
+
+
+@pytest.fixture
+def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[Callable[[], Agent]]:
+    made: list[Agent] = []
+    lacks = LACKS[database.engine]
+    if lacks:  # for a test that is marked for this engine alone
+        pytest.skip(f".NET needs {lacks}")
+    if database.engine == "postgresql":
+        provider, text = "odbc", mixed.odbc_of_postgres(database.url)
+    else:
+        provider, text = "sqlclient", os.environ[ADO]
+        name = re.search(r"(?i)(?:^|;)\s*database\s*=\s*([^;]*)", database.url)
+        if "://" not in database.url and name:
+            text = support.with_database(text, name[1])
+    program = request.getfixturevalue("program")
+
+    def make() -> Agent:
+        made.append(Agent(program, provider, text, database.schema))
+        made[-1].expect("ready")
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.close()
+
+
+@pytest.fixture
+def agent(make_agent: Callable[[], Agent]) -> Agent:
+    return make_agent()
+
+
+@pytest.fixture
+def python(spawn: Callable[..., Child]) -> Callable[[], Child]:
+    def python() -> Child:
+        child = spawn(support.session)
+        child.expect("ready")
+        return child
+
+    return python
+
+
+# -- together with Python -------------------------------------------------------------------------------------------
+
+
+def stays(events: list[dict[str, Any]], resource: str, limit: int, access: str, who: str) -> list[Stay]:
+    """What a process told, as stays."""
+    found = []
+    for first, second in zip(events[::2], events[1::2], strict=True):
+        assert (first["event"], second["event"]) == ("granted", "released"), (first, second)
+        found.append(Stay(resource, first["position"], first["at"], second["left"], access, limit=limit, who=who))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("limit", 3), ("limit", 1), ("readwrite", 1)], ids=str)
+def test_one_queue_with_python(make_agent, python, name, kind, limit):
+    agents = [make_agent() for _ in range(3)]
+    children = [python() for _ in range(3)]
+    rounds, seconds = 4, 0.05
+    access = ["write"] * 3 if kind == "limit" else ["read", "read", "write"]
+    for agent, how in zip(agents, access, strict=True):
+        agent.send(
+            do="work", name=name, kind="limit" if kind == "limit" else how, limit=limit, rounds=rounds, seconds=seconds
+        )
+        agent.send(do="end")
+    for child, how in zip(children, access, strict=True):
+        lock = {"kind": "limit", "name": name, "limit": limit} if kind == "limit" else {"kind": how, "name": name}
+        for _ in range(rounds):
+            child.send(do="work", lock=lock, seconds=seconds)
+        child.send(do="end")
+    found = []
+    for agent, how in zip(agents, access, strict=True):
+        found += stays(agent.rest(), name, limit, how, "C#")
+    for child, how in zip(children, access, strict=True):
+        found += stays([one for one in child.rest() if one["event"] != "end"], name, limit, how, "Python")
+    assert check_history(found) == 6 * rounds
+    if kind == "limit":
+        assert overlap(found) == limit
+    else:
+        assert overlap([stay for stay in found if stay.access == "write"]) == 1
+
+
+def test_order_of_asking_across_languages(agent, make_agent, python, name, connect):
+    """A heavy request at the head holds back lighter ones behind it, whoever asks."""
+    first = agent.do("acquire", "granted", name=name, limit=3)
+    heavy, last = python(), make_agent()
+    heavy.send(do="acquire", lock={"kind": "limit", "name": str(name), "limit": 3, "weight": 3})
+    look = connect()
+    until(lambda: len(look.entries(name)) == 2)
+    last.send(do="acquire", name=name, limit=3)
+    until(lambda: len(look.entries(name)) == 3)
+    assert last.quiet(0.3)
+    assert heavy.quiet(0)
+    agent.do("release", "released")
+    second = heavy.expect("granted")
+    assert last.quiet(0.3)
+    heavy.send(do="release")
+    third = last.expect("granted")
+    assert first["position"] < second["position"] < third["position"]
+    assert third["fence"] == third["position"]
+    assert third["waited"] > 0.5
+    last.do("release", "released")
+
+
+def test_what_people_see(agent, connect, name):
+    granted = agent.do("acquire", "granted", name=name, limit=4, weight=2, note="by hand, ünd möre")
+    (entry,) = connect().entries(name)
+    assert (entry.state, entry.weight, entry.limit, entry.note) == ("holds", 2, 4, "by hand, ünd möre")
+    assert (entry.pid, entry.program, entry.position) == (agent.pid, "agent", granted["position"])
+    assert entry.requesting_id == granted["requesting_id"]
+    agent.do("dispose", "disposed")
+    assert connect().entries(name) == []
+    assert connect().history(name)[0].outcome == "released"
+
+
+def test_stages_wait_for_each_other(agent, make_agent, name):
+    other, later = make_agent(), make_agent()
+    agent.do("acquire", "granted", name=name, kind="stage", order=100)
+    other.do("acquire", "granted", name=name, kind="stage", order=100)
+    later.send(do="acquire", name=name, kind="stage", order=200)
+    assert later.quiet(0.3)
+    agent.do("release", "released")
+    assert later.quiet(0.2)
+    other.do("release", "released")
+    later.expect("granted")
+    later.do("release", "released")
+
+
+# -- death ----------------------------------------------------------------------------------------------------------
+
+
+def test_killed_holder_is_recovered_from(agent, python, name):
+    agent.do("acquire", "granted", name=name, grace=1)
+    waiter = python()
+    waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    assert waiter.quiet(0.2)
+    killed = agent.kill()
+    granted = waiter.expect("granted")
+    assert granted["at"] - killed >= 0.9, "before the grace was over"
+    waiter.send(do="release")
+    waiter.expect("released")
+
+
+def test_killed_waiter_holds_nobody_up(agent, make_agent, python, connect, name):
+    holder = python()
+    holder.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    holder.expect("granted")
+    agent.send(do="acquire", name=name, grace=0)
+    look = connect()
+    until(lambda: len(look.entries(name)) == 2)
+    behind = make_agent()
+    behind.send(do="acquire", name=name)
+    until(lambda: len(look.entries(name)) == 3)
+    agent.kill()
+    holder.send(do="release")
+    behind.expect("granted")
+    behind.do("release", "released")
+
+
+@pytest.mark.engines("postgresql")
+def test_a_session_that_ended_is_told(agent, database, connect, name):
+    agent.do("acquire", "granted", name=name, grace=0)
+    (entry,) = connect().entries(name)
+    database.rows(
+        f"SELECT pg_terminate_backend(backend_pid) FROM {database.beside('member')} WHERE member_id = ?",
+        entry.member_id,
+    )
+    found = agent.do("check", "failed")
+    assert found["error"] in ("SqlSemLostException", "SqlSemException"), found
+    agent.do("dispose", "disposed")  # through a new session
+    assert database.queue(name) == []
+    assert "lost" in found["message"] or "not held" in found["message"]
+    agent.do("open", "opened")
+    agent.do("acquire", "granted", name=name)
+    agent.do("release", "released")
+
+
+# -- waits that end otherwise ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken(python: Callable[[], Child], name: str) -> Iterator[Child]:
+    """Somebody holds it, until told to release it, or the test's end."""
+    holder = python()
+    holder.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    holder.expect("granted")
+    yield holder
+    holder.send(do="end")
+    holder.rest()  # which gives back what it has
+
+
+def test_timeout(agent, database, connect, taken, name):
+    began = time.monotonic()
+    message = agent.fails("acquire", "SqlSemTimeoutException", name, "0.4 s", "sqlsem ls", name=name, timeout=0.4)
+    assert time.monotonic() - began >= 0.4, message
+    assert len(database.queue(name)) == 1
+    assert connect().history(name)[0].outcome == "timeout"
+    agent.fails("acquire", "SqlSemTimeoutException", name=name, timeout=0)
+    agent.do("acquire", "timeout", kind="try", name=name)
+    agent.do("acquire", "timeout", kind="try", name=name, timeout=0.1)
+    assert len(database.queue(name)) == 1
+    taken.send(do="release")
+    taken.expect("released")
+    agent.do("acquire", "granted", kind="try", name=name)
+    agent.do("release", "released")
+
+
+@pytest.mark.parametrize("lease", [None, 5], ids=["session", "lease"])
+def test_cancellation(agent, database, connect, taken, name, lease):
+    words = {} if lease is None else {"lease": lease}
+    began = time.monotonic()
+    found = agent.do("acquire", "failed", name=name, cancel=0.3, **words)
+    assert "Canceled" in found["error"], found
+    assert 0.3 <= time.monotonic() - began < 30
+    assert len(database.queue(name)) == 1
+    assert connect().history(name)[0].outcome in ("cancelled", "released")
+    found = agent.do("acquire", "failed", name=name("other"), cancel=0, **words)
+    assert "Canceled" in found["error"], found
+    assert database.queue(name("other")) == []
+
+
+def test_taken_out_of_the_queue_while_waiting(agent, connect, taken, name):
+    agent.send(do="acquire", name=name)
+    operator = connect()
+    waiting = until(lambda: [one for one in operator.entries(name) if one.state == "waits"])
+    assert operator.revoke(waiting[0].position)
+    found = agent.expect("failed")
+    assert found["error"] == "SqlSemLostException"
+    assert name in found["message"]
+    assert "ask again" in found["message"]
+
+
+@pytest.mark.engines("postgresql")
+def test_a_stopped_statement_does_not_end_the_wait(agent, database, connect, taken, name):
+    """As by the server's own statement_timeout, or by an administrator."""
+    agent.send(do="acquire", name=name)
+    look = connect()
+    until(lambda: len(look.entries(name)) == 2)
+    stop = """SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+              WHERE state = 'active' AND query LIKE 'SELECT sqlsem.wait(%%' AND pid IN (
+                  SELECT backend_pid FROM sqlsem.member NATURAL JOIN {table}
+                  WHERE resource_id = ? AND granted_at IS NULL)"""
+    for _ in range(2):
+        until(lambda: database.rows(stop, str(name)))
+    assert agent.quiet(0.5)
+    taken.send(do="release")
+    agent.expect("granted")
+    agent.do("release", "released")
+
+
+@pytest.mark.engines("postgresql")
+def test_what_cannot_be_cleaned_up_now_is_later(agent, database, connect, taken, name):
+    agent.do("execute", "executed", text="SET lock_timeout = 200")
+    agent.send(do="acquire", name=name, timeout=2)
+    look = connect()
+    (waiting,) = until(lambda: [one for one in look.entries(name) if one.state == "waits"])
+    keeper = database.raw(autocommit=False)
+    try:
+        keeper.execute("SELECT 1 FROM sqlsem.ProcessControl WHERE queue_position = %s FOR UPDATE", (waiting.position,))
+        assert name in agent.expect("trouble")["message"]
+        assert agent.expect("failed")["error"] == "SqlSemTimeoutException"
+    finally:
+        keeper.rollback()
+        keeper.close()
+    assert len(database.queue(name)) == 2
+    agent.do("acquire", "granted", name=name("other"))
+    assert [position for position, _, _ in database.queue(name) if position == waiting.position] == []
+    agent.do("release", "released")
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction_is_refused(agent, database, name):
+    agent.do("begin", "begun")
+    agent.fails("acquire", "SqlSemException", name, "commit or roll back first", name=name)
+    agent.do("rollback", "rolled back")
+    for enrolled in (False, True):
+        agent.do("execute", "executed", text="BEGIN TRANSACTION")
+        agent.do("execute", "executed", text=f"SELECT count(*) FROM {database.beside('setting')}")
+        agent.fails("acquire", "SqlSemException", name, "commit or roll back first", name=name)
+        # (SQL Server has rolled it back by itself.)
+        rollback = "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION" if database.engine == "mssql" else "ROLLBACK"
+        agent.do("execute", "executed", text=rollback)
+        assert database.queue(name) == []
+        if not enrolled:
+            agent.do("acquire", "granted", name=name)
+            agent.do("release", "released")
+
+
+def test_bad_requests(agent, database, name):
+    for words in (
+        {"null": 1},
+        {"name": ""},
+        {"name": f" {name}"},
+        {"name": f"{name} "},
+        {"name": "x" * 256},
+        {"name": name, "limit": 0},
+        {"name": name, "weight": 2},
+        {"name": name, "limit": 3, "weight": 0},
+        {"name": name, "note": "x" * 1001},
+        {"name": name, "lease": 0.5},
+        {"name": name, "timeout": -2},
+    ):
+        found = agent.do("acquire", "failed", **words)
+        assert found["error"] in ("ArgumentException", "ArgumentOutOfRangeException"), (words, found)
+    assert database.queue(name) == []
+
+
+def test_a_lock_that_would_wait_for_itself(agent, name):
+    agent.do("acquire", "granted", name=name, limit=2, id="one")
+    agent.do("acquire", "granted", name=name, limit=2, id="two")
+    agent.fails("acquire", "SqlSemException", name, "for ever", name=name, limit=2, id="three")
+    agent.do("release", "released", id="one")
+    agent.do("acquire", "granted", name=name, limit=2, id="three")
+    agent.do("release", "released", id="two")
+    agent.do("release", "released", id="three")
+
+
+def test_a_lock_is_had_again_on_the_same_connection(agent, name, connect):
+    numbers = set()
+    for _ in range(3):
+        agent.do("acquire", "granted", name=name)
+        numbers |= {one.member_id for one in connect().entries(name)}
+        agent.do("release", "released")
+        agent.do("release", "released")  # and again is harmless
+        agent.do("dispose", "disposed")
+    assert len(numbers) == 1, "one member a connection"
+
+
+# -- losing it ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_was_taken_away_is_told(agent, connect, name):
+    operator = connect()
+    for what in ("check", "release", "renew"):
+        position = agent.do("acquire", "granted", name=name)["position"]
+        agent.do("check", "held")
+        assert operator.revoke(position, force=True)
+        message = agent.fails(what, "SqlSemLostException", name, str(position), "roll back")
+        assert "operator" in message
+        if what != "release":
+            agent.send(do="dispose")
+            assert agent.expect("trouble")["error"] == "SqlSemLostException"
+            agent.expect("disposed")
+        agent.fails("check", "SqlSemLostException")
+
+
+def test_a_blocks_own_exception_comes_through(agent, database, name):
+    assert agent.do("fail", "failed", name=name)["message"] == "the block's own"
+    assert database.queue(name) == []
+
+
+def test_assert_held_keeps_the_lock(agent, python, connect, name):
+    position = agent.do("acquire", "granted", name=name)["position"]
+    waiter = python()
+    waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    operator = connect()
+    until(lambda: len(operator.entries(name)) == 2)
+    agent.do("begin", "begun", on="other")
+    agent.do("assert", "asserted", on="other")
+    # An operator takes it away by force; before the transaction ends nobody else gets in.
+    taker = threading.Thread(target=lambda: operator.revoke(position, force=True))
+    taker.start()
+    assert waiter.quiet(0.5)
+    agent.do("rollback", "rolled back", on="other")
+    taker.join(PATIENCE)
+    assert not taker.is_alive()
+    with contextlib.suppress(sqlsem.NotHeld):  # where it did not wait for the transaction
+        operator.revoke(position, force=True)
+    waiter.expect("granted")
+    agent.do("begin", "begun", on="other")
+    agent.fails("assert", "SqlSemLostException", name, on="other")
+    agent.do("rollback", "rolled back", on="other")
+    agent.send(do="dispose")
+    agent.expect("trouble")
+    agent.expect("disposed")
+    waiter.send(do="release")
+    waiter.expect("released")
+
+
+def test_assert_held_in_the_locks_own_connection(agent, name):
+    agent.do("acquire", "granted", name=name)
+    agent.do("begin", "begun")
+    agent.do("assert", "asserted")
+    # The block is left before its transaction: told, and made good with the next call.
+    agent.send(do="dispose")
+    assert "commit or roll back first" in agent.expect("trouble")["message"]
+    assert agent.expect("disposed")["ended"] is False
+    agent.do("rollback", "rolled back")
+    agent.do("acquire", "granted", name=name("next"), id="next")
+    agent.do("dispose", "disposed", id="next")
+    assert agent.do("dispose", "disposed")["ended"] is True
+
+
+def test_a_connection_that_was_closed(agent, database, name):
+    """A pool may have reset the session, so a new member it is; what was held before is given back all the same."""
+    agent.do("acquire", "granted", name=name, id="old")
+    agent.do("close", "closed")
+    agent.fails("check", "SqlSemLostException", name, "closed", id="old")
+    agent.do("open", "opened")
+    agent.do("acquire", "granted", name=name("b"), id="new")
+    agent.do("check", "held", id="new")
+    agent.fails("check", "SqlSemLostException", id="old")
+    agent.send(do="dispose", id="old")
+    event = agent.next()
+    assert event is not None
+    if event["event"] == "trouble":  # its session was gone for long enough
+        event = agent.expect("disposed")
+    assert event["ended"] is True
+    agent.do("release", "released", id="new")
+    assert database.queue(name) == []
+
+
+# -- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_held_without_a_session(agent, python, name):
+    waiter = python()
+    agent.do("acquire", "granted", name=name, lease=5)
+    agent.do("close", "closed")
+    waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    deadline = time.monotonic() + 6
+    while time.monotonic() < deadline:  # longer than the lease
+        assert waiter.quiet(0.5)
+        assert agent.do("renew", "renewed")["left"] > 0
+    assert agent.do("renew", "renewed", through="other")["left"] > 0
+    agent.do("release", "released")
+    waiter.expect("granted")
+    waiter.send(do="release")
+    waiter.expect("released")
+
+
+def test_a_lease_that_is_not_renewed_ends(agent, python, name):
+    agent.do("acquire", "granted", name=name, lease=1)
+    waiter = python()
+    waiter.send(do="acquire", lock={"kind": "mutex", "name": str(name)})
+    waiter.expect("granted")
+    agent.fails("renew", "SqlSemLostException", name, "somebody else may be inside")
+    agent.send(do="dispose")
+    agent.expect("trouble")
+    agent.expect("disposed")
+    waiter.send(do="release")
+    waiter.expect("released")
+
+
+def test_a_lease_waits_longer_than_itself(agent, taken, name):
+    agent.send(do="acquire", name=name, lease=3)
+    assert agent.quiet(4)
+    taken.send(do="release")
+    assert agent.expect("granted")["waited"] > 3
+    agent.do("release", "released")
+
+
+def test_a_lease_leaves_no_member(agent, database, name):
+    agent.do("acquire", "granted", name=name, lease=5)
+    ((member,),) = database.rows("SELECT member_id FROM {table} WHERE resource_id = ?", name)
+    agent.do("release", "released")
+    assert database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", member) == []
+
+
+# -- what else may be wrong -----------------------------------------------------------------------------------------
+
+
+def test_tables_that_are_not_there(agent, name):
+    agent.fails("acquire", "SqlSemException", name, "sqlsem init", "schema nowhere", name=name, schema="nowhere")
+    found = agent.do("acquire", "failed", name=name, schema="no where")
+    assert (found["error"], "plain identifier" in found["message"]) == ("ArgumentException", True)
+
+
+def test_a_connection_that_is_not_open(agent, name):
+    agent.do("close", "closed")
+    agent.fails("acquire", "SqlSemException", name, "must be open", name=name)
+
+
+def test_a_gate_kept_in_an_open_transaction(agent, database, name):
+    """A bare participant that does not commit its row holds everybody up; a timeout is kept all the same."""
+    keeper = database.raw(autocommit=False)
+    try:
+        database.insert_bare(keeper.cursor(), name, "keeper")
+        began = time.monotonic()
+        agent.fails("acquire", "SqlSemTimeoutException", name, name=name, timeout=1.5)
+        assert 1.5 <= time.monotonic() - began < 30
+        agent.send(do="acquire", name=name, timeout=60)
+        assert agent.quiet(1.5)
+    finally:
+        keeper.rollback()
+        keeper.close()
+    agent.expect("granted")
+    agent.do("release", "released")
+    assert database.queue(name) == []
+
+
+EXAMPLES = """
+using System;
+using System.Data.Common;
+
+public static class Examples
+{
+    private static readonly string[] parts = { "a" };
+    private static void Load() { }
+    private static void Export(string part) { }
+    private static void Write(string part, long fence, DbTransaction transaction) { }
+"""
+
+
+@pytest.mark.engines("postgresql")
+def test_documented_examples_compile(make_agent, tmp_path):
+    page = mixed.DOTNET_CLIENT.parents[2] / "docs" / "cross-language.md"
+    found = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(found) >= 3
+    methods = [f"public static void Example{n}(DbConnection connection)\n{{\n{one}}}\n" for n, one in enumerate(found)]
+    source = tmp_path / "Examples.cs"
+    source.write_text(EXAMPLES + "\n".join(methods) + "}\n", encoding="utf-8")
+    mixed.compile_dotnet([mixed.DOTNET_CLIENT, source], tmp_path / "Examples.dll")

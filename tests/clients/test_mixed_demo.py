@@ -1,0 +1,78 @@
+"""``python -m sqlsem.demo mixed``: Python, C#, psql and a bare participant on one limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support import TESTS
+
+from sqlsem import mixed
+from sqlsem.mixed import Turn
+
+
+def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sqlsem.demo", "mixed", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+        cwd=TESTS,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_demo_mixed(database):
+    done = run_demo("--url", database.url, "--schema", database.schema, "--turns", "3", "--seconds", "0.05")
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = re.findall(r"^ *[\d.]+ s  (\S+(?: \d)?) +(in|out) +position (\d+)$", done.stdout, re.MULTILINE)
+    who = {"Python 1", "Python 2", "bare"}
+    postgres = database.engine == "postgresql"
+    if mixed.dotnet_lacks(odbc=postgres) is None:
+        who |= {"C# 1", "C# 2"}
+    else:
+        assert "Left out: C# (it needs " in done.stdout
+    if postgres and mixed.find_psql():
+        who.add("psql")
+    else:
+        assert "Left out: psql (" in done.stdout
+    assert {one for one, _, _ in events} == who
+    assert len(events) == 2 * 3 * len(who)
+    assert f"{3 * len(who)} turns: never more than 3 inside" in done.stdout
+    assert database.queue("demo-") == []
+
+
+def test_demo_mixed_needs_a_server(tmp_path):
+    done = run_demo("--url", f"sqlite:///{tmp_path / 'x.db'}")
+    assert done.returncode == 2
+    assert "PostgreSQL or SQL Server" in done.stderr
+
+
+@pytest.mark.engines("postgresql")
+def test_demo_mixed_without_tables(database):
+    done = run_demo("--url", database.url, "--schema", "nowhere")
+    assert done.returncode == 1
+    assert "sqlsem init" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("turns", "wrong"),
+    [
+        ([Turn("a", 1, 0, 10), Turn("b", 2, 5, 12), Turn("c", 3, 10, 20), Turn("d", 4, 12, 20)], None),
+        ([Turn("a", 1, 0, 10), Turn("b", 2, 5, 12), Turn("c", 3, 9, 20)], "3 WERE INSIDE"),
+        ([Turn("a", 1, 0, 10), Turn("b", 2, 20, 30), Turn("c", 3, 15, 18), Turn("d", 4, 19, 40)], None),
+        ([Turn("a", 1, 0, 10), Turn("b", 2, 20, 30), Turn("c", 3, 21, 30), Turn("d", 4, 11, 12)], "OUT OF ORDER"),
+        ([Turn("a", 1, 0, 10), Turn("b", 1, 20, 30)], "GIVEN TWICE"),
+    ],
+)
+def test_judge(turns, wrong):
+    _, found = mixed.judge(turns, 2)
+    if wrong is None:
+        assert found == []
+    else:
+        assert any(wrong in one for one in found), found

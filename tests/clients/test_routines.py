@@ -1,0 +1,842 @@
+"""The routines that sessions call: acquire, try, release, renew, assert_holding, status and what operators do."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import errors
+from support import PATIENCE, Attempt, Stay, check_history, overlap, until
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+class Caller:
+    """One session of somebody who knows nothing but SQL."""
+
+    def __init__(self, url, **options):
+        self.connection = psycopg.connect(url, **{"autocommit": True, **options})
+        self.pid = self.connection.info.backend_pid
+        self.done = threading.Event()
+        self.answer = self.error = self.entered = self.thread = None
+
+    def call(self, routine, *positional, **named):
+        """(code, queue_position, fence)"""
+        marks = [*("%s" for _ in positional), *(f"{name} => %({name})s" for name in named)]
+        parameters = named or positional
+        assert not (positional and named)
+        cursor = self.connection.execute(f"CALL sqlsem.{routine}({', '.join(marks)})", parameters)
+        return cursor.fetchone() if cursor.description else None
+
+    def acquire(self, resource, **named):
+        return self.call("acquire", resource=resource, **named)
+
+    def try_(self, resource, **named):
+        return self.call("try", resource=resource, **named)
+
+    def value(self, text, *parameters):
+        return self.connection.execute(f"SELECT {text}", parameters).fetchone()[0]
+
+    def release(self, resource, position=None, requesting_id=None):
+        return self.value("sqlsem.release(%s, %s, %s)", resource, position, requesting_id)
+
+    def renew(self, resource, position, requesting_id=None, lease=None):
+        return self.value("sqlsem.renew(%s, %s, %s, %s)", resource, position, requesting_id, lease)
+
+    def start(self, resource, **named):
+        """acquire, in a thread."""
+
+        def run():
+            try:
+                self.answer = self.acquire(resource, **named)
+                self.entered = time.monotonic()
+            except psycopg.Error as exc:
+                self.error = exc
+            self.done.set()
+
+        self.done.clear()
+        self.answer = self.error = self.entered = None
+        self.thread = threading.Thread(target=run, daemon=True, name="caller")
+        self.thread.start()
+        return self
+
+    def waits(self, seconds=0.2):
+        return not self.done.wait(seconds)
+
+    def granted(self, timeout=PATIENCE):
+        assert self.done.wait(timeout), "not granted"
+        if self.error is not None:
+            raise self.error
+        code, position, fence = self.answer
+        assert code in (0, 1), code
+        assert fence == position
+        return position
+
+    def failed(self, timeout=PATIENCE):
+        assert self.done.wait(timeout)
+        assert self.error is not None, self.answer
+        return self.error
+
+    def close(self):
+        if self.thread is not None and self.thread.is_alive():
+            self.connection.cancel()
+            self.thread.join(PATIENCE)
+        self.connection.close()
+
+
+@pytest.fixture
+def session(database):
+    made = []
+
+    def session(**options):
+        made.append(Caller(database.url, **options))
+        return made[-1]
+
+    yield session
+    for caller in made:
+        with contextlib.suppress(psycopg.Error):
+            caller.close()
+
+
+@pytest.fixture
+def kill(database):
+    def kill(pid):
+        database.rows("SELECT pg_terminate_backend(?)", pid)
+
+    return kill
+
+
+def rows(database, name):
+    return database.rows(
+        "SELECT queue_position, granted_at IS NOT NULL FROM {table} WHERE resource_id LIKE ?", f"{name}%"
+    )
+
+
+def waiting(database, name, number=1):
+    until(lambda: sum(not granted for _, granted in rows(database, name)) == number, f"{number} to wait")
+
+
+def outcomes(database, name):
+    return [
+        row[0]
+        for row in database.rows(
+            "SELECT outcome FROM sqlsem.history WHERE resource_id = ? ORDER BY queue_position", str(name)
+        )
+    ]
+
+
+# -- taking and giving back -----------------------------------------------------------------------------------------
+
+
+def test_acquire_and_release(database, session, name):
+    one = session()
+    code, position, fence = one.acquire(name)
+    assert code == 0
+    assert fence == position
+    assert rows(database, name) == [(position, True)]
+    assert one.release(name, position) == 0
+    assert one.release(name, position) == -1
+    assert rows(database, name) == []
+    assert outcomes(database, name) == ["released"]
+    assert one.acquire(name)[2] > fence
+
+
+def test_by_position_of_the_parameters(session, name):
+    one = session()
+    code, position, _ = one.call("acquire", name, 3, "write", 2, 0, "a note", "me", 60.0)
+    assert code == 0
+    found = one.connection.execute(
+        "SELECT queue_position, concurrency_limit, access_type, weight, note, requesting_id, state "
+        "FROM sqlsem.status(%s)",
+        (name,),
+    ).fetchall()
+    assert found == [(position, 3, "write", 2, "a note", "me", "holds")]
+    assert one.release(name, position) == -1, "the requester is another"
+    assert one.release(name, position, "me") == 0
+
+
+def test_what_psql_sends(session, name):
+    """Literals only, in the simple protocol; release with one, two and three of them is never ambiguous."""
+    one = session()
+    for release in (
+        f"SELECT sqlsem.release('{name}')",
+        f"SELECT sqlsem.release('{name}', %s)",
+        f"SELECT sqlsem.release('{name}', %s, 'me')",
+        f"SELECT sqlsem.release('{name}', requesting_id => 'me')",
+        f"SELECT sqlsem.release(resource => '{name}', queue_position => %s, requesting_id => 'me')",
+        f"SELECT sqlsem.release('{name}', %s, 'me', 'lost')",
+    ):
+        who = ", requesting_id => 'me'" if "'me'" in release else ""
+        with psycopg.ClientCursor(one.connection) as cursor:
+            cursor.execute(f"CALL sqlsem.acquire('{name}', 3, timeout_ms => 1000{who})")
+            code, position, _ = cursor.fetchone()
+            assert code == 0
+            cursor.execute(release % position if "%s" in release else release)
+            assert cursor.fetchone() == (0,)
+
+
+def test_the_second_waits_for_the_first(database, session, name):
+    one, two = session(), session()
+    first = one.acquire(name)[1]
+    two.start(name)
+    waiting(database, name)
+    assert two.waits()
+    left = time.monotonic()
+    assert one.release(name) == 0
+    assert two.granted() > first
+    assert two.entered > left
+    assert two.answer[0] == 1, "it had to wait"
+    assert two.release(name) == 0
+
+
+def test_time_is_up(database, session, name):
+    one, two = session(), session()
+    one.acquire(name)
+    for timeout in (0, 50, 1200):
+        began = time.monotonic()
+        assert two.acquire(name, timeout_ms=timeout) == (-1, None, None)
+        assert timeout / 1000 <= time.monotonic() - began < timeout / 1000 + 5
+        assert len(rows(database, name)) == 1
+    assert outcomes(database, name) == ["timeout", "timeout"]  # timeout 0 takes no number
+    assert two.try_(name) == (-1, None, None)
+    assert one.release(name) == 0
+    code, position, fence = two.try_(name)
+    assert (code, fence) == (0, position)
+
+
+def test_a_wait_of_many_slices(session, name):
+    """More than the three seconds after which acquire looks up, and the five for which a row is attended."""
+    one, two, three = session(), session(), session()
+    one.acquire(name)
+    two.start(name)
+    three.start(name, timeout_ms=6500)
+    assert two.waits(7)
+    assert three.answer == (-1, None, None)
+    one.release(name)
+    two.granted()
+
+
+def test_release_without_a_position_gives_all_back(database, session, name):
+    one, two = session(), session()
+    assert [one.acquire(name, concurrency_limit=5)[0] for _ in range(3)] == [0, 0, 0]
+    assert two.acquire(name, concurrency_limit=5)[0] == 0
+    assert one.release(name) == 0
+    assert len(rows(database, name)) == 1, "the other's stays"
+    assert one.release(name) == -1
+
+
+def test_a_session_is_one_member(database, session, name):
+    one = session()
+    for suffix in "abc":
+        one.acquire(name(suffix))
+    found = database.rows("SELECT DISTINCT member_id FROM {table} WHERE resource_id LIKE ?", f"{name}%")
+    assert len(found) == 1
+    ((grace, pid, login),) = database.rows(
+        "SELECT grace_ms, pid, login FROM sqlsem.member WHERE member_id = ?", found[0][0]
+    )
+    assert (grace, pid) == (0, None)
+    assert login == one.value("session_user")
+
+
+def test_discard_all_gives_the_lock_up_and_the_session_goes_on(session, name):
+    """It frees the session's advisory locks, and so says that the session is gone."""
+    one, two = session(), session()
+    one.acquire(name)
+    one.connection.execute("DISCARD ALL")
+    assert two.acquire(name, timeout_ms=10_000)[0] in (0, 1)
+    assert one.acquire(name, timeout_ms=100)[0] == -1
+    two.release(name)
+    assert one.acquire(name)[0] == 0
+
+
+def test_sessions_that_ended_are_forgotten(database, session, name):
+    one, lease = session(), session()
+    one.acquire(name)
+    one.release(name)
+    lease.acquire(name, lease_seconds=0.1)
+    lease.release(name)
+    one.close()
+    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", one.pid))
+    session().acquire(name)
+    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid IN (?, ?)", one.pid, lease.pid) == [(0,)]
+
+
+# -- transactions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("routine", ["acquire", "try"])
+def test_refused_in_an_open_transaction(database, session, name, routine, written):
+    one = session(autocommit=False)
+    one.connection.execute(f"CREATE TEMP TABLE t{name[1:]} (x int)" if written else "SELECT 1")
+    with pytest.raises(errors.ActiveSqlTransaction, match=rf"sqlsem: {routine} .*open transaction.*nothing was done"):
+        one.call(routine, name)
+    one.connection.rollback()
+    assert rows(database, name) == []
+    one.connection.autocommit = True
+    assert one.call(routine, name)[0] == 0
+
+
+def test_refused_in_the_first_statement_of_a_transaction(session, name):
+    one = session()
+    with pytest.raises(errors.ActiveSqlTransaction, match="open transaction"), one.connection.transaction():
+        one.acquire(name)
+    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(one.connection) as cursor:
+        cursor.execute(f"BEGIN; CALL sqlsem.acquire('{name}'); COMMIT")
+    one.connection.rollback()
+    with pytest.raises(errors.ActiveSqlTransaction), psycopg.ClientCursor(one.connection) as cursor:
+        cursor.execute(f"SELECT 1; CALL sqlsem.acquire('{name}')")  # several in one message are one transaction
+
+
+def test_refused_in_a_function(session, name):
+    one = session()
+    one.connection.execute(
+        f"CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE plpgsql AS "
+        f"$$ DECLARE c int; p bigint; f bigint; BEGIN "
+        f"CALL sqlsem.acquire('{name}', 1, 'write', 1, 0, NULL, NULL, NULL, c, p, f); RETURN c; END $$"
+    )
+    with pytest.raises(errors.ActiveSqlTransaction, match="or a function"):
+        one.value("pg_temp.f()")
+
+
+def test_a_block_that_may_commit(database, session, name):
+    one = session()
+    body = (
+        "DECLARE c int; p bigint; f bigint; BEGIN {before} "
+        f"CALL sqlsem.acquire('{name}', 1, 'write', 1, 0, NULL, NULL, NULL, c, p, f); "
+        "PERFORM set_config('sqlsem_test.code', c::text, false); END"
+    )
+    one.connection.execute(f"DO $${body.format(before='')}$$")
+    assert one.value("current_setting('sqlsem_test.code')") == "0"
+    one.release(name)
+    # What it wrote before would be committed behind its back.
+    one.connection.execute(f"CREATE TABLE w{name} (x int)")
+    with pytest.raises(errors.ActiveSqlTransaction, match="would commit what was written before"):
+        one.connection.execute(f"DO $${body.format(before=f'INSERT INTO w{name} VALUES (1);')}$$")
+    assert one.value(f"count(*) FROM w{name}") == 0
+    assert rows(database, name) == []
+    one.connection.execute(f"DROP TABLE w{name}")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_another_isolation_is_refused(database, session, name, level):
+    one = session(options=f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    with pytest.raises(errors.ActiveSqlTransaction, match="READ COMMITTED"):
+        one.acquire(name)
+    assert rows(database, name) == []
+
+
+def test_release_in_a_transaction_counts_when_that_is_committed(database, session, name):
+    one, two = session(), session()
+    one.acquire(name)
+    two.start(name)
+    waiting(database, name)
+    with one.connection.transaction(force_rollback=True):
+        assert one.release(name) == 0
+        assert two.waits()
+    assert two.waits(0.5), "the release was taken back"
+    with one.connection.transaction():
+        assert one.release(name) == 0
+        assert two.waits()
+    two.granted()
+
+
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ({"resource": None}, "resource is NULL"),
+        ({"resource": ""}, "resource is empty"),
+        ({"resource": " "}, "white space"),
+        ({"resource": "etl "}, "white space"),
+        ({"resource": "\tetl"}, "white space"),
+        ({"resource": "e\x01tl"}, "control character"),
+        ({"resource": "x" * 256}, "256 characters"),
+        ({"concurrency_limit": 0}, "concurrency_limit on 'NAME' must be 1 or more, not 0"),
+        ({"concurrency_limit": -3}, "not -3"),
+        ({"concurrency_limit": None}, "not NULL"),
+        ({"weight": 0}, "weight on 'NAME' must be from 1 to the limit, 1, not 0"),
+        ({"weight": 4, "concurrency_limit": 3}, "from 1 to the limit, 3, not 4"),
+        ({"weight": None}, "not NULL"),
+        ({"access": "exclusive"}, "access is 'exclusive'; it must be write, read or stage"),
+        ({"access": "stage:"}, "stage:<whole number>"),
+        ({"access": "stage:1.5"}, "stage:<whole number>"),
+        ({"access": "stage:-0"}, "stage:<whole number>"),
+        ({"access": ""}, "access is ''"),
+        ({"access": None}, "access is NULL"),
+        ({"access": "read", "concurrency_limit": 2}, "must be 1 with access read"),
+        ({"timeout_ms": -2}, "timeout_ms must be 0 or more, or -1 for ever, not -2"),
+        ({"timeout_ms": None}, "timeout_ms .* not NULL"),
+        ({"lease_seconds": 0}, "lease_seconds must be from 0.1"),
+        ({"lease_seconds": 0.01}, "lease_seconds must be from 0.1"),
+        ({"lease_seconds": -1}, "lease_seconds must be from 0.1"),
+        ({"lease_seconds": float("nan")}, "lease_seconds must be from 0.1"),
+        ({"lease_seconds": float("inf")}, "lease_seconds must be from 0.1"),
+        ({"note": "x" * 1001}, "1001 characters"),
+        ({"requesting_id": ""}, "requesting_id is empty"),
+        ({"requesting_id": "x" * 256}, "256 characters"),
+    ],
+)
+def test_bad_arguments(database, session, name, named, words):
+    one = session()
+    before = database.rows("SELECT count(*) FROM sqlsem.member")
+    with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)) as caught:
+        one.call("acquire", **{"resource": name, **named})
+    assert str(caught.value).startswith("sqlsem: ")
+    if "timeout_ms" not in named:
+        with pytest.raises(errors.InvalidParameterValue, match=words.replace("NAME", name)):
+            one.call("try", **{"resource": name, **named})
+    assert rows(database, name) == []
+    assert database.rows("SELECT count(*) FROM sqlsem.member") == before, "nothing was done"
+
+
+@pytest.mark.parametrize("arguments", ["'{}', 'three'", "'{}', weight => 'x'", "'{}', lease_seconds => 'soon'"])
+def test_wrong_types(database, session, name, arguments):
+    with pytest.raises(errors.InvalidTextRepresentation):
+        session().connection.execute(f"CALL sqlsem.acquire({arguments.format(name)})")
+    with pytest.raises(errors.UndefinedFunction):
+        session().connection.execute(f"CALL sqlsem.acquire('{name}', max_holders => 3)")
+    assert rows(database, name) == []
+
+
+def test_bad_names_elsewhere(session):
+    one = session()
+    for call in ("release(%s)", "renew(%s, 1)", "set_limit(%s, 1)", "pause(%s)", "resume(%s)"):
+        for bad in ("", " x", None):
+            with pytest.raises(errors.InvalidParameterValue, match="sqlsem: resource"):
+                one.value(f"sqlsem.{call}", bad)
+
+
+def test_somebody_elses_position(database, session, name):
+    one, two = session(), session()
+    position = one.acquire(name, requesting_id="one")[1]
+    assert two.release(name, position) == -1
+    assert two.release(name, position, "two") == -1
+    assert two.release(name("b"), position, "one") == -1
+    assert two.renew(name, position) == -1
+    with two.connection.transaction(), pytest.raises(errors.ObjectNotInPrerequisiteState):
+        two.call("assert_holding", name, position)
+    assert rows(database, name) == [(position, True)]
+
+
+def test_names_are_values(database, session, name):
+    one = session()
+    evil = f"{name}'); DROP SCHEMA sqlsem CASCADE; --"
+    code, position, _ = one.acquire(evil, note=evil, requesting_id=evil)
+    assert code == 0
+    assert database.rows("SELECT resource_id, note, requesting_id FROM {table} WHERE queue_position = ?", position) == [
+        (evil, evil, evil)
+    ]
+    assert one.value("count(*) FROM sqlsem.status(%s)", evil) == 1
+    assert one.release(evil, position, evil) == 0
+
+
+# -- callers who go away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cancel", "statement_timeout"])
+def test_a_cancelled_call_leaves_no_row(database, session, name, how):
+    one, two = session(), session()
+    one.acquire(name)
+    if how == "statement_timeout":
+        two.connection.execute("SET statement_timeout = 600")
+    two.start(name)
+    waiting(database, name)
+    if how == "cancel":
+        two.connection.cancel()
+    with pytest.raises(errors.QueryCanceled, match=f"sqlsem: acquire on '{name}' was cancelled and has left the queue"):
+        raise two.failed()
+    assert len(rows(database, name)) == 1
+    assert two.value("pg_backend_pid()") == two.pid, "the session lives on"
+    two.connection.execute("SET statement_timeout = 0")
+    two.start(name)
+    waiting(database, name)
+    one.release(name)
+    two.granted()
+
+
+def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
+    """Whatever ended the call: its session lives, the member's beacon is held, and yet nobody is kept waiting."""
+    one, two, three = session(), session(), session()
+    one.acquire(name)
+    two.acquire(name("other"))  # makes it a member
+    with two.connection.transaction():
+        member = two.value("sqlsem.session_member(NULL)")
+        position = two.value(
+            "queue_position FROM sqlsem.register(%s, 'two', NULL, %s, false, %s, 'write', 1, 1, NULL)",
+            member,
+            name,
+            name,
+        )
+        assert two.value("sqlsem.attend(%s, %s, %s)", member, name, position) is True
+    began = time.monotonic()
+    three.start(name)
+    waiting(database, name, 2)
+    one.release(name)
+    three.granted(20)
+    assert 4 < time.monotonic() - began < 12
+    assert outcomes(database, name) == ["released", "cancelled"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the signals of POSIX")
+def test_a_session_that_stood_still_takes_a_new_number(database, session, name):
+    if not database.server.mine:
+        pytest.skip("needs a server of our own, to stop one of its processes")
+    one, two, three = session(), session(), session()
+    one.acquire(name)
+    two.start(name)
+    waiting(database, name)
+    ((lost, _),) = [row for row in rows(database, name) if not row[1]]
+    os.kill(two.pid, signal.SIGSTOP)
+    try:
+        three.start(name)
+        one.release(name)
+        third = three.granted(30)
+    finally:
+        os.kill(two.pid, signal.SIGCONT)
+    assert two.waits(0.5)
+    until(lambda: len(rows(database, name)) == 2, "a new number for the second")
+    assert three.release(name) == 0
+    assert two.granted() > third > lost
+
+
+@pytest.mark.parametrize("state", ["holds", "waits"])
+def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
+    one, two, three = session(), session(), session()
+    one.acquire(name)
+    victim = one
+    if state == "waits":
+        victim = two.start(name)
+        waiting(database, name)
+    three.start(name)
+    waiting(database, name, 2 if state == "waits" else 1)
+    began = time.monotonic()
+    kill(victim.pid)
+    if state == "waits":
+        assert isinstance(victim.failed(), psycopg.OperationalError)
+        one.release(name)
+    three.granted()
+    assert time.monotonic() - began < 4, "grace is 0: nobody waits for a session to come back"
+
+
+def test_a_closed_connection_frees_its_lock(session, name):
+    one, two = session(), session()
+    one.acquire(name)
+    one.close()
+    assert two.acquire(name, timeout_ms=5000)[0] in (0, 1)
+
+
+def test_deadlock_between_sessions(database, session, name):
+    one, two = session(), session()
+    one.acquire(name("a"))
+    two.acquire(name("b"))
+    one.start(name("b"))
+    waiting(database, name)
+    two.start(name("a"))
+    until(lambda: one.done.is_set() or two.done.is_set())
+    victim, other, has, wants = (
+        (one, two, name("a"), name("b")) if one.done.is_set() else (two, one, name("b"), name("a"))
+    )
+    assert victim.answer == (-3, None, None)
+    assert len(rows(database, wants)) == 1, "the victim's request is gone"
+    assert victim.release(has) == 0
+    other.granted()
+
+
+# -- leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_runs_out(database, session, name):
+    one, two = session(), session()
+    code, position, _ = one.acquire(name, lease_seconds=1)
+    assert code == 0
+    assert two.try_(name)[0] == -1
+    began = time.monotonic()
+    assert two.acquire(name, timeout_ms=20_000)[0] == 1
+    assert time.monotonic() - began < 5
+    assert one.renew(name, position) == -1
+    assert one.release(name, position) == -1
+    assert outcomes(database, name)[-1] == "reaped"
+    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", one.pid) == [(0,)]
+
+
+def test_a_lease_outlives_its_connection(database, session, name):
+    """Three calls on three connections, as of a pooler."""
+    one, other = session(), session()
+    position = one.acquire(name, lease_seconds=1.5, requesting_id="the job")[1]
+    one.close()
+    ends = time.monotonic() + 4
+    while time.monotonic() < ends:
+        renewing = session()
+        assert renewing.renew(name, position, "the job") == 0
+        renewing.close()
+        assert other.try_(name)[0] == -1
+        time.sleep(0.3)
+    assert session().renew(name, position, "the job", 3600) == 0
+    assert database.rows(
+        "SELECT m.lease_ms FROM sqlsem.member m JOIN {table} t USING (member_id) WHERE queue_position = ?", position
+    ) == [(3_600_000,)]
+    with other.connection.transaction():
+        other.call("assert_holding", name, position, "the job")
+    assert session().release(name, position, "the job") == 0
+    assert other.acquire(name)[0] == 0
+
+
+def test_a_wait_longer_than_the_lease(session, name):
+    one, two = session(), session()
+    one.acquire(name)
+    two.start(name, lease_seconds=0.5)
+    assert two.waits(2)
+    one.release(name)
+    position = two.granted()
+    assert two.renew(name, position) == 0
+
+
+def test_what_renew_says_without_a_lease(session, kill, name):
+    one, two = session(), session()
+    position = one.acquire(name, requesting_id="one")[1]
+    assert one.renew(name, position, "one") == 0
+    assert two.renew(name, position, "one") == 0
+    with pytest.raises(errors.InvalidParameterValue, match="has no lease to renew"):
+        one.renew(name, position, "one", 5)
+    with pytest.raises(errors.InvalidParameterValue, match=r"lease_seconds must be from 0\.1"):
+        one.renew(name, position, "one", 0)
+    kill(one.pid)
+    until(lambda: two.renew(name, position, "one") == -1)
+
+
+def test_a_lease_is_given_up_with_its_request(database, session, name):
+    one, two = session(), session()
+    one.acquire(name)
+    assert two.acquire(name, timeout_ms=200, lease_seconds=60)[0] == -1
+    assert two.try_(name, lease_seconds=60)[0] == -1
+    assert database.rows("SELECT count(*) FROM sqlsem.member WHERE backend_pid = ?", two.pid) == [(0,)]
+
+
+# -- inside the caller's transaction --------------------------------------------------------------------------------
+
+
+def test_assert_holding(database, session, name):
+    one, two, three = session(), session(), session()
+    position = one.acquire(name)[1]
+    with one.connection.transaction():
+        one.call("assert_holding", name, position)
+        # Even an operator's force does not let another in before this ends.
+        two.value("set_config('lock_timeout', '300', false)")
+        with pytest.raises(errors.LockNotAvailable):
+            two.value("sqlsem.revoke(%s, true)", position)
+        assert three.acquire(name, timeout_ms=100)[0] == -1
+    two.value("sqlsem.revoke(%s, true)", position)
+    with one.connection.transaction(force_rollback=True):
+        with pytest.raises(
+            errors.ObjectNotInPrerequisiteState, match=f"position {position} on '{name}' is not held"
+        ) as caught:
+            one.call("assert_holding", name, position)
+        assert "ROLLBACK" in caught.value.diag.message_hint
+
+
+def test_assert_holding_of_a_row_that_waits(database, session, name):
+    one, two, three = session(), session(), session()
+    one.acquire(name)
+    two.start(name, requesting_id="two")
+    waiting(database, name)
+    ((position, _),) = [row for row in rows(database, name) if not row[1]]
+    with three.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
+        three.call("assert_holding", name, position, "two")
+
+
+def test_assert_holding_needs_a_transaction(session, name):
+    one = session()
+    position = one.acquire(name)[1]
+    with pytest.raises(errors.ActiveSqlTransaction, match="needs an open transaction"):
+        one.call("assert_holding", name, position)
+    one.connection.execute(f"DO $$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$")
+    one.connection.execute(
+        f"CREATE FUNCTION pg_temp.f() RETURNS void LANGUAGE plpgsql AS "
+        f"$$ BEGIN CALL sqlsem.assert_holding('{name}', {position}); END $$"
+    )
+    one.value("pg_temp.f()")
+    with psycopg.ClientCursor(one.connection) as cursor:
+        cursor.execute(f"BEGIN; CALL sqlsem.assert_holding('{name}', {position}); COMMIT")
+    for bad in (None, position + 1):
+        with one.connection.transaction(force_rollback=True), pytest.raises(errors.ObjectNotInPrerequisiteState):
+            one.call("assert_holding", name, bad)
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+
+def test_set_limit(session, name):
+    one, two, operator = session(), session(), session()
+    operator.value("sqlsem.set_limit(%s, 1)", name)
+    assert one.acquire(name, concurrency_limit=3)[0] == 0
+    assert two.try_(name, concurrency_limit=3)[0] == -1
+    two.start(name, concurrency_limit=3)
+    assert two.waits()
+    operator.value("sqlsem.set_limit(resource => %s, concurrency_limit => NULL)", name)
+    two.granted()
+    for bad in (0, -1):
+        with pytest.raises(errors.InvalidParameterValue, match="must be 1 or more, or NULL for none"):
+            operator.value("sqlsem.set_limit(%s, %s)", name, bad)
+
+
+def test_pause_and_resume(session, name):
+    one, two, operator = session(), session(), session()
+    assert one.acquire(name, concurrency_limit=3)[0] == 0
+    operator.value("sqlsem.pause(%s)", name)
+    assert one.renew(name, one.value("max(queue_position) FROM sqlsem.status(%s)", name)) == 0, "who is inside stays"
+    assert two.acquire(name, concurrency_limit=3, timeout_ms=300)[0] == -1
+    two.start(name, concurrency_limit=3)
+    assert two.waits(0.5)
+    operator.value("sqlsem.resume(%s)", name)
+    two.granted()
+
+
+def test_an_operator_takes_a_waiting_row_away(database, session, name):
+    one, two, operator = session(), session(), session()
+    one.acquire(name)
+    two.start(name)
+    waiting(database, name)
+    ((position, _),) = [row for row in rows(database, name) if not row[1]]
+    assert operator.value("sqlsem.revoke(%s, false)", position) == 0
+    assert two.done.wait(10)
+    assert two.answer == (-2, None, None)
+    assert outcomes(database, name) == ["revoked"]
+
+
+def test_reap(database, session, kill, name):
+    one, two = session(), session()
+    one.acquire(name)
+    two.value("sqlsem.reap()")  # what others left
+    assert two.value("sqlsem.reap()") == 0
+    assert rows(database, name) != []
+    kill(one.pid)
+    until(lambda: not database.rows("SELECT pid FROM pg_stat_activity WHERE pid = ?", one.pid))
+    two.value("sqlsem.reap()")
+    assert rows(database, name) == []
+    assert outcomes(database, name) == ["reaped"]
+
+
+def test_status_of_all(session, name):
+    one = session()
+    position = one.acquire(name("a"))[1]
+    found = one.connection.execute("SELECT resource_id, queue_position, state FROM sqlsem.status()").fetchall()
+    assert (name("a"), position, "holds") in found
+
+
+# -- beside Python --------------------------------------------------------------------------------------------------
+
+
+def test_python_and_sql_take_turns(connect, database, session, name):
+    coordinator, one = connect(), session()
+    first = coordinator.mutex(name)
+    first.acquire()
+    one.start(name)
+    waiting(database, name)
+    second = Attempt(coordinator.mutex(name))
+    waiting(database, name, 2)
+    first.release()
+    position = one.granted()
+    assert second.waits()
+    one.release(name, position)
+    assert second.granted().position > position
+    second.leave()
+
+
+def test_stages_and_readers(connect, database, session, name):
+    coordinator, one, two = connect(), session(), session()
+    with coordinator.read(name), coordinator.stage(name("s"), 100):
+        assert one.acquire(name, access="Reader")[0] == 0
+        assert one.acquire(name("s"), access="stage:100")[0] == 0
+        assert two.try_(name, access="writer")[0] == -1
+        assert two.try_(name("s"), access="stage:200")[0] == -1
+    two.start(name, access="write")
+    waiting(database, name)
+    late = Attempt(coordinator.read(name))
+    assert late.waits(), "a reader does not pass a writer that waits"
+    one.release(name)
+    two.granted()
+    two.release(name)
+    late.leave()
+    one.release(name("s"))
+
+
+def worker(url, resource, rounds, seed, stays, guard):
+    chance = random.Random(seed)
+    caller = Caller(url)
+    try:
+        for number in range(rounds):
+            kind = chance.choice(["write", "read", "stage:1", "limit", "limit"])
+            limit = 3 if kind == "limit" else 1
+            weight = chance.choice([1, 2]) if kind == "limit" else 1
+            access = "write" if kind == "limit" else kind
+            lease = 30 if number % 3 == 0 else None
+            code, position, _ = caller.acquire(
+                resource, concurrency_limit=limit, access=access, weight=weight, timeout_ms=60_000, lease_seconds=lease
+            )
+            entered = time.monotonic()
+            assert code in (0, 1), code
+            time.sleep(chance.random() * 0.003)
+            left = time.monotonic()
+            assert caller.release(resource, position) == 0
+            with guard:
+                stays.append(Stay(resource, position, entered, left, access, weight, limit, f"sql-{seed}"))
+    finally:
+        caller.close()
+
+
+def python_worker(coordinator, resource, rounds, seed, stays, guard):
+    chance = random.Random(seed)
+    for _ in range(rounds):
+        kind = chance.choice(["write", "read", "stage:1", "limit", "limit"])
+        limit, access = (3, "write") if kind == "limit" else (1, kind)
+        weight = chance.choice([1, 2]) if kind == "limit" else 1
+        lock = {
+            "write": lambda: coordinator.write(resource),
+            "read": lambda: coordinator.read(resource),
+            "stage:1": lambda: coordinator.stage(resource, 1),
+            "limit": lambda weight=weight: coordinator.limit(resource, 3, weight=weight),
+        }[kind]()
+        assert lock.acquire(timeout=PATIENCE)
+        entered = time.monotonic()
+        time.sleep(chance.random() * 0.003)
+        position, left = lock.grant.position, time.monotonic()
+        lock.release()
+        with guard:
+            stays.append(Stay(resource, position, entered, left, access, weight, limit, f"python-{seed}"))
+
+
+def test_all_kinds_beside_python_under_load(connect, database, name, threads):
+    """Never an overlap, nobody overtaken by who conflicts with it."""
+    stays, guard, rounds = [], threading.Lock(), 12
+    coordinator = connect()
+    for seed in range(4):
+        threads.start(worker, database.url, str(name), rounds, seed, stays, guard)
+    for seed in range(3):
+        threads.start(python_worker, coordinator, str(name), rounds, 100 + seed, stays, guard)
+    threads.join()
+    assert check_history(stays) == 7 * rounds
+    assert overlap(stays) > 1, "nothing was shared: the test shows too little"
+    until(lambda: rows(database, name) == [])
+
+
+def test_first_come_first_served(database, session, name):
+    holder = session()
+    holder.acquire(name)
+    queue = []
+    for number in range(6):
+        queue.append(session().start(name))
+        waiting(database, name, number + 1)
+    holder.release(name)
+    positions = []
+    for caller in queue:
+        positions.append(caller.granted())
+        assert all(other.waits(0) for other in queue[len(positions) :])
+        caller.release(name)
+    assert positions == sorted(positions)

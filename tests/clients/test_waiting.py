@@ -1,0 +1,121 @@
+"""How a CALL of acquire waits on PostgreSQL: asleep, attended to, and not for itself."""
+
+import contextlib
+import time
+
+import psycopg
+import pytest
+from psycopg import errors
+from support import until
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+@pytest.fixture
+def session(database):
+    with contextlib.ExitStack() as opened:
+        yield lambda: opened.enter_context(contextlib.closing(psycopg.connect(database.url, autocommit=True)))
+
+
+def acquire(connection, resource, **named):
+    """(code, queue_position)"""
+    words = ", ".join(["%(resource)s", *(f"{name} => %({name})s" for name in named)])
+    return connection.execute(f"CALL sqlsem.acquire({words})", {"resource": resource, **named}).fetchone()[:2]
+
+
+def start(threads, connection, resource, **named):
+    """acquire in a thread; a list that gets the answer."""
+    answer = []
+    threads.start(lambda: answer.append(acquire(connection, resource, **named)))
+    return answer
+
+
+def positions(database, name):
+    return [row[0] for row in database.queue(name)]
+
+
+def test_it_sleeps_however_long_it_waits(database, session, name, threads):
+    """Longer than its slices of three seconds."""
+    holder, waiter, witness = session(), session(), session()
+    acquire(holder, name)
+    answer = start(threads, waiter, name, timeout_ms=7_000)
+    until(lambda: len(positions(database, name)) == 2)
+    began = time.monotonic()
+    slices, late = set(), []
+    while time.monotonic() - began < 6:
+        found = witness.execute(
+            "SELECT a.xact_start, t.attended_until < clock_timestamp() FROM pg_stat_activity a, sqlsem.ProcessControl t"
+            " WHERE a.pid = %s AND t.resource_id = %s AND t.granted_at IS NULL",
+            (waiter.info.backend_pid, name),
+        ).fetchone()
+        slices.add(found[0])
+        late.append(found[1])
+        time.sleep(0.05)
+    # Each slice is a transaction. Were it to look again and again, there would be one for each of our looks.
+    assert len(slices) <= 6
+    assert len(late) > 20
+    assert not any(late), "for a while anybody could have removed the row as one that nobody attends to"
+    threads.join()
+    assert 7 <= time.monotonic() - began + 1 < 20
+    assert answer == [(-1, None)]
+
+
+@pytest.mark.parametrize(
+    ("held", "asked"),
+    [
+        ([{}], {}),
+        ([{"access": "read"}], {"access": "write"}),
+        ([{"access": "write"}], {"access": "read"}),
+        ([{"access": "stage:1"}], {"access": "stage:2"}),
+        ([{"concurrency_limit": 2}, {"concurrency_limit": 2}], {"concurrency_limit": 2}),
+        ([{"concurrency_limit": 5, "weight": 3}], {"concurrency_limit": 5, "weight": 3}),
+        ([{"concurrency_limit": 1}], {"concurrency_limit": 3}),
+    ],
+    ids=str,
+)
+def test_waiting_for_oneself_is_a_deadlock(database, session, name, held, asked):
+    one, other = session(), session()
+    for named in held:
+        assert acquire(one, name, **named)[0] == 0
+    had = positions(database, name)
+    assert acquire(one, name, **asked, timeout_ms=60_000) == (-3, None)
+    assert one.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
+    assert positions(database, name) == had
+    assert one.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+    assert acquire(other, name, **asked, timeout_ms=60_000)[0] == 0
+
+
+def test_waiting_for_others_is_none(database, session, name, threads):
+    """It has a part of the limit itself, and waits for another's."""
+    one, other = session(), session()
+    acquire(one, name, concurrency_limit=3)
+    acquire(other, name, concurrency_limit=3, weight=2)
+    answer = start(threads, one, name, concurrency_limit=3, weight=2)
+    until(lambda: len(positions(database, name)) == 3)
+    other.execute("SELECT sqlsem.release(%s)", (name,))
+    threads.join()
+    assert answer[0][0] == 1
+    assert acquire(one, name("shared"), access="read")[0] == 0
+    assert acquire(one, name("shared"), access="read")[0] == 0
+
+
+def test_a_broken_off_wait_keeps_no_lock_of_the_engines(database, session, name):
+    """An interrupt may strike when wait() has just been given the lock it waited for."""
+    holder, waiter, witness = session(), session(), session()
+    _, position = acquire(holder, name)
+    # What such an interrupt would leave: here on the row of a third, whom its own next wait would find in its way.
+    waiter.execute("SELECT pg_advisory_lock_shared(sqlsem.lock_class(3), 4711)")
+    shared = (
+        "SELECT count(*) FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND mode = 'ShareLock'",
+        (waiter.info.backend_pid,),
+    )
+    assert witness.execute(*shared).fetchone() == (1,)
+    waiter.execute("SET statement_timeout = 500")
+    with pytest.raises(errors.QueryCanceled, match="has left the queue"):
+        acquire(waiter, name)
+    assert witness.execute(*shared).fetchone() == (0,)
+    assert positions(database, name) == [position]
+    # The beacon, and what else belongs to the session, is as it was.
+    waiter.execute("SET statement_timeout = 0")
+    assert holder.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+    assert acquire(waiter, name)[0] == 0

@@ -1,0 +1,64 @@
+"""What operators do from T-SQL."""
+
+import pytest
+from support import Attempt, until
+
+pytestmark = pytest.mark.engines("mssql")
+
+
+def test_set_limit(session, connect, database, name):
+    one, other, operator = session(), session(), session()
+    operator.call("set_limit", name, 1)
+    assert [found.cap for found in connect().resources() if found.resource == name] == [1]
+    assert one.acquire(name, 3).code == 0
+    assert other.acquire(name, 3, routine="try").code == -1
+    waiting = other.waiting(name, 3, timeout_ms=60000)
+    operator.call("set_limit", name, None)
+    assert waiting.result(30).code == 1
+    one.release(name)
+    other.release(name)
+    assert [found for found in connect().resources() if found.resource == name] == []
+
+
+def test_pause_and_resume(session, connect, name):
+    one, operator = session(), session()
+    operator.call("pause", name)
+    assert one.acquire(name, routine="try").code == -1
+    waiting = one.waiting(name, timeout_ms=60000)
+    attempt = Attempt(connect().mutex(name))
+    assert attempt.waits(0.3)
+    assert not waiting.done()
+    operator.call("resume", name)
+    assert waiting.result(30).code == 1
+    assert attempt.waits(0.2)
+    one.release(name)
+    attempt.granted()
+    attempt.leave()
+
+
+def test_reap_answers_by_its_code_and_by_a_row(session, new_session, database, name):
+    holder, operator = new_session(), session()
+    holder.acquire(name)
+    assert operator.rows("EXEC {s}.reap @answer = 1")[0][0] >= 0
+    assert len(database.queue(name)) == 1
+    holder.close()
+    until(lambda: operator.call("reap") >= 1 or not database.queue(name), "the row of the dead session going")
+    assert database.queue(name) == []
+
+
+def test_status_of_all_and_of_one(session, name):
+    one, other = session(), session()
+    one.acquire(name("a"))
+    other.acquire(name("b"), access="read")
+    waiting = other.waiting(name("a"), timeout_ms=60000)
+    found = [row for row in one.rows("EXEC {s}.status") if row[0].startswith(name)]
+    assert [(row[0], row[2], row[3]) for row in found] == [
+        (name("a"), "holds", "write"),
+        (name("a"), "waits", "write"),
+        (name("b"), "holds", "read"),
+    ]
+    assert [row[0] for row in one.rows("EXEC {s}.status @resource = ?", name("b"))] == [name("b")]
+    one.release(name("a"))
+    waiting.result(30)
+    other.release(name("a"))
+    other.release(name("b"))

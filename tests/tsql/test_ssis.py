@@ -1,0 +1,319 @@
+"""docs/ssis.md: every statement on the page is run, with the parameters of the table beneath it.
+
+ODBC's go through ODBC itself, return code and all. OLE DB's marks go through pyodbc, where what comes back is put into
+variables, as that driver knows no output parameters. ADO.NET's go through sp_executesql, as SqlClient sends them.
+"""
+
+import ctypes
+import ctypes.util
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.engines("mssql")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ssis.md"
+FENCE = re.compile(
+    r"(?:^(OLE DB|ODBC|ADO\.NET)\b[^\n]*:\n\n)?^```sql\n(.*?)^```\n(?:\n((?:^\|[^\n]*\n)+))?", re.MULTILINE | re.DOTALL
+)
+SQL_TYPES = {
+    # as the page calls them: for a T-SQL declaration
+    "LONG": "int",
+    "LARGE_INTEGER": "bigint",
+    "DOUBLE": "float",
+    "NVARCHAR": "nvarchar(255)",
+    "Int32": "int",
+    "Int64": "bigint",
+    "Double": "float",
+    "String": "nvarchar(255)",
+}
+
+
+class Parameter(NamedTuple):
+    name: str
+    direction: str
+    variable: str
+    type: str
+
+
+class Statement(NamedTuple):
+    heading: str
+    connection: str
+    text: str
+    parameters: list
+
+
+def read_page():
+    page = PAGE.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(page):
+        heading = re.findall(r"^#+ (.*)$", page[: match.start()], re.MULTILINE)[-1]
+        rows = [[cell.strip() for cell in row.strip("|\n").split("|")] for row in (match[3] or "").splitlines()]
+        found.append(Statement(heading, match[1] or "", match[2], [Parameter(*row) for row in rows[2:]]))
+    assert len(found) == page.count("```sql")
+    return found
+
+
+PAGE_STATEMENTS = read_page()
+
+
+def statement(heading, connection):
+    (found,) = [one for one in PAGE_STATEMENTS if one.heading == heading and one.connection == connection]
+    return found
+
+
+# -- three ways to send
+
+
+def with_ole_db(session, text, parameters, values):
+    assert [one.name for one in parameters] == [str(number) for number in range(text.count("?"))]
+    backwards = iter(parameters)
+    declared, given = [], []
+
+    def mark(match):
+        one = next(backwards)
+        if one.direction == "Input":
+            given.append(values[one.variable])
+            return "?"
+        declared.append(one)
+        return f"@o{one.name}"
+
+    text = re.sub(r"\?", mark, text)
+    if not declared:
+        session.rows(text, *given)
+        return {}
+    names = ", ".join(f"@o{one.name} {SQL_TYPES[one.type]}" for one in declared)
+    shown = ", ".join(f"@o{one.name}" for one in declared)
+    (row,) = session.rows(f"DECLARE {names}; {text}; SELECT {shown}", *given)
+    return {one.variable: value for one, value in zip(declared, row, strict=True)}
+
+
+def with_ado_net(session, text, parameters, values):
+    used = set(re.findall(r"@\w+", re.sub(r"@\w+ =(?= @)", "", text.replace("EXEC @code =", "EXEC @code"))))
+    assert used == {one.name for one in parameters}
+    back = [one for one in parameters if one.direction == "Output"]
+    given = [one for one in parameters if one.direction == "Input"]
+    signature = ", ".join(f"{p.name} {SQL_TYPES[p.type]}{' OUTPUT' if p in back else ''}" for p in parameters)
+    declare = "".join(f"DECLARE @o{p.name[1:]} {SQL_TYPES[p.type]}; " for p in back)
+    arguments = "".join(f", {p.name} = " + (f"@o{p.name[1:]} OUTPUT" if p in back else "?") for p in parameters)
+    shown = f"; SELECT {', '.join(f'@o{p.name[1:]}' for p in back)}" if back else ""
+    quoted = text.replace("'", "''")
+    rows = session.rows(
+        f"{declare}EXEC sp_executesql N'{quoted}', N'{signature}'{arguments}{shown}",
+        *[values[p.variable] for p in given],
+    )
+    return {p.variable: value for p, value in zip(back, rows[0], strict=True)} if back else {}
+
+
+#: For each type of the page: ODBC's number for it, that of the variable in C, and the variable.
+ODBC_TYPES = {
+    "SQL_INTEGER": (4, -16, ctypes.c_int32),
+    "SQL_BIGINT": (-5, -25, ctypes.c_int64),
+    "SQL_WVARCHAR": (-9, -8, None),
+}
+
+
+class Odbc:
+    """Just enough of ODBC to call a procedure and have its return code."""
+
+    def __init__(self, string):
+        name = ctypes.util.find_library("odbc") or ctypes.util.find_library("odbc32")
+        assert name, "pyodbc works, so there is an ODBC driver manager; but it was not found"
+        self.odbc = ctypes.CDLL(name)
+        self.environment, self.connection = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(self.odbc.SQLAllocHandle(1, None, ctypes.byref(self.environment)), 1, self.environment)
+        self.check(self.odbc.SQLSetEnvAttr(self.environment, 200, ctypes.c_void_p(3), 0), 1, self.environment)
+        self.check(self.odbc.SQLAllocHandle(2, self.environment, ctypes.byref(self.connection)), 1, self.environment)
+        text = string.encode("utf-16-le") + b"\0\0"
+        self.check(self.odbc.SQLDriverConnectW(self.connection, None, text, -3, None, 0, None, 0), 2, self.connection)
+
+    def check(self, code, kind, handle):
+        if code in (0, 1, 100):
+            return
+        state, text = ctypes.create_string_buffer(12), ctypes.create_string_buffer(2048)
+        number, length = ctypes.c_int32(), ctypes.c_int16()
+        self.odbc.SQLGetDiagRecW(kind, handle, 1, state, ctypes.byref(number), text, 1000, ctypes.byref(length))
+        raise AssertionError(f"ODBC {code}: {number.value} {text.raw[: 2 * length.value].decode('utf-16-le')}")
+
+    def rows(self, text, *parameters):
+        """As `Session.rows`, for a `call` with `Parameter`, value pairs; the values of what comes back."""
+        handle = ctypes.c_void_p()
+        self.check(self.odbc.SQLAllocHandle(3, self.connection, ctypes.byref(handle)), 2, self.connection)
+        kept = []
+        for number, (one, value) in enumerate(parameters, 1):
+            sql_type, kind, c_type = ODBC_TYPES[one.type]
+            direction = 1 if one.direction == "Input" else 4
+            if c_type is None:
+                raw = str(value).encode("utf-16-le")
+                buffer = ctypes.create_string_buffer(raw, len(raw) + 2)
+                size, indicator = 255, ctypes.c_ssize_t(len(raw))
+            else:
+                buffer = c_type(value if value is not None else -99)
+                size, indicator = 0, ctypes.c_ssize_t(0)
+            kept.append((buffer, indicator))
+            self.check(
+                self.odbc.SQLBindParameter(
+                    handle, ctypes.c_ushort(number), ctypes.c_short(direction), ctypes.c_short(kind),
+                    ctypes.c_short(sql_type), ctypes.c_size_t(size), ctypes.c_short(0), ctypes.byref(buffer),
+                    ctypes.c_ssize_t(ctypes.sizeof(buffer)), ctypes.byref(indicator),
+                ),
+                3,
+                handle,
+            )  # fmt: skip
+        self.check(self.odbc.SQLExecDirectW(handle, text.encode("utf-16-le") + b"\0\0", -3), 3, handle)
+        while True:
+            code = self.odbc.SQLMoreResults(handle)
+            self.check(code, 3, handle)
+            if code == 100:  # no more; now what comes back is there
+                break
+        found = {
+            one.variable: buffer.value
+            for (one, _), (buffer, _) in zip(parameters, kept, strict=True)
+            if one.direction != "Input"
+        }
+        self.odbc.SQLFreeHandle(3, handle)
+        return found
+
+    def close(self):
+        self.odbc.SQLDisconnect(self.connection)
+        self.odbc.SQLFreeHandle(2, self.connection)
+        self.odbc.SQLFreeHandle(1, self.environment)
+
+
+def with_odbc(odbc, text, parameters, values):
+    assert [one.name for one in parameters] == [str(number) for number in range(1, text.count("?") + 1)]
+    return odbc.rows(text.strip(), *[(one, values.get(one.variable)) for one in parameters])
+
+
+# -- the package
+
+
+class Package:
+    """Runs the page's statements over one connection, as a package whose connection manager retains it."""
+
+    def __init__(self, session, connection, name, **variables):
+        self.session = session
+        self.connection = connection
+        self.odbc = None
+        self.values = {
+            "System::ExecutionInstanceGUID": f"{{2B5C8E1A-0F3D-4C66-9A57-{id(self):012X}}}",
+            "System::PackageName": "Load",
+            "User::Resource": name,
+            "User::TimeoutMs": 300,
+            "User::Limit": 1,
+            "User::Access": "write",
+            "User::Weight": 1,
+            "User::LeaseSeconds": 60.0,
+            "User::FileName": "a.csv",
+            **variables,
+        }
+
+    def run(self, heading, connection=None):
+        """Returns the code, where there is one."""
+        found = statement(heading, connection or self.connection)
+        text = found.text.strip().replace("sqlsem.", f"{self.session.schema}.")
+        kind = connection or self.connection
+        if kind == "ODBC":
+            if self.odbc is None:
+                # Application locks belong to a session, so this is another one.
+                self.odbc = Odbc(self.session.database.make_engine().odbc_string)
+            back = with_odbc(self.odbc, text, found.parameters, self.values)
+        else:
+            send = with_ole_db if kind == "OLE DB" else with_ado_net
+            back = send(self.session, text, found.parameters, self.values)
+        self.values.update(back)
+        return back.get("User::Code")
+
+    def close(self):
+        if self.odbc is not None:
+            self.odbc.close()
+
+
+@pytest.fixture
+def package(session, name):
+    made = []
+
+    def package(connection, **variables):
+        made.append(Package(session(), connection, name, **variables))
+        return made[-1]
+
+    yield package
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("connection", ["OLE DB", "ODBC", "ADO.NET"])
+def test_a_lock_of_the_session(package, session, database, connect, name, connection):
+    one, other = package(connection), session()
+    assert one.run("Acquire") == 0
+    (row,) = database.queue(name)
+    assert row[2] == one.values["System::ExecutionInstanceGUID"]
+    assert connect().entries(name)[0].note == ("Load" if connection == "ODBC" else None)
+    assert other.acquire(name, routine="try").code == -1
+    one.run("Release")
+    assert database.queue(name) == []
+    one.run("Release")  # may be repeated
+    assert other.acquire(name).code == 0
+    assert one.run("Acquire") == -1
+    other.release(name)
+
+
+@pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])
+def test_a_lease(package, session, database, name, connection):
+    one, other = package(connection), session()
+    assert one.run("A lease") == 0
+    assert one.values["User::Position"] == database.queue(name)[0][0]
+    task = package(connection, **one.values)  # the next task, with a session of its own
+    for kind in ("OLE DB", "ODBC", "ADO.NET"):
+        assert task.run("Renew", kind) == 0
+    assert other.acquire(name, routine="try").code == -1
+    task.run("Release")
+    assert other.acquire(name, routine="try").code == 0
+    other.release(name)
+    for kind in ("OLE DB", "ODBC", "ADO.NET"):
+        assert task.run("Renew", kind) == -1
+
+
+@pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])
+def test_a_handler_ends_the_transaction_and_releases(package, database, refused, name, connection):
+    one = package(connection)
+    assert one.run("Acquire") == 0
+    one.session.rows("BEGIN TRANSACTION")
+    with refused(50001, "release must not be called inside an open transaction"):
+        one.run("Release")
+    one.session.rows(statement("When something fails", "").text)
+    one.run("Release")
+    assert one.session.rows("SELECT @@TRANCOUNT") == [(0,)]
+    assert database.queue(name) == []
+    one.session.rows(statement("When something fails", "").text)  # nothing open: nothing to do
+
+
+@pytest.mark.parametrize("connection", ["OLE DB", "ADO.NET"])
+def test_a_loop_with_a_limit(package, session, database, connect, name, connection):
+    words = {"User::Limit": 3}
+    turns = [package(connection, **words, **{"User::FileName": f"{number}.csv"}) for number in range(4)]
+    heading = "A Foreach loop with a limit"
+    assert [one.run(heading) for one in turns] == [0, 0, 0, -1]
+    text = statement(heading, "").text
+    assert "N'files'" in text
+    rows = turns[3].session.rows(text.replace("sqlsem.", "{s}.").replace("files", name))
+    assert [row[12] for row in rows] == ["0.csv", "1.csv", "2.csv"]
+    turns[1].run("Release")
+    assert turns[3].run(heading) == 0
+    for one in turns:
+        one.run("Release")
+    assert database.queue(name) == []
+
+
+def test_every_statement_of_the_page_is_run():
+    told = [(one.heading, one.connection) for one in PAGE_STATEMENTS]
+    assert sorted(told) == sorted(
+        [(heading, kind) for heading in ("Acquire", "Release", "Renew") for kind in ("OLE DB", "ODBC", "ADO.NET")]
+        + [("A lease", kind) for kind in ("OLE DB", "ADO.NET")]
+        + [("A Foreach loop with a limit", kind) for kind in ("OLE DB", "ADO.NET", "")]
+        + [("When something fails", "")]
+    )
+    known = {"User::Code", "User::Position", *Package(None, "", "x").values}
+    for one in PAGE_STATEMENTS:
+        assert {parameter.variable for parameter in one.parameters} <= known
