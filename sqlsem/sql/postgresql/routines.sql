@@ -491,8 +491,9 @@ BEGIN
             -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
             RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
-        -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that.
-        v_left := least(v_left, 1000);
+        -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
+        -- than deadlock_timeout, after which the server looks for deadlocks.)
+        v_left := least(v_left, 2000);
         IF v_again THEN
             IF NOT pg_try_advisory_lock_shared(v_install) THEN
                 RETURN -1;
