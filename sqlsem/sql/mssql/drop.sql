@@ -1,4 +1,5 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
+DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 DROP VIEW IF EXISTS {schema}.{table};
 DROP TABLE IF EXISTS {schema}.entry;
 DROP TABLE IF EXISTS {schema}.history;
