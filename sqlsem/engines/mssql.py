@@ -27,6 +27,8 @@ _MARGIN = 30
 
 _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 _NUMBER = re.compile(r"\((\d{2,9})\)")
+#: Where the driver puts the server's own number; one that stands before may be part of a name.
+_LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
 _PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
 _LOST_STATES = frozenset(
     {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008", "IMC06"}
@@ -656,7 +658,7 @@ def _details(exc: Exception) -> tuple[str, int, str]:
         state, text = exc.args[0], str(exc.args[1])
     elif len(exc.args) >= 2 and isinstance(exc.args[1], str) and len(exc.args[1]) == 5:
         text, state = str(exc.args[0]), exc.args[1]
-    numbers = [int(one) for one in _NUMBER.findall(text)]
+    numbers = [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
     text = text.partition("\n")[0]
     text = _PREFIXES.sub("", text.partition("DDBC Error: ")[2] or text)
     text = re.sub(r"\s*\(SQL\w+\)\s*$", "", text.strip())

@@ -7,7 +7,7 @@
 
 DECLARE @grants TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
 DECLARE @statement nvarchar(400), @number int = 0, @most int;
-DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(DB_NAME(), N'DATABASE', N'CREATE ROLE') = 1
+DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
     OR IS_ROLEMEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
 IF DATABASE_PRINCIPAL_ID(N'{schema}_user') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_user');
 IF DATABASE_PRINCIPAL_ID(N'{schema}_operator') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_operator');

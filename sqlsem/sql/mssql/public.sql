@@ -489,6 +489,9 @@ AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @holding int, @message nvarchar(1000);
+    -- Drivers in manual commit leave the beginning to the first statement that reads a table.
+    IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
+        SELECT @holding = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: assert_holding needs an open transaction, which it guards; BEGIN TRANSACTION first', 1;
     IF @requesting_id IS NULL

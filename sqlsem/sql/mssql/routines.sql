@@ -16,6 +16,12 @@ SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
 GO
 
+-- Below that level OPENJSON (register_all) cannot even be compiled. Engines that only speak T-SQL have levels of their own.
+IF @@VERSION LIKE N'Microsoft SQL %'
+   AND (SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID()) < 130
+    THROW 50001, N'sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130', 1;
+GO
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    every conflicting row must leave, the last of them included: wait for that one
@@ -36,7 +42,7 @@ RETURNS TABLE AS RETURN (
         WHERE resource_id = @resource AND queue_position < @position
     ),
     a AS (
-        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) END), 0) AS load,
+        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) END), 0) AS ahead_weight,
                MIN(CASE WHEN conflict = 1 THEN concurrency_limit END) AS declared,
                MAX(CASE WHEN conflict = 1 THEN queue_position END) AS last_one,
                MIN(CASE WHEN conflict = 1 THEN queue_position END) AS first_one,
@@ -45,13 +51,13 @@ RETURNS TABLE AS RETURN (
         FROM r
     ),
     b AS (
-        SELECT a.load, a.last_one, a.first_one, a.waiter, a.mine, o.paused_at,
+        SELECT a.ahead_weight, a.last_one, a.first_one, a.waiter, a.mine, o.paused_at,
                (SELECT MIN(n.number) FROM (VALUES (@limit), (a.declared), (o.cap)) AS n (number)) AS bound
         FROM a LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
     ),
     v AS (
         SELECT last_one, first_one, waiter, mine, paused_at,
-               CASE WHEN bound IS NULL OR load + @weight <= bound THEN 1 ELSE 0 END AS fits,
+               CASE WHEN bound IS NULL OR ahead_weight + @weight <= bound THEN 1 ELSE 0 END AS fits,
                CASE WHEN bound <= @weight THEN 1 ELSE 0 END AS alone
         FROM b
     )
@@ -208,7 +214,7 @@ BEGIN
     -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
-      AND ((lease_until IS NULL AND DATEADD(millisecond, grace_ms, missing_since) <= SYSUTCDATETIME())
+      AND ((lease_until IS NULL AND DATEADD(millisecond, grace_ms, missing_since) <= CAST(SYSUTCDATETIME() AS datetime2(6)))
            OR lease_until < SYSUTCDATETIME());
     SET @there = @@ROWCOUNT;
     IF @there > 0
@@ -351,10 +357,10 @@ BEGIN
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
-        -- No waiting: where the old session lingers, its lock stands for ours.
+        -- Hardly any waiting: where the old session lingers, its lock stands for ours.
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 0, @DbPrincipal = N'public';
+            @LockTimeout = 50, @DbPrincipal = N'public';
     END;
     IF @answer = 1
         SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
@@ -372,6 +378,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int, @beacon int, @lease int, @missing_since datetime2(6), @name nvarchar(255);
     SELECT @there = 1, @beacon = beacon, @lease = lease_ms, @missing_since = missing_since
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
@@ -407,6 +414,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @beacon int, @name nvarchar(255);
     SELECT @beacon = beacon FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @@ROWCOUNT = 0
@@ -738,6 +746,11 @@ BEGIN
                 SET @result = -3;
                 BREAK;
             END;
+            IF @code = -2  -- the engine gave up; let the caller sleep
+            BEGIN
+                SET @result = -1;
+                BREAK;
+            END;
             IF @code < 0
                 CONTINUE;
             EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
@@ -783,9 +796,11 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @code int, @member int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32);
+    DECLARE @code int, @member int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32),
+            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT;
     IF @position IS NULL OR @requesting_id IS NULL
     BEGIN
         EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
@@ -800,6 +815,13 @@ BEGIN
         WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
           AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = ORIGINAL_LOGIN();
     BEGIN TRANSACTION;
+    EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        @LockTimeout = @patience, @DbPrincipal = N'public';
+    IF @code < 0
+    BEGIN
+        ROLLBACK TRANSACTION;
+        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+    END;
     DELETE FROM {schema}.entry
     OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
            deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
@@ -830,6 +852,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @code int, @count int = 0, @pinned int = 0,
             @name nvarchar(255);
     WHILE 1 = 1
@@ -867,18 +890,21 @@ ALTER PROCEDURE {schema}.pin @resource nvarchar(255), @position bigint, @request
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @there int = 0;
+    -- Drivers in manual commit leave the beginning to the first statement that reads a table.
+    IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
+        SELECT @there = 0 FROM {schema}.entry WHERE queue_position < 0;
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
-    DECLARE @code int, @there int = 0, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = N'public';
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
-    -- The lock tells those who remove rows, and do not wait; the row's own lock holds up its owner's release.
-    UPDATE {schema}.entry SET granted_at = granted_at
+    -- Whoever removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
+    SELECT @there = 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
     WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
       AND granted_at IS NOT NULL;
-    SET @there = @@ROWCOUNT;
     IF @answer = 1
         SELECT @there AS holding;
     RETURN @there;
@@ -901,6 +927,7 @@ BEGIN
         EXEC {schema}.wait N'', 0, 0;
         RETURN 0;
     END;
+    EXEC {schema}.ping 0;
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
     BEGIN TRY
@@ -997,8 +1024,11 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @what NOT IN (N'cap', N'stale_after', N'paused')
         THROW 50000, N'sqlsem: only cap, stale_after and paused can be set', 1;
+    IF @what = N'stale_after' AND @value > 2147483647000
+        THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     DECLARE @code int, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
@@ -1030,6 +1060,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member int, @code int = 1;
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
     UPDATE {schema}.entry SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()) WHERE queue_position = @position;
@@ -1056,6 +1087,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
             @member int = -1, @member_before int, @beacon int, @name nvarchar(255);
     SELECT @start = COUNT(*) FROM {schema}.entry;
@@ -1111,6 +1143,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @days int, @before datetime2(6), @count int;
     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
     SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
