@@ -663,7 +663,8 @@ BEGIN
             @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
     SELECT @there = 1, @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id,
            @granted_at = granted_at, @revoked_at = revoked_at
-    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
+    FROM {schema}.entry AS t WHERE resource_id = @resource AND queue_position = @position
+      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
     IF @there IS NULL OR @revoked_at IS NOT NULL
         SET @result = -2;
     ELSE IF @granted_at IS NOT NULL

@@ -4,6 +4,9 @@
 --   {schema}_reader    looks: the queue, the history, the settings
 -- Roles belong to the whole server. Where this login may not create them, an administrator runs this script.
 
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
 DO $$
 DECLARE
     v_role text;
@@ -40,8 +43,8 @@ BEGIN
                                      'release', 'cancel', 'pin', 'acquire', 'try', 'renew', 'assert_holding')
                 -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                 OR v_function.name IN ('guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'check_request',
-                                       'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself', 'free_waits',
-                                       'ended_how', 'release_rows', 'renew_row')
+                                       'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself',
+                                       'free_waits', 'time_left', 'ended_how', 'release_rows', 'renew_row')
                 THEN ARRAY['{schema}_user', '{schema}_operator']
             WHEN v_function.name IN ('settings', 'entries', 'status', 'past', 'resources')
                 THEN ARRAY['{schema}_user', '{schema}_operator', '{schema}_reader']

@@ -4,6 +4,9 @@
 -- acquire and try must commit while they run, so they are procedures with the caller's rights (SECURITY DEFINER cannot
 -- commit, nor can what has a SET clause): every name in them is qualified, and the tables are reached through functions.
 
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
 -- What the server says to a COMMIT inside a transaction that is not its to end, in the language of this session.
 CREATE OR REPLACE FUNCTION {schema}.refused_commit() RETURNS text
 LANGUAGE plpgsql VOLATILE
@@ -59,7 +62,7 @@ $$;
 -- Checking what callers say ----------------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void
-LANGUAGE plpgsql IMMUTABLE
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF p_name IS NULL OR p_name = '' THEN
@@ -79,7 +82,7 @@ $$;
 
 -- In milliseconds; NULL stays NULL.
 CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer
-LANGUAGE plpgsql IMMUTABLE
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF NOT (p_seconds >= 0.1 AND p_seconds <= 2147483) THEN  -- and so not NaN
@@ -93,7 +96,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.check_request(
     p_resource text, p_limit integer, p_access text, p_weight integer, p_timeout_ms integer, p_note text,
     p_requesting_id text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_access text := lower(p_access);
@@ -128,7 +131,7 @@ $$;
 
 -- What a session calls itself where its caller does not say: the same as long as it lives, and no other's.
 CREATE OR REPLACE FUNCTION {schema}.session_id() RETURNS text
-LANGUAGE plpgsql STABLE
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_since timestamptz := (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid());
@@ -195,6 +198,10 @@ BEGIN
     IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.member
                                  WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL) THEN
         RETURN false;
+    END IF;
+    IF FOUND THEN
+        -- A lease outlives a crash of the server, and what wait() has written must, too.
+        PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     UPDATE {schema}.{table}
     SET attended_until = CASE WHEN granted_at IS NULL THEN clock_timestamp() + interval '5 seconds' END
@@ -286,6 +293,14 @@ END
 $$;
 
 
+-- Of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
+CREATE OR REPLACE FUNCTION {schema}.time_left(p_timeout_ms integer, p_started timestamptz) RETURNS integer
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_timeout_ms >= 0
+                THEN greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started))::integer END
+$$;
+
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
 -- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
@@ -310,11 +325,15 @@ DECLARE
     v_slice      integer;   -- ms
     v_result     integer;   -- of wait(); -3 deadlock, -4 cancelled
     v_reason     text;
+    v_stack      text;
+    v_alone      boolean;   -- called by the client itself
 BEGIN
     code := NULL;
     queue_position := NULL;
     fence := NULL;
     CALL {schema}.stand_alone('acquire');
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    v_alone := strpos(v_stack, E'\n') = 0;
     v_id := coalesce(requesting_id, {schema}.session_id());
     v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);
@@ -324,12 +343,12 @@ BEGIN
         COMMIT;
         v_registered := clock_timestamp();
         v_result := -1;
-        v_left := CASE WHEN timeout_ms >= 0 THEN greatest(0, timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - v_started)) END;
+        v_left := {schema}.time_left(timeout_ms, v_started);
         BEGIN
             -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
             PERFORM set_config('lock_timeout', CASE WHEN v_left IS NULL THEN '0' ELSE greatest(v_left, 100)::text END, true);
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
-            FROM {schema}.register(v_member, v_id, session_user::text, 'sql ' || gen_random_uuid(),
+            FROM {schema}.register(v_member, v_id, session_user::text, 'sql '::text || gen_random_uuid()::text,
                                    timeout_ms = 0, resource, v_access, concurrency_limit, weight, note) AS r;
             v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
                           OR {schema}.attend(v_member, resource, queue_position);
@@ -337,13 +356,17 @@ BEGIN
             queue_position := NULL;
             v_attended := true;
         END;
+        IF queue_position IS NOT NULL AND v_attended AND v_granted THEN
+            code := 0;
+            fence := queue_position;
+            IF NOT v_alone THEN
+                COMMIT;  -- the gate is not to be kept until a caller of ours commits
+            END IF;
+            RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
+        END IF;
         COMMIT;
         IF queue_position IS NULL THEN
             EXIT;
-        ELSIF v_attended AND v_granted THEN
-            code := 0;
-            fence := queue_position;
-            RETURN;
         ELSIF NOT v_attended THEN
             v_result := -2;
         ELSIF v_lease_ms IS NULL AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
@@ -351,7 +374,7 @@ BEGIN
         END IF;
 
         WHILE v_attended AND v_result <> -3 LOOP
-            v_left := CASE WHEN timeout_ms >= 0 THEN greatest(0, timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - v_started)) END;
+            v_left := {schema}.time_left(timeout_ms, v_started);
             v_slice := least(v_left, 3000, v_lease_ms / 3);
             BEGIN
                 v_result := {schema}.wait(resource, queue_position, v_slice);
@@ -363,6 +386,7 @@ BEGIN
                     GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
                     v_result := -4;
             END;
+            EXIT WHEN v_alone AND v_attended AND v_result = 0;  -- as above
             COMMIT;
             IF NOT v_attended THEN
                 v_result := -2;

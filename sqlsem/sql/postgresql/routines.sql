@@ -7,6 +7,9 @@
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (hashtext('sqlsem.{schema}') & 2147483640) + p_kind $$;
@@ -120,8 +123,12 @@ BEGIN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
     END IF;
     IF v_member.lease_until IS NULL THEN
-        -- A session can always share its own lock: its own beacon it must not test.
-        IF v_member.backend_pid = pg_backend_pid() OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
+        -- A session can always share its own lock: its own beacon it must not test. (Its number alone proves nothing: it may
+        -- have been a dead session's, or this one's before a pool reset it.)
+        IF v_member.backend_pid = pg_backend_pid() AND EXISTS (
+               SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+               AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = v_member.beacon)
+           OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
             RETURN false;
         END IF;
         PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
@@ -472,7 +479,8 @@ BEGIN
     -- What is written here is for people and may be lost in a crash of the server.
     PERFORM set_config('synchronous_commit', 'off', true);
     SELECT access_type, concurrency_limit, weight, member_id, granted_at, revoked_at INTO v_row
-    FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position;
+    FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position
+      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
     ELSIF v_row.granted_at IS NOT NULL THEN
@@ -509,7 +517,8 @@ BEGIN
 
         IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
             -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
-            PERFORM pg_advisory_xact_lock({schema}.lock_class(3), (p_position & 2147483647)::integer);
+            -- 'try': should anybody else have it, those behind us look now and then.
+            PERFORM pg_try_advisory_xact_lock({schema}.lock_class(3), (p_position & 2147483647)::integer);
             v_waiting := true;
         END IF;
         v_class := {schema}.lock_class(CASE v_ahead.until WHEN 'grant' THEN 3 ELSE 2 END);

@@ -1,6 +1,9 @@
 -- sqlsem, schema version 1, for PostgreSQL 13 and later.
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
 
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
 CREATE SCHEMA IF NOT EXISTS {schema};
 
 CREATE TABLE {schema}.setting (
