@@ -217,6 +217,9 @@ public sealed class SqlSemGrant : IDisposable
     private TimeSpan renewed;
     private bool ended;
 
+    // What an earlier session held went with it.
+    internal bool OfThisSession { get { return generation == session.Generation; } }
+
     internal SqlSemGrant(
         SqlSemSession session, SqlSemCalls calls, SqlSemRequest request, int member, string requestingId, long position,
         TimeSpan? lease, Stopwatch clock, TimeSpan renewed)
@@ -702,7 +705,7 @@ internal sealed class SqlSemSession
         var limit = request.Limit;
         foreach (var held in Held)
         {
-            if (lease == null && held.SessionBound && held.Schema == calls.Schema && held.Resource == request.Resource
+            if (lease == null && held.SessionBound && held.OfThisSession && held.Schema == calls.Schema && held.Resource == request.Resource
                 && request.Conflicts(held.Request))
             {
                 load += held.Request.Weight;

@@ -198,6 +198,7 @@ class Engine(abc.ABC):
         sql.check_identifier("The table's name", options.table)
         self.options = options
         self.creator = creator
+        self.queries()  # read now: later, a fork in the middle of it would leave the import system locked in the child
 
     @property
     @abc.abstractmethod

@@ -83,6 +83,7 @@ class PostgresEngine(Engine):
             "keepalives_count": 3,
             "tcp_user_timeout": alive * 1000,
             **self._parameters,
+            "client_encoding": "utf8",  # whatever the database's is; psycopg gives bytes for SQL_ASCII
             "autocommit": True,
         }
 
