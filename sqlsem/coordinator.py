@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import tenacity
 
 from sqlsem import engines, protocol
-from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session
+from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, Unavailable
-from sqlsem.membership import Membership, bounded
+from sqlsem.membership import Membership
 from sqlsem.model import Entry, Past, Request, Resource, Ticket, check_count, check_name, check_seconds, monotonic
 
 __all__ = ["Coordinator", "Grant", "connect"]

@@ -26,12 +26,12 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 import tenacity
 
-from sqlsem.engines.base import Busy, Disconnected, Engine, Session
+from sqlsem.engines.base import Busy, Disconnected, Engine, Session, bounded
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -68,18 +68,6 @@ class Owner(Protocol):
 
     def returned(self, ticket: Ticket) -> None:
         """A number was given back that could not be given back before."""
-
-
-@contextlib.contextmanager
-def bounded(session: Session, seconds: float) -> Iterator[None]:
-    """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
-    timer = threading.Timer(seconds, session.interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class _GivenUp(Disconnected):
@@ -207,15 +195,19 @@ class Membership:
         self.require_open()
         session = self.engine.connect("main")
         try:
-            session.check_schema()
-            member_id = self._member_id
-            if member_id is not None and not session.resume(member_id):
-                log.warning("%s gave this process up while it was out of reach", self.engine.where)
-                self.lose_all("the database was out of reach for longer than the grace, and this process was given up")
-                member_id = None
-            if member_id is None:
-                program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
-                member_id = session.enrol(socket.gethostname(), os.getpid(), program)
+            # Not under the eyes of the watch yet, and the server may fall silent here too.
+            with bounded(session, self.engine.setup_timeout):
+                session.check_schema()
+                member_id = self._member_id
+                if member_id is not None and not session.resume(member_id):
+                    log.warning("%s gave this process up while it was out of reach", self.engine.where)
+                    self.lose_all(
+                        "the database was out of reach for longer than the grace, and this process was given up"
+                    )
+                    member_id = None
+                if member_id is None:
+                    program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+                    member_id = session.enrol(socket.gethostname(), os.getpid(), program)
         except BaseException:
             session.close()
             raise

@@ -8,8 +8,9 @@ retries: a lost connection is `Disconnected`, and whoever owns the session decid
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from sqlsem import sql
 from sqlsem.errors import SchemaError, Unavailable
 from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
 
-__all__ = ["Busy", "Check", "Creator", "Disconnected", "Engine", "Options", "Plan", "Session"]
+__all__ = ["Busy", "Check", "Creator", "Disconnected", "Engine", "Options", "Plan", "Session", "bounded"]
 
 #: What ``creator=`` is: returns a new DB-API connection.
 Creator = Callable[[], Any]
@@ -59,6 +60,10 @@ class Check:
 
 class Session(abc.ABC):
     """One connection. Not for two threads at once."""
+
+    @abc.abstractmethod
+    def prepare(self, purpose: str) -> None:
+        """Make a connection ready that was just opened."""
 
     # -- membership (main session) ------------------------------------------------------------------------------
 
@@ -192,6 +197,9 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
     beacon_may_fail: ClassVar[bool] = True
+    #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
+    #: does not.
+    setup_timeout: ClassVar[float | None] = 5.0
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         sql.check_identifier("The schema's name", options.schema)
@@ -205,13 +213,24 @@ class Engine(abc.ABC):
     def where(self) -> str:
         """The database in words, for messages: never with a password."""
 
-    @abc.abstractmethod
     def connect(self, purpose: str) -> Session:
         """Open a session; ``purpose`` ('main', 'wait', 'look') is shown to DBAs where the engine can.
 
         Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
         never will be (missing driver, wrong password).
         """
+        session = self.reach(purpose)
+        try:
+            with bounded(session, self.setup_timeout):
+                session.prepare(purpose)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    @abc.abstractmethod
+    def reach(self, purpose: str) -> Session:
+        """The connection of `connect`, before the first statement."""
 
     @abc.abstractmethod
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
@@ -235,3 +254,18 @@ class Engine(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"
+
+
+@contextlib.contextmanager
+def bounded(session: Session, seconds: float | None) -> Iterator[None]:
+    """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
+    if seconds is None:
+        yield
+        return
+    timer = threading.Timer(seconds, session.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

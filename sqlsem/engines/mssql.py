@@ -59,6 +59,7 @@ class SqlServerEngine(Engine):
     """A SQL Server database (2016 or later), or one of Azure SQL."""
 
     name = "mssql"
+    setup_timeout = 15.0  # the first calls of procedures compile them
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -112,9 +113,9 @@ class SqlServerEngine(Engine):
             found["APP"] = f"sqlsem {purpose}"
         return found
 
-    def connect(self, purpose: str) -> SqlServerSession:
+    def reach(self, purpose: str) -> SqlServerSession:
         if self.creator is not None:
-            return SqlServerSession(self, self._created(), None, purpose)
+            return SqlServerSession(self, self._created(), None)
         # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
         alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
         try:
@@ -124,7 +125,7 @@ class SqlServerEngine(Engine):
         finally:
             if alone:
                 _connecting.release()
-        return SqlServerSession(self, connection, handle, purpose)
+        return SqlServerSession(self, connection, handle)
 
     def _created(self) -> Any:
         assert self.creator is not None
@@ -211,7 +212,7 @@ class SqlServerEngine(Engine):
 class SqlServerSession(Session):
     """One connection in autocommit mode: the routines make their own transactions."""
 
-    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None, purpose: str) -> None:
+    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None) -> None:
         self._engine = engine
         self._options = engine.options
         self._queries = engine.queries()
@@ -224,15 +225,13 @@ class SqlServerSession(Session):
         self._running: Any = None
         with contextlib.suppress(Exception):  # not every driver has it
             connection.timeout = int(_LONGEST_WAIT + max(self._options.patience, self._options.grace)) + _MARGIN
-        try:
-            text = self._queries["session"].replace(":lock_timeout", str(int(self._options.patience * 1000)))
-            self._execute("session", text, ())
-            if purpose in ("main", "wait"):
-                with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
-                    self._run(f"warm_{purpose}")
-        except BaseException:
-            self.close()
-            raise
+
+    def prepare(self, purpose: str) -> None:
+        text = self._queries["session"].replace(":lock_timeout", str(int(self._options.patience * 1000)))
+        self._execute("session", text, ())
+        if purpose in ("main", "wait"):
+            with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
+                self._run(f"warm_{purpose}")
 
     def _execute(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self._translated():
@@ -490,6 +489,7 @@ class SqlServerSession(Session):
         session, taken = ask("beacon_take", name)
         other = self._engine.connect("look")
         try:
+            assert isinstance(other, SqlServerSession)
             other_session, seen = other._execute("doctor", texts["beacon_look"], (name,))[0]
         finally:
             other.close()

@@ -53,7 +53,7 @@ class PostgresEngine(Engine):
         port = self._parameters.get("port") or "5432"
         return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {host}:{port}"
 
-    def connect(self, purpose: str) -> PostgresSession:
+    def reach(self, purpose: str) -> PostgresSession:
         try:
             if self.creator is not None:
                 connection = self.creator()
@@ -109,6 +109,8 @@ class PostgresSession(Session):
         self._known: dict[str, bytes] = {}  # the statements prepared so far
         self._encoding = connection.info.encoding
         self._given_up = False
+
+    def prepare(self, purpose: str) -> None:
         alive = max(1, math.ceil(self._options.grace))
         self._run("session", {"lock_timeout": str(int(self._options.patience * 1000)), "keepalive": str(alive)})
 

@@ -42,6 +42,7 @@ class SqliteEngine(Engine):
 
     name = "sqlite"
     beacon_may_fail = False
+    setup_timeout = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -69,14 +70,8 @@ class SqliteEngine(Engine):
         except (OSError, sqlite3.Error) as exc:
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
 
-    def connect(self, purpose: str) -> SqliteSession:
-        session = SqliteSession(self)
-        try:
-            session.prepare()
-        except BaseException:
-            session.close()
-            raise
-        return session
+    def reach(self, purpose: str) -> SqliteSession:
+        return SqliteSession(self)
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
         cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
@@ -98,7 +93,7 @@ class SqliteSession(Session):
         self._left: tuple[int, Any, float, float] | None = None
         _sessions.add(self)
 
-    def prepare(self) -> None:
+    def prepare(self, purpose: str) -> None:
         """Create the tables where they are missing: nothing needs to be installed by hand."""
         if self.settings() is None:
             self.install(self._engine.plan)

@@ -21,6 +21,7 @@ class Link:
         self.server: socket.socket | None = None
         self.hole = False  # once bytes were swallowed, the link can never be used again
         self.swallow_answer = False
+        self.purpose = ""  # what the client said it connects for
         self.answered = threading.Event()
 
     def start(self) -> None:
@@ -44,6 +45,14 @@ class Link:
             if not data:
                 break
             if request:
+                if not self.purpose:
+                    self.purpose = data.decode("latin-1")
+                silenced = self.proxy.silence_setup_of
+                if silenced and silenced in self.purpose and data[:1] in b"PQ":
+                    self.proxy.silence_setup_of = ""
+                    self.proxy.silenced += 1
+                    self.hole = True
+                    continue
                 rule = self.proxy.lose_answer_to
                 if rule is not None and rule(data):
                     self.proxy.lose_answer_to = None
@@ -106,6 +115,9 @@ class Proxy:
         self.delay = 0.0
         self.lose_answer_to: Callable[[bytes], bool] | None = None
         self.lost_answers = 0
+        #: The next connection for this purpose gets no answer to its first statement, and none to any other.
+        self.silence_setup_of = ""
+        self.silenced = 0
         self.accepted = 0
         self.links: list[Link] = []
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -32,11 +32,12 @@ def work_until_interrupted(channel, url, options, name, kind):
 
     def handler(_, frame):
         if enters_exit(frame):
-            signal.raise_signal(number)  # strikes a moment later
+            signal.setitimer(signal.ITIMER_REAL, 0.001)  # strikes a moment later
             return
         raise error
 
     signal.signal(number, handler)
+    signal.signal(signal.SIGALRM, handler)
     coordinator = sqlsem.connect(url, **options, grace=1, retry=20)
     coordinator.mutex(f"{name}-first").acquire()
     entered = 0

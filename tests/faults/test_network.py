@@ -201,6 +201,22 @@ def test_a_waiter_in_a_black_hole_comes_back(agents, proxied, proxy, database, n
     until(lambda: database.queue(name) == [], "no row is left")
 
 
+@pytest.mark.parametrize("purpose", ["main", "wait"])
+def test_a_server_that_falls_silent_during_the_setup(agents, proxied, proxy, database, name, waiting, purpose):
+    (holder,) = agents(1, grace=60)
+    (waiter,) = agents(1, on=proxied, grace=2, retry=20)
+    holder.hold("mutex", name)
+    proxy.silence_setup_of = f"sqlsem {purpose}"
+    entry = waiter.ask("mutex", name)
+    until(lambda: proxy.silenced == 1, "the connection was silenced")
+    waiting(name, 2)
+    holder.release()
+    entry.get()
+    waiter.release()
+    proxy.server_notices()
+    until(lambda: database.queue(name) == [], "no row is left")
+
+
 def test_a_lost_answer_does_not_make_a_second_row(agents, proxied, proxy, database, name):
     (member,) = agents(1, on=proxied, grace=15)
     member.hold("mutex", name("first"))
