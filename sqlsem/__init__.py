@@ -1,4 +1,4 @@
-"""Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages, all in one FIFO table.
+"""Coordination in the SQL database you already have: locks in one FIFO table, a work queue, and rounds.
 
 >>> import sqlsem
 >>> with sqlsem.limit("etl", 3):  # doctest: +SKIP
@@ -19,14 +19,19 @@ from sqlsem.errors import (
     Deadlock,
     LockLost,
     NotHeld,
+    RoundFailed,
     SchemaError,
     SqlsemError,
+    TaskFailed,
     Timeout,
     Unavailable,
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.rounds import Round, round
+from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
 
 __all__ = [
+    "Call",
     "ConfigurationError",
     "Coordinator",
     "Deadlock",
@@ -34,8 +39,15 @@ __all__ = [
     "Lock",
     "LockLost",
     "NotHeld",
+    "Queue",
+    "Round",
+    "RoundFailed",
     "SchemaError",
+    "Shell",
+    "Sql",
     "SqlsemError",
+    "Task",
+    "TaskFailed",
     "Timeout",
     "Unavailable",
     "all_of",
@@ -45,7 +57,9 @@ __all__ = [
     "default_url",
     "limit",
     "mutex",
+    "queue",
     "read",
+    "round",
     "stage",
     "write",
 ]

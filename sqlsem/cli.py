@@ -33,8 +33,10 @@ from sqlsem.errors import (
     Deadlock,
     LockLost,
     NotHeld,
+    RoundFailed,
     SchemaError,
     SqlsemError,
+    TaskFailed,
     Timeout,
     Unavailable,
 )
@@ -52,6 +54,8 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (Deadlock, EXIT_TEMPFAIL),
     (LockLost, EXIT_LOST),
     (NotHeld, 1),
+    (RoundFailed, 1),
+    (TaskFailed, 1),
 )
 #: A column is never made narrower than this to fit a terminal.
 NARROWEST = 6
@@ -62,20 +66,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 # -- values on the command line ---------------------------------------------------------------------------------------
 
 
-UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
 def duration(value: str) -> float:
     """Seconds, or numbers with units: ``90``, ``1.5s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhdw])", value)
-    if re.fullmatch(r"\d+(\.\d+)?", value):
-        seconds = float(value)
-    elif parts and "".join(number + unit for number, unit in parts) == value:
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
-    else:
-        raise click.BadParameter(f"{value!r} is not a duration; write seconds, or 90s, 5m, 2h, 1d, 1h30m")
     try:
-        return model.check_seconds("A duration", seconds)
+        return model.check_duration("A duration", value)
     except ConfigurationError as exc:
         raise click.BadParameter(str(exc)) from exc
 
@@ -796,6 +790,8 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
     natural = [max(Text(_printable(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
     return _table(heads, rows, _fit(natural, width, 0, (1, 7)), (0, 3, 4))
 
+
+from sqlsem import cli_work  # noqa: E402, F401 - its commands, in their place; it needs what is above
 
 # -- operating --------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import threading
 import weakref
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
 
@@ -29,7 +29,23 @@ from sqlsem import engines, protocol
 from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, Unavailable
 from sqlsem.membership import Membership
-from sqlsem.model import Entry, Past, Request, Resource, Ticket, check_count, check_name, check_seconds, monotonic
+from sqlsem.model import (
+    Attempt,
+    Entry,
+    Past,
+    Request,
+    Resource,
+    TaskEntry,
+    Ticket,
+    check_count,
+    check_name,
+    check_seconds,
+    monotonic,
+)
+
+if TYPE_CHECKING:
+    from sqlsem.rounds import Part, _Continuing
+    from sqlsem.tasks import Task
 
 __all__ = ["Coordinator", "Grant", "connect"]
 
@@ -208,6 +224,10 @@ class Coordinator:
         self._secret = secrets.token_hex(4)
         self._uids = itertools.count(1)
         self._grants: set[Grant] = set()
+        # (A task that nobody knows any more gives itself back.)
+        self._claims = _Claims()
+        self._bell = threading.Condition()
+        self.rung = 0
         self._held: dict[tuple[int, str], list[Grant]] = {}
         self._queues: dict[str, list[_Waiter]] = {}
         self._idle: list[Session] = []
@@ -246,6 +266,18 @@ class Coordinator:
         from sqlsem import locks
 
         return locks.stage(name, order, coordinator=self, **options)
+
+    def queue(self, name: str, **options: Any) -> Any:
+        """See `sqlsem.queue`."""
+        from sqlsem import tasks
+
+        return tasks.queue(name, coordinator=self, **options)
+
+    def round(self, name: str, parts: Iterable[str], **options: Any) -> Any:
+        """See `sqlsem.round`."""
+        from sqlsem import rounds
+
+        return rounds.round(name, parts, coordinator=self, **options)
 
     # -- acquiring and releasing --------------------------------------------------------------------------------
 
@@ -387,7 +419,7 @@ class Coordinator:
 
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
-        return bool(self._grants)
+        return bool(self._grants or self._claims)
 
     def unblock(self) -> None:
         """End waits whose answer is overdue: the line may be dead without a word."""
@@ -414,6 +446,10 @@ class Coordinator:
             for grant in lost:
                 grant._lose(why)
                 self._grants.discard(grant)
+            claims = self._claims.take() if positions is None else []
+        for claim in claims:
+            claim._lose(why)
+            log.error("Lost %r: %s", claim, why)
         for grant in lost:
             log.error("Lost the lock on %r at %d: %s", grant.resource, grant.position, why)
             if grant._on_lost is not None:
@@ -506,6 +542,50 @@ class Coordinator:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
         return self._look(lambda session: session.reap())
 
+    def tasks(self, queue: str | None = None, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
+        """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first."""
+        return self._look(lambda session: session.list_tasks(queue, status, most))
+
+    def attempts(self, task_id: int) -> list[Attempt]:
+        """Every attempt at a task: who, when, how long, how it ended."""
+        return self._look(lambda session: session.task_attempts(task_id))
+
+    def retry_task(self, task_id: int) -> None:
+        """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
+        self._set_task(task_id, "retry", "failed or cancelled")
+
+    def cancel_task(self, task_id: int) -> None:
+        """Take a pending or failed task out of its queue. Raises `NotHeld` when it is neither (running ones run on)."""
+        self._set_task(task_id, "cancel", "pending or failed")
+
+    def _set_task(self, task_id: int, what: str, states: str) -> None:
+        code = self._look(lambda session: session.set_task(task_id, what))
+        if code != 0:
+            why = {1: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
+        self.ring()
+
+    def ring(self) -> None:
+        """Tell those in this process who wait for tasks that something has changed."""
+        with self._bell:
+            self.rung += 1
+            self._bell.notify_all()
+
+    def await_ring(self, rung: int, timeout: float) -> None:
+        """Wait for a ring after the one of that number."""
+        with self._bell:
+            self._bell.wait_for(lambda: self.rung != rung or self._closed, timeout)
+
+    def _execute(self, text: str, started: Callable[[Session], None]) -> str | None:
+        """Run the SQL of a task on a connection of its own."""
+        self._require_open()
+        session = self.engine.connect("work")
+        try:
+            started(session)
+            return session.execute(text)
+        finally:
+            session.close()
+
     def _look(self, call: Callable[[Session], T]) -> T:
         """Do something that needs no membership, on a connection of its own."""
         self._require_open()
@@ -562,6 +642,32 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator {self.engine.where}{', closed' if self._closed else ''}>"
+
+
+class _Claims:
+    """Tasks, parts and the like that this process has. Weakly: what nobody knows any more must give itself back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: weakref.WeakSet[Task | Part | _Continuing] = weakref.WeakSet()
+
+    def add(self, claim: Task | Part | _Continuing) -> None:
+        with self._lock:
+            self._known.add(claim)
+
+    def discard(self, claim: Task | Part | _Continuing) -> None:
+        with self._lock:
+            self._known.discard(claim)
+
+    def take(self) -> list[Task | Part | _Continuing]:
+        """All of them, which are forgotten."""
+        with self._lock:
+            claims = list(self._known)
+            self._known.clear()
+        return claims
+
+    def __bool__(self) -> bool:
+        return len(self._known) > 0
 
 
 _threads = threading.local()

@@ -5,6 +5,8 @@
      ├─ LockLost                                  a lock that was held is held no more
      ├─ Deadlock            (also RuntimeError)   waiting could never end
      ├─ NotHeld             (also RuntimeError)   released or checked without holding it
+     ├─ TaskFailed          (also RuntimeError)   a task of a work queue has failed
+     ├─ RoundFailed         (also RuntimeError)   a part of a round, or what came after it, has failed
      ├─ ConfigurationError  (also ValueError)     a bad name, limit, URL, driver or call
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
@@ -19,8 +21,10 @@ __all__ = [
     "Deadlock",
     "LockLost",
     "NotHeld",
+    "RoundFailed",
     "SchemaError",
     "SqlsemError",
+    "TaskFailed",
     "Timeout",
     "Unavailable",
 ]
@@ -55,6 +59,33 @@ class Deadlock(SqlsemError, RuntimeError):
 
 class NotHeld(SqlsemError, RuntimeError):
     """Something was released, or asserted, that the caller does not hold."""
+
+
+class TaskFailed(SqlsemError, RuntimeError):
+    """A task of a work queue has failed; ``task_id`` is its number, where it is known."""
+
+    def __init__(self, message: str = "", *, resource: str | None = None, task_id: int | None = None) -> None:
+        super().__init__(message, resource=resource)
+        self.task_id = task_id
+
+
+class RoundFailed(SqlsemError, RuntimeError):
+    """A part of a round has failed, was too late or was lost, or the continuation has failed.
+
+    ``resource`` is the round's name, ``round_id`` its number, and ``failed`` maps parts to their errors.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        resource: str | None = None,
+        round_id: int | None = None,
+        failed: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, resource=resource)
+        self.round_id = round_id
+        self.failed = failed or {}
 
 
 class ConfigurationError(SqlsemError, ValueError):

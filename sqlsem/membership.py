@@ -26,6 +26,7 @@ import os
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
@@ -93,6 +94,8 @@ class Membership:
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
         self._limbo: dict[str, float] = {}  # registrations whose outcome we do not know yet, and since when
         self._late: list[Ticket] = []  # still to be given back
+        #: Still to be done, when the database can be reached. Appended to without a lock, as by finalizers.
+        self.leftovers: deque[Callable[[Session, int], object]] = deque()
         self._main_lock = threading.Lock()
         self._main: Session | None = None
         self._member_id: int | None = None
@@ -270,6 +273,17 @@ class Membership:
             self._beat.set()
             return True
 
+    def later(self, call: Callable[[Session, int], object]) -> None:
+        """Have the pulse do something as soon as it can. For what may be done twice, and for another member of ours."""
+        self.leftovers.append(call)
+        self.urge()
+
+    def stir(self) -> None:
+        """Something is held now that is no row: the pulse must not rest."""
+        self._activity += 1
+        if self._resting:
+            self._beat.set()
+
     def urge(self) -> None:
         """Have the pulse ping at once."""
         self._urgent = True
@@ -286,7 +300,8 @@ class Membership:
         while not self.closing.is_set():
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
-            if self._resting and (self.tickets or self._limbo or self._late):
+            held = self.tickets or self._limbo or self._late or self.leftovers or self._owner.holds_any()
+            if self._resting and held:
                 self._resting = False
             seen = self._activity
             rested = self._resting
@@ -302,6 +317,7 @@ class Membership:
                 beats += 1
                 if beats % PRUNE_EVERY == 0:
                     self.call("prune", lambda session, _: session.prune(1000), 0.0)
+                    self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
@@ -344,6 +360,14 @@ class Membership:
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), "cancelled")
 
     def _give_back_late(self) -> None:
+        while self.leftovers:
+            try:
+                self.call("what was left to do", self.leftovers[0], 0.0)
+            except (Disconnected, Busy):
+                raise  # later still
+            except SqlsemError as exc:
+                log.warning("What was left to do cannot be done: %s", exc)
+            self.leftovers.popleft()
         for ticket in list(self._late):
 
             def release(session: Session, _: int, ticket: Ticket = ticket) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
@@ -79,6 +81,30 @@ def check_seconds(what: str, value: object, *, zero: bool = True) -> float:
             f"{what} must be {'at least 0' if zero else 'above 0'} and at most {MAX_INT // 1000} seconds, not {value!r}"
         )
     return float(value)
+
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+def check_duration(what: str, value: object, *, zero: bool = True) -> float:
+    """Return ``value`` as seconds: a number of them, a `timedelta`, or text: ``90``, ``1.5s``, ``5m``, ``1h30m``.
+
+    >>> check_duration("The window", "1h30m")
+    5400.0
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, str):
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
+            value = float(value)
+        else:
+            parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])", value)
+            if not parts or "".join(number + unit for number, unit in parts) != value:
+                raise ConfigurationError(
+                    f"{what} {value!r} is not a duration; write seconds, or 90s, 5m, 2h, 1d, 1h30m"
+                )
+            value = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return check_seconds(what, value, zero=zero)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +251,215 @@ class Resource:
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
         return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be put; durations in seconds. ``body`` is text: SQL, a command, or JSON."""
+
+    kind: str  # 'sql', 'shell', 'call', 'json'
+    body: str
+    order: int = 0
+    after: float = 0.0
+    max_attempts: int = 1
+    backoff: float = 1.0
+    on_failure: str = "stop"  # or 'continue'
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that was claimed, as its worker sees it."""
+
+    task_id: int
+    order: int
+    kind: str
+    body: str
+    note: str | None
+    attempt: int  # how often it has been claimed
+    failures: int
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended: 'finished', 'failed' or 'returned'."""
+
+    task_id: int
+    attempt: int
+    outcome: str
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What is left to do in a queue."""
+
+    pending: bool  # something waits
+    running: bool
+    next_pending: bool  # something of the lowest open order waits
+    failed: int | None  # the first failed task that holds up what comes later
+    error: str | None
+
+    @property
+    def done(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self.pending and not self.running
+
+    @property
+    def stuck(self) -> bool:
+        """What waits is held up by a failed task."""
+        return self.failed is not None and self.pending and not self.running and not self.next_pending
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEntry:
+    """One task as people see it (``sqlsem tasks``). Durations are seconds by the database's clock."""
+
+    task_id: int
+    queue: str
+    order: int
+    kind: str
+    body: str
+    note: str | None
+    status: str  # 'pending', 'running', 'finished', 'failed' or 'cancelled'
+    on_failure: str
+    attempt: int
+    failures: int
+    losses: int
+    max_attempts: int
+    put_at: datetime
+    ready_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+    seconds: float | None  # how long it ran, or has been running
+    member_id: int | None
+    owner: str | None
+    host: str | None
+    pid: int | None
+    error: str | None
+    result: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a task (``sqlsem tasks log``)."""
+
+    task_id: int
+    attempt: int
+    outcome: str  # 'running', 'finished', 'failed', 'lost' or 'returned'
+    member_id: int | None
+    owner: str | None
+    host: str | None
+    pid: int | None
+    session_id: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    seconds: float | None
+    error: str | None
+    result: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the last part of a round starts, claimed: who has it runs it, and says how it ended."""
+
+    round_id: int
+    name: str
+    attempt: int
+    kind: str  # 'sql', 'shell', 'call'; 'local': only the process knows it that declared it; 'session': some session's
+    body: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartStart:
+    """What came of starting a part of a round: 'started', or why not: 'running', 'succeeded' or 'differs'."""
+
+    code: str
+    round_id: int
+    attempt: int | None
+    previous: int | None  # the round that expired by this
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnd:
+    """What came of ending a part: 'succeeded', 'failed', 'late' or 'lost'."""
+
+    code: str
+    round_id: int | None
+    is_last: bool
+    round_status: str | None
+    then: Continuation | None  # ours to run
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """One part of a round as people see it."""
+
+    part: str
+    status: str  # 'expected', 'running', 'succeeded' or 'failed'
+    is_last: bool
+    attempt: int
+    member_id: int | None
+    owner: str | None
+    host: str | None
+    pid: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    seconds: float | None  # how long it took, or has been running
+    error: str | None
+    missing_for: float | None  # how long its process has been missing, where somebody noticed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEntry:
+    """One round as people see it (``sqlsem rounds``). Durations are seconds by the database's clock."""
+
+    round_id: int
+    name: str
+    status: str  # 'open', 'failed', 'succeeded', 'expired' or 'abandoned'
+    window: float
+    opened_at: datetime
+    ended_at: datetime | None
+    seconds: float  # from its opening to its end, or until now
+    then_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
+    then_kind: str | None
+    then_body: str | None
+    then_attempt: int
+    then_owner: str | None
+    then_started: datetime | None
+    then_ended: datetime | None
+    then_seconds: float | None
+    then_error: str | None
+    parts: tuple[PartEntry, ...] = ()
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[RoundEntry]:
+        """From rows of a round and a part each, those of one round together."""
+        found: dict[int, RoundEntry] = {}
+        for row in rows:
+            one = found.setdefault(row[0], cls(*row[:16]))
+            part = PartEntry(row[16], row[17], bool(row[18]), *row[19:])
+            found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))
+        return list(found.values())
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it is open, though its window is over."""
+        return self.status == "open" and self.seconds > self.window
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return {**_plain(self), "overdue": self.overdue, "parts": [_plain(part) for part in self.parts]}
 
 
 def _plain(value: Any) -> dict[str, Any]:

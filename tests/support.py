@@ -46,6 +46,14 @@ def until(condition: Callable[[], Any], what: str = "the condition", timeout: fl
         time.sleep(0.01)
 
 
+def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Assert that something is so, all the time, for that long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert condition(), f"not any more: {what}"
+        time.sleep(0.02)
+
+
 # -- a PostgreSQL server --------------------------------------------------------------------------------------------
 
 

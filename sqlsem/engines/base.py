@@ -16,7 +16,24 @@ from typing import Any, ClassVar
 
 from sqlsem import sql
 from sqlsem.errors import SchemaError, Unavailable
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    Continuation,
+    End,
+    Entry,
+    NewTask,
+    PartEnd,
+    PartStart,
+    Past,
+    Pulse,
+    QueueState,
+    Request,
+    Resource,
+    RoundEntry,
+    TaskEntry,
+    Ticket,
+)
 
 __all__ = ["Busy", "Check", "Creator", "Disconnected", "Engine", "Options", "Plan", "Session", "bounded"]
 
@@ -140,6 +157,115 @@ class Session(abc.ABC):
     def prune(self, most: int) -> int:
         """Remove at most ``most`` rows of history that are past keeping."""
 
+    # -- the work queue -----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time."""
+
+    @abc.abstractmethod
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        """The first task that may run now, claimed. ``again``: an earlier call with this ``uid`` may have succeeded."""
+
+    @abc.abstractmethod
+    def end_task(self, member_id: int, end: End) -> str | None:
+        """The task's new status; None when it is ours no more. May be repeated."""
+
+    @abc.abstractmethod
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        """`end_task` and `claim_task` in one round trip."""
+
+    @abc.abstractmethod
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        """Give back what a claim may have left whose answer was lost for good; how many."""
+
+    @abc.abstractmethod
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        """Test the members that run tasks, make those of the dead pending again; how many."""
+
+    @abc.abstractmethod
+    def queue_state(self, queue: str) -> QueueState:
+        """What is left to do."""
+
+    @abc.abstractmethod
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        """Open ones in the order in which they will run, then those that ended, newest first."""
+
+    @abc.abstractmethod
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        """Every attempt at a task, the running one too."""
+
+    @abc.abstractmethod
+    def set_task(self, task_id: int, what: str) -> int:
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state."""
+
+    @abc.abstractmethod
+    def prune_tasks(self, most: int) -> int:
+        """Remove at most ``most`` tasks that ended and are past keeping, with their log."""
+
+    @abc.abstractmethod
+    def execute(self, text: str) -> str | None:
+        """Run the SQL text of a task, in one transaction unless the text begins its own; what came of it, in words."""
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the rounds in
+        which parts have failed by that.
+        """
+
+    @abc.abstractmethod
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        """Start a part, in the open round or a new one. ``then``: the continuation's kind and body. May be repeated."""
+
+    @abc.abstractmethod
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        """End a part, badly where there is an error. May be repeated; an error after a success gives back the
+        continuation that came with that.
+        """
+
+    @abc.abstractmethod
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        """Claim a continuation that nobody runs: the oldest of a name, or that of one round, also when it has failed.
+        ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
+        """
+
+    @abc.abstractmethod
+    def return_then(self, member_id: int, uid: str) -> bool:
+        """Give back what a claim may have left whose answer was lost for good; whether it had."""
+
+    @abc.abstractmethod
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        """End a continuation; False when it is ours no more. May be repeated."""
+
+    @abc.abstractmethod
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        """Rounds with their parts, newest first."""
+
     # -- upkeep -------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -159,6 +285,10 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def interrupt(self) -> None:
         """From another thread: make a call that is under way fail soon with `Disconnected`."""
+
+    def cancel_running(self) -> None:
+        """From another thread: end the SQL of a task, on the server too where that can be told."""
+        self.interrupt()
 
     @property
     def usable(self) -> bool:
@@ -214,7 +344,7 @@ class Engine(abc.ABC):
         """The database in words, for messages: never with a password."""
 
     def connect(self, purpose: str) -> Session:
-        """Open a session; ``purpose`` ('main', 'wait', 'look') is shown to DBAs where the engine can.
+        """Open a session; ``purpose`` ('main', 'wait', 'look', 'work') is shown to DBAs where the engine can.
 
         Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
         never will be (missing driver, wrong password).

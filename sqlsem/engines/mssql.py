@@ -17,11 +17,32 @@ from typing import Any
 
 from sqlsem import sql
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    Continuation,
+    End,
+    Entry,
+    NewTask,
+    PartEnd,
+    PartStart,
+    Past,
+    Pulse,
+    QueueState,
+    Request,
+    Resource,
+    RoundEntry,
+    TaskEntry,
+    Ticket,
+)
 
 #: Longest wait in one call, in seconds: each takes one of the server's worker threads.
 _LONGEST_WAIT = 15.0
+#: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
+_TASKS_A_TRIP = 100
+#: How long a statement that was cancelled may go on, in seconds, before its connection is shut.
+_CANCEL = 2.0
 #: A statement that the server does not answer at all is given up after its own time and this, in seconds.
 _MARGIN = 30
 
@@ -227,7 +248,12 @@ class SqlServerSession(Session):
             connection.timeout = int(_LONGEST_WAIT + max(self._options.patience, self._options.grace)) + _MARGIN
 
     def prepare(self, purpose: str) -> None:
-        text = self._queries["session"].replace(":lock_timeout", str(int(self._options.patience * 1000)))
+        # The SQL of tasks waits for locks, and runs, as long as its author let it.
+        patience = -1 if purpose == "work" else int(self._options.patience * 1000)
+        if purpose == "work":
+            with contextlib.suppress(Exception):  # as above
+                self._connection.timeout = 0
+        text = self._queries["session"].replace(":lock_timeout", str(patience))
         self._execute("session", text, ())
         if purpose in ("main", "wait"):
             with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
@@ -308,7 +334,7 @@ class SqlServerSession(Session):
         if number == 50005 or "not known here" in low:
             self._lost = True  # whoever keeps this session comes back as a new member
             return Disconnected(f"{where}: {text}")
-        if number in (50001, 50003) or "must not be called inside" in low or "changed sessions" in low:
+        if number in (50001, 50003, 50006) or "must not be called inside" in low or "changed sessions" in low:
             return ConfigurationError(f"{where}: {text}")
         if number == 3906 or "read-only" in low:
             return Unavailable(f"{where} is read-only (a secondary replica?): {text}")
@@ -408,6 +434,163 @@ class SqlServerSession(Session):
 
     def prune(self, most: int) -> int:
         return int(self._value("prune", most))
+
+    # -- the work queue -----------------------------------------------------------------------------------------
+
+    def _task_call(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Here a deadlock's victim has lost nothing: it comes again."""
+        try:
+            return self._run(name, *parameters)
+        except Deadlock as exc:
+            raise Busy(str(exc)) from exc
+
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        asked = [
+            (
+                *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
+                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note),
+            )
+            for number, one in enumerate(tasks, 1)
+        ]
+        if len(asked) == 1:
+            return [int(self._task_call("put_task", *asked[0])[0][0])]
+        # Not as JSON in one parameter: engines that only speak T-SQL do not read quotation marks in strings.
+        found: list[int] = []
+        self._run("begin")
+        try:
+            for start in range(0, len(asked), _TASKS_A_TRIP):
+                some = asked[start : start + _TASKS_A_TRIP]
+                text = "\n".join([self._queries["put_task"]] * len(some))
+                rows = self._execute("put_tasks", text, [value for one in some for value in one])
+                found += [int(row[0]) for row in rows]
+            self._run("commit")
+        except BaseException as exc:
+            with contextlib.suppress(Unavailable):  # lost, and the transaction with it
+                self._run("rollback")
+            if isinstance(exc, Deadlock):
+                raise Busy(str(exc)) from exc
+            raise
+        return found
+
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        rows = self._task_call("claim_task", member_id, queue, owner, uid, int(again))
+        return Claimed(*rows[0]) if rows else None
+
+    def end_task(self, member_id: int, end: End) -> str | None:
+        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
+        status: str | None = self._task_call("end_task", *ended)[0][0]
+        return status
+
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
+        status, *claimed = self._task_call("next_task", *ended, queue, owner, uid, int(again))[0]
+        return status, None if claimed[0] is None else Claimed(*claimed)
+
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        return int(self._task_call("return_claim", member_id, queue, uid)[0][0])
+
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        return int(self._task_call("recover_tasks", queue, mine)[0][0])
+
+    def queue_state(self, queue: str) -> QueueState:
+        pending, running, next_pending, failed, error = self._task_call("queue_state", queue)[0]
+        return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        return [TaskEntry(*_aware(row)) for row in self._task_call("list_tasks", queue, status, most)]
+
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        return [Attempt(*_aware(row)) for row in self._run("task_attempts", task_id)]
+
+    def set_task(self, task_id: int, what: str) -> int:
+        return int(self._task_call("set_task", task_id, what)[0][0])
+
+    def prune_tasks(self, most: int) -> int:
+        return int(self._task_call("prune_tasks", most)[0][0])
+
+    def execute(self, text: str) -> str | None:
+        count = -1
+        self._run("execute")
+        try:
+            cursor = self._running = self._connection.cursor()
+            with contextlib.suppress(Exception):  # not every driver has it
+                cursor.noscan = True  # a brace is a brace
+            try:
+                cursor.execute(text)  # as a batch: in a scope of its own it could not end the transaction
+                while True:
+                    if cursor.rowcount >= 0:
+                        count = max(count, 0) + cursor.rowcount
+                    if not cursor.nextset():
+                        break
+            finally:
+                self._running = None
+        except Exception as exc:
+            state, _, words = _details(exc)
+            meaning = self._meaning(exc)
+            if self._lost and state != "HY008":
+                raise meaning from exc
+            with contextlib.suppress(Unavailable):  # lost, and the transaction with it
+                self._run("rollback")
+            if state == "HY008":
+                raise TaskFailed("The SQL was cancelled") from exc
+            # The task's own fault: none of the advice that our own statements would give.
+            raise TaskFailed(f"The SQL failed: {self._engine._clean(words)}") from exc
+        if self._value("executed") > 1:
+            raise TaskFailed("The SQL left a transaction open, which was rolled back; commit at its end")
+        return None if count < 0 else f"{count} row{'' if count == 1 else 's'}"
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        return [int(row[0]) for row in self._run("recover_rounds", name, mine)]
+
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        asked = ("\n".join(parts), round(window * 1000))  # names contain no control characters
+        return PartStart(*self._run("start_part", member_id, name, part, *asked, owner, uid, *then)[0])
+
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        outcome = "succeeded" if error is None else "failed"
+        code, number, is_last, status, attempt, kind, body = self._run(
+            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+        )[0]
+        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        return PartEnd(code, number, bool(is_last), status, ours)
+
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        rows = self._run("claim_then", member_id, name, round_id, owner, uid, int(own))
+        return Continuation(*rows[0]) if rows else None
+
+    def return_then(self, member_id: int, uid: str) -> bool:
+        return bool(self._value("return_then", member_id, uid))
+
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self._value("end_then", member_id, round_id, attempt, error))
+
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        return RoundEntry.of_rows(_aware(row) for row in self._run("list_rounds", name, round_id, most))
 
     # -- upkeep -------------------------------------------------------------------------------------------------
 
@@ -541,6 +724,22 @@ class SqlServerSession(Session):
         elif running is not None:
             with contextlib.suppress(Exception):
                 running.cancel()
+
+    def cancel_running(self) -> None:
+        running = self._running
+        if running is None:
+            return
+
+        def insist() -> None:
+            if self._running is running:
+                self.interrupt()
+
+        # The server is told first, as it may find out late that a socket was shut; but it need not listen.
+        timer = threading.Timer(_CANCEL, insist)
+        timer.daemon = True
+        timer.start()
+        with contextlib.suppress(Exception):
+            running.cancel()
 
     def close(self) -> None:
         self._lost = True

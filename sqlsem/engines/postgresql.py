@@ -16,7 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    Continuation,
+    End,
+    Entry,
+    NewTask,
+    PartEnd,
+    PartStart,
+    Past,
+    Pulse,
+    QueueState,
+    Request,
+    Resource,
+    RoundEntry,
+    TaskEntry,
+    Ticket,
+)
 
 try:
     import psycopg
@@ -112,7 +129,9 @@ class PostgresSession(Session):
 
     def prepare(self, purpose: str) -> None:
         alive = max(1, math.ceil(self._options.grace))
-        self._run("session", {"lock_timeout": str(int(self._options.patience * 1000)), "keepalive": str(alive)})
+        # The SQL of tasks waits for locks as long as its author let it.
+        patience = 0 if purpose == "work" else int(self._options.patience * 1000)
+        self._run("session", {"lock_timeout": str(patience), "keepalive": str(alive)})
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         try:
@@ -292,6 +311,129 @@ class PostgresSession(Session):
     def prune(self, most: int) -> int:
         return int(self._first("prune", most)[0])
 
+    # -- the work queue -----------------------------------------------------------------------------------------
+
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        asked = [
+            {
+                "kind": one.kind,
+                "body": one.body,
+                "note": one.note,
+                "order": one.order,
+                "after_ms": round(one.after * 1000),
+                "max_attempts": one.max_attempts,
+                "backoff_ms": round(one.backoff * 1000),
+                "on_failure": one.on_failure,
+            }
+            for one in tasks
+        ]
+        return [row[0] for row in self._run("put_tasks", (queue, uid, json.dumps(asked)))]
+
+    def _claimed(self, row: Sequence[Any]) -> Claimed | None:
+        if row[0] is None:
+            return None
+        if isinstance(row[0], bytes):  # as _prepared has it
+            task, order, attempt, failures, most = (int(row[column]) for column in (0, 1, 5, 6, 7))
+            kind, body = (row[column].decode(self._encoding) for column in (2, 3))
+            note = None if row[4] is None else row[4].decode(self._encoding)
+            return Claimed(task, order, kind, body, note, attempt, failures, most)
+        return Claimed(*row)
+
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        return self._claimed(self._call("claim_task", member_id, queue, owner, uid, again))
+
+    def end_task(self, member_id: int, end: End) -> str | None:
+        status = self._call("end_task", member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)[0]
+        return status.decode() if isinstance(status, bytes) else status
+
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        status, *row = self._call(
+            "next_task",
+            *(member_id, end.task_id, end.attempt, end.outcome, end.result, end.error),
+            *(queue, owner, uid, again),
+        )
+        return status.decode() if isinstance(status, bytes) else status, self._claimed(row)
+
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        return int(self._first("return_claim", member_id, queue, uid)[0])
+
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        return int(self._first("recover_tasks", queue, mine)[0])
+
+    def queue_state(self, queue: str) -> QueueState:
+        return QueueState(*self._first("queue_state", queue))
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        return [TaskEntry(*row) for row in self._run("list_tasks", (queue, status, most))]
+
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        return [Attempt(*row) for row in self._run("task_attempts", (task_id,))]
+
+    def set_task(self, task_id: int, what: str) -> int:
+        return int(self._first("set_task", task_id, what)[0])
+
+    def prune_tasks(self, most: int) -> int:
+        return int(self._first("prune_tasks", most)[0])
+
+    def execute(self, text: str) -> str | None:
+        with self._translated():
+            # Without parameters, so that it may be several statements; all of them are one transaction then.
+            self._cursor.execute(text.encode(self._encoding))
+            return self._cursor.statusmessage
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        return [row[0] for row in self._run("recover_rounds", (name, mine))]
+
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        asked = (json.dumps(list(parts), ensure_ascii=False), round(window * 1000))
+        return PartStart(*self._first("start_part", member_id, name, part, *asked, owner, uid, *then))
+
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        outcome = "succeeded" if error is None else "failed"
+        code, number, is_last, status, attempt, kind, body = self._first(
+            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+        )
+        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        return PartEnd(code, number, is_last, status, ours)
+
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        row = self._first("claim_then", member_id, name, round_id, owner, uid, own)
+        return None if row[0] is None else Continuation(*row)
+
+    def return_then(self, member_id: int, uid: str) -> bool:
+        return bool(self._first("return_then", member_id, uid)[0])
+
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self._first("end_then", member_id, round_id, attempt, error)[0])
+
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        return RoundEntry.of_rows(self._run("list_rounds", (name, round_id, most)))
+
     # -- upkeep -------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, str] | None:
@@ -412,6 +554,10 @@ class PostgresSession(Session):
         with contextlib.suppress(OSError, psycopg.Error):
             with socket.socket(fileno=os.dup(self._connection.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
+
+    def cancel_running(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel()
 
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error):

@@ -25,7 +25,24 @@ import filelock
 
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    Continuation,
+    End,
+    Entry,
+    NewTask,
+    PartEnd,
+    PartStart,
+    Past,
+    Pulse,
+    QueueState,
+    Request,
+    Resource,
+    RoundEntry,
+    TaskEntry,
+    Ticket,
+)
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
 #: looks so many times more seldom: as many must leave before, one after the other.
@@ -408,11 +425,19 @@ class SqliteSession(Session):
         if member is None:
             with _busy, self._writing():
                 return self._bury(member_id, "reaped") > 0
-        beacon, grace_ms, lease_until, missing_since, now = member
+        _, grace_ms, _, _, now = member
         row = self._one("row", key)
         if row is not None and row[6] is not None and row[6] + grace_ms / 1000 <= now:
             with _busy, self._writing():
                 return self._remove(resource, position, None, "revoked")
+        return self._test_member(member_id)
+
+    def _test_member(self, member_id: int) -> bool:
+        """Test whether a member still lives and act on it; True when it was removed, with its rows."""
+        member = self._one("member", (member_id,))
+        if member is None:
+            return False
+        beacon, _, lease_until, missing_since, now = member
         dead = False
         if lease_until is None:
             found = self._test_beacon(beacon)
@@ -494,6 +519,7 @@ class SqliteSession(Session):
             row = self._one("row", {"resource": resource, "position": position})
             if row is not None:
                 self._suspect(resource, position, row[3])
+        self.recover_rounds(None, None)
         for member_id, beacon in self._all("idle_members"):
             if beacon is None or self._test_beacon(beacon) is not True:
                 with _busy, self._writing():
@@ -503,6 +529,294 @@ class SqliteSession(Session):
     def prune(self, most: int) -> int:
         with _busy, self._writing():
             return self._query("prune", (most,)).rowcount
+
+    # -- the work queue -----------------------------------------------------------------------------------------
+
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        numbers: list[int] = []
+        with _busy, self._writing():
+            for number, task in enumerate(tasks, 1):
+                values = {
+                    "queue": queue,
+                    "order": task.order,
+                    "kind": task.kind,
+                    "body": task.body,
+                    "note": task.note,
+                    "on_failure": task.on_failure,
+                    "max_attempts": task.max_attempts,
+                    "backoff": round(task.backoff * 1000),
+                    "uid": f"{uid}.{number}",
+                    "after": task.after,
+                }
+                self._query("put_task", values)
+                numbers.append(self._one("put_before", (values["uid"],))[0])
+        return numbers
+
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
+        # Reading takes no lock: a queue with nothing to do costs the others nothing.
+        if not again and self._one("next_pending", {"queue": queue}) is None:
+            self._require_member(member_id)
+            return None
+        with _busy, self._writing():
+            return self._claim(values, again)
+
+    def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
+        key = {name: values[name] for name in ("queue", "member", "uid")}
+        found = self._one("claimed_before", key) if again else None
+        if found is None:
+            found = self._one("next_pending", {"queue": values["queue"]})
+            if found is None:
+                return None
+            claim = {name: values[name] for name in ("member", "owner", "uid")}
+            if self._query("claim_task", {**claim, "task": found[0]}).rowcount != 1:
+                self._require_member(values["member"])
+        return Claimed(*self._one("claimed", (found[0],)))
+
+    def _require_member(self, member_id: int) -> None:
+        if self._one("member", (member_id,)) is None:
+            self._given_up = True  # whoever keeps this session comes back as a new member
+            raise Disconnected(f"{self._engine.where} has given this process up while it was out of reach")
+
+    def end_task(self, member_id: int, end: End) -> str | None:
+        with _busy, self._writing():
+            return self._end(member_id, end)
+
+    def _end(self, member_id: int, end: End) -> str | None:
+        key = {"task": end.task_id, "attempt": end.attempt, "member": member_id, "outcome": end.outcome}
+        what = {"error": end.error, "result": end.result}
+        if self._query("keep_attempt", {**key, **what}).rowcount != 1:
+            found = self._one("ended_before", key)
+            return found[0] if found else None
+        self._query("end_task", {"task": end.task_id, "outcome": end.outcome, **what})
+        status: str = self._one("task_status", (end.task_id,))[0]
+        return status
+
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
+        with _busy, self._writing():
+            return self._end(member_id, end), self._claim(values, again)
+
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        with _busy, self._writing():
+            found = self._all("claimed_before", {"queue": queue, "member": member_id, "uid": uid})
+            for task_id, attempt in found:
+                self._end(member_id, End(task_id, attempt, "returned"))
+        return len(found)
+
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        members = [row[0] for row in self._all("task_members", {"queue": queue}) if row[0] != mine]
+        for member_id in members:
+            self._test_member(member_id)
+        if all(self._one("member", (member_id,)) for member_id in members):
+            return 0
+        with _busy, self._writing():
+            self._query("keep_lost", {"queue": queue})
+            return self._query("recover_tasks", {"queue": queue}).rowcount
+
+    def queue_state(self, queue: str) -> QueueState:
+        pending, running, next_pending, failed, error = self._one("queue_state", {"queue": queue})
+        return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        rows: list[list[Any]] = [
+            list(row) for row in self._all("list_tasks", {"queue": queue, "status": status, "most": most})
+        ]
+        for row in rows:
+            row[12:16] = map(_time, row[12:16])
+        return [TaskEntry(*row) for row in rows]
+
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        rows: list[list[Any]] = [list(row) for row in self._all("task_attempts", {"task": task_id})]
+        for row in rows:
+            row[8:10] = map(_time, row[8:10])
+        return [Attempt(*row) for row in rows]
+
+    def set_task(self, task_id: int, what: str) -> int:
+        with _busy, self._writing():
+            found = self._one("task_status", (task_id,))
+            if found is None:
+                return -1
+            if found[0] == "running":
+                return 1
+            if found[0] not in {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]:
+                return -2
+            self._query(f"{what}_task", (task_id,))
+        return 0
+
+    def prune_tasks(self, most: int) -> int:
+        with _busy, self._writing():
+            self._query("prune_task_log", {"most": most})
+            return self._query("prune_tasks", {"most": most}).rowcount
+
+    def execute(self, text: str) -> str | None:
+        # Not through _open: a connection of its own, whose transactions are the text's.
+        connection = self._engine.open()
+        try:
+            connection.execute("PRAGMA busy_timeout = 60000")
+            # What manages transactions itself, or cannot run in one, is left alone.
+            alone = text.split(None, 1)[0].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
+            connection.executescript(text if alone else f"BEGIN IMMEDIATE;\n{text}\n;\nCOMMIT;")
+            if connection.in_transaction:
+                raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
+            return None
+        except sqlite3.Error as exc:
+            raise self._translate(exc) from exc
+        finally:
+            connection.close()
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        members = [row[0] for row in self._all("round_members", {"name": name}) if row[0] != mine]
+        for member_id in members:
+            self._test_member(member_id)
+        if all(self._one("member", (member_id,)) for member_id in members):
+            return []
+        with _busy, self._writing():
+            self._query("recover_then", {"name": name})
+            found = [row[0] for row in self._all("orphaned_rounds", {"name": name})]
+            for round_id in found:
+                self._query("recover_parts", (round_id,))
+                self._query("fail_round", {"round": round_id})
+        return found
+
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        with _busy, self._writing():
+            self._require_member(member_id)
+            now = self._one("clock")[0]
+            latest: tuple[int, str | None, float] = self._one("latest_round", (name,)) or (0, None, now)
+            round_id, status, opened = latest
+            there = {row[0]: row[1:] for row in self._all("round_parts", (round_id,))}
+            part_status, part_uid, part_member, attempt, started = there.get(part, (None, None, None, 0, None))
+            if not (part_uid == uid and part_status == "running" and part_member == member_id):  # else a reply was lost
+                ended = None
+                if status not in ("open", "failed"):
+                    ended = status or ""
+                elif opened + window <= now:
+                    ended = "expired"
+                    self._query("close_round", {"status": ended, "now": now, "round": round_id})
+                elif status == "failed" and (set(there) != set(parts) or part_status == "succeeded"):
+                    ended = "abandoned"
+                    self._query("close_round", {"status": ended, "now": None, "round": round_id})
+                elif set(there) != set(parts):
+                    return PartStart("differs", round_id, None, None)
+                elif part_status == "succeeded":
+                    return PartStart("succeeded", round_id, None, None)
+                elif part_status == "running" and self._one("member", (part_member,)) is not None:
+                    return PartStart("running", round_id, None, None)
+                if ended is None:
+                    self._query("reopen_round", {"round": round_id, "window": round(window * 1000)})
+                else:
+                    values = {"name": name, "window": round(window * 1000), "now": now}
+                    self._query("open_round", values)
+                    round_id, opened, attempt = self._one("latest_round", (name,))[0], now, 0
+                    for one in parts:
+                        self._query("open_part", (round_id, one))
+                    self._query("prune_round_parts", {"name": name, "now": now})
+                    self._query("prune_rounds", {"name": name, "now": now})
+                key = {"round": round_id, "part": part}
+                self._query("start_part", {**key, "uid": uid, "member": member_id, "owner": owner, "now": now})
+                self._keep_then(round_id, then)
+                attempt, started = attempt + 1, now
+            opening = attempt == 1 and started == opened
+            previous = self._one("expired_by", {"name": name, "round": round_id}) if opening else None
+            return PartStart("started", round_id, attempt, previous[0] if previous else None)
+
+    def _keep_then(self, round_id: int, then: tuple[str | None, str | None]) -> None:
+        if then[0] is not None:
+            self._query("keep_then", {"round": round_id, "kind": then[0], "body": then[1]})
+
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        with _busy, self._writing():
+            now = self._one("clock")[0]
+            found = self._one("started_part", {"name": name, "part": part, "uid": uid})
+            if found is None:
+                return PartEnd("lost", None, False, None, None)
+            round_id, status, until, part_status, part_member, part_error = found
+            there = part_member == member_id and self._one("member", (member_id,)) is not None
+            if not there or (part_status == "failed" and part_error == "its process died"):
+                return PartEnd("lost", round_id, False, status, None)
+            key = {"round": round_id, "part": part}
+            mine = {"round": round_id, "member": member_id, "uid": uid}
+            if part_status == "running":
+                code = "succeeded" if error is None else "failed"
+                if error is None and (status != "open" or until < now):
+                    code, error = "late", "ended after the window"
+                part_status = "succeeded" if error is None else "failed"
+                self._query("end_part", {**key, "status": part_status, "error": error, "now": now})
+                self._keep_then(round_id, then)
+                self._query("fail_round", {"round": round_id})
+                if self._query("succeed_round", {"round": round_id, "now": now}).rowcount == 1:
+                    self._query("mark_last", key)
+                    self._query("begin_then", {**mine, "own": then[0] is not None, "owner": owner, "now": now})
+            else:
+                code = "late" if part_error == "ended after the window" else part_status
+                if part_status == "succeeded" and error is not None:
+                    self._query("return_then", {"member": member_id, "uid": uid})
+            status, is_last = self._one("ended_part", key)
+            claimed = self._one("claimed_then", {"member": member_id, "uid": uid})
+            return PartEnd(code, round_id, bool(is_last), status, self._continuation(claimed))
+
+    @staticmethod
+    def _continuation(row: Any) -> Continuation | None:
+        if row is None:
+            return None
+        round_id, name, attempt, kind, body = row
+        return Continuation(round_id, name, attempt, kind, body)
+
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        mine = {"member": member_id, "uid": uid}
+        with _busy, self._writing():
+            self._require_member(member_id)
+            found = self._one("claimed_then", mine)
+            if found is None:
+                self._query("claim_then", {**mine, "name": name, "round": round_id, "owner": owner, "own": own})
+                found = self._one("claimed_then", mine)
+        return self._continuation(found)
+
+    def return_then(self, member_id: int, uid: str) -> bool:
+        with _busy, self._writing():
+            return self._query("return_then", {"member": member_id, "uid": uid}).rowcount == 1
+
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        key = {"round": round_id, "attempt": attempt, "member": member_id}
+        with _busy, self._writing():
+            if self._query("end_then", {**key, "error": error}).rowcount == 1:
+                return True
+            return self._one("ended_then", key) is not None
+
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        rows: list[list[Any]] = [
+            list(row) for row in self._all("list_rounds", {"name": name, "round": round_id, "most": most})
+        ]
+        for row in rows:
+            for column in (4, 5, 12, 13, 24, 25):
+                row[column] = _time(row[column])
+        return RoundEntry.of_rows(rows)
 
     # -- upkeep -------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ Each engine's folder holds the same scripts:
     functions and procedures; may be run again at any time, also while locks are held.
 ``public.sql``
     the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has none.
+``tasks.sql``, ``rounds.sql``
+    the same for the work queue and the rounds.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -31,9 +33,9 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
-LATEST = 1
+LATEST = 2
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
-SCRIPTS = ("schema", "routines", "public", "permissions", "drop", "client")
+SCRIPTS = ("schema", "routines", "public", "tasks", "rounds", "permissions", "drop", "client")
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -76,7 +78,11 @@ def script(engine: str, name: str, *, schema: str = "sqlsem", table: str = "Proc
 
 def rerunnable(engine: str) -> list[str]:
     """The scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
-    return [name for name in ("routines", "public", "permissions") if _read(engine, f"{name}.sql") is not None]
+    return [
+        name
+        for name in ("routines", "public", "tasks", "rounds", "permissions")
+        if _read(engine, f"{name}.sql") is not None
+    ]
 
 
 def migrations(

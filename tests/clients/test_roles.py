@@ -1,12 +1,10 @@
 """What a login may do that has been granted one of the roles, and what it may not. Real logins throughout."""
 
 import contextlib
-import secrets
 
 import psycopg
 import pytest
-from psycopg import errors, sql
-from support import Database, until
+from psycopg import errors
 
 import sqlsem
 
@@ -23,45 +21,8 @@ OPERATORS = (
 )
 
 
-@pytest.fixture
-def login(database):
-    """``login("sqlsem_user")`` makes a login with that role (or with none): a `Database` seen through it."""
-    made = []
-    with psycopg.connect(database.url, autocommit=True) as connection:
-
-        def login(role=None):
-            name = f"sqlsem_test_{secrets.token_hex(5)}"
-            connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
-            made.append(name)
-            if role is not None:
-                connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(name)))
-            parts = psycopg.conninfo.conninfo_to_dict(database.url)
-            url = database.server.url(parts["dbname"], user=name)
-            return Database("postgresql", url, database.options, database.server)
-
-        yield login
-        for name in made:
-            with contextlib.suppress(errors.UndefinedObject):
-                connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (name,))
-                until(
-                    lambda name=name: (
-                        connection.execute(
-                            "SELECT count(*) FROM pg_stat_activity WHERE usename = %s", (name,)
-                        ).fetchone()
-                        == (0,)
-                    )
-                )
-                connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-                connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-
-
 def name_of(login):
     return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
-
-
-@pytest.fixture
-def user(login):
-    return login("sqlsem_user")
 
 
 def test_a_user_can_use_all_that_it_should(user, name):

@@ -1,4 +1,4 @@
-"""`sqlsem init` at bad moments, and clients and tables of different versions. The second version of the schema that is
+"""`sqlsem init` at bad moments, and clients and tables of different versions. The third version of the schema that is
 used here exists in this file only.
 """
 
@@ -16,7 +16,7 @@ from sqlsem import sql
 
 pytestmark = pytest.mark.engines("postgresql")
 
-SECOND = """
+THIRD = """
 ALTER TABLE {schema}.{table} ADD COLUMN colour text;
 CREATE TABLE {schema}.added (made_by integer NOT NULL DEFAULT pg_backend_pid());
 INSERT INTO {schema}.added DEFAULT VALUES;
@@ -35,11 +35,11 @@ def empty(postgres_server):
 
 
 @pytest.fixture
-def version_two(monkeypatch):
-    """This client brings version 2."""
+def version_three(monkeypatch):
+    """This client brings version 3."""
     read = sql._read.__wrapped__
-    monkeypatch.setattr(sql, "LATEST", 2)
-    monkeypatch.setattr(sql, "_read", lambda engine, file: SECOND if file == "schema-2.sql" else read(engine, file))
+    monkeypatch.setattr(sql, "LATEST", 3)
+    monkeypatch.setattr(sql, "_read", lambda engine, file: THIRD if file == "schema-3.sql" else read(engine, file))
 
 
 def settings(database):
@@ -62,20 +62,20 @@ def test_several_at_once_on_an_empty_database(empty, name):
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
         assert output.endswith("Done.\n")
-    assert settings(empty)["schema_version"] == "1"
+    assert settings(empty)["schema_version"] == "2"
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name) as grant:
         assert grant.position == 1
 
 
-def test_several_upgrades_at_once(empty, version_two, threads):
+def test_several_upgrades_at_once(empty, version_three, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 1)
+        older.setattr(sql, "LATEST", 2)
         empty.install()
-    assert settings(empty)["schema_version"] == "1"
+    assert settings(empty)["schema_version"] == "2"
     for _ in range(4):
         threads.start(empty.install)
     threads.join()
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == "3"
     assert empty.rows("SELECT count(*) FROM sqlsem.added") == [(1,)], "the schema script ran once"
 
 
@@ -119,18 +119,18 @@ def test_init_while_locks_are_held_and_waited_for(connect, database, name):
         assert session.execute("SELECT sqlsem.release(%s, %s)", (name("b"), position)).fetchone() == (0,)
 
 
-def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_two, name, threads):
+def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_three, name, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 1)
+        older.setattr(sql, "LATEST", 2)
         empty.install()
         coordinators = [empty.coordinator() for _ in range(2)]
         with coordinators[0].mutex(name) as grant:
             late = Attempt(coordinators[1].mutex(name))
             until(lambda: len(empty.queue(name)) == 2)
-            older.setattr(sql, "LATEST", 2)
+            older.setattr(sql, "LATEST", 3)
             empty.install()
-            older.setattr(sql, "LATEST", 1)
-            assert settings(empty)["schema_version"] == "2"
+            older.setattr(sql, "LATEST", 2)
+            assert settings(empty)["schema_version"] == "3"
             grant.check()
             assert late.waits()
         late.granted()
@@ -142,61 +142,61 @@ def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_two, name
             coordinator.close()
 
 
-def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, version_two, name):
+def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, version_three, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 1)
+        older.setattr(sql, "LATEST", 2)
         empty.install()
     whole = sql._read
     monkeypatch.setattr(
         sql,
         "_read",
-        lambda engine, file: whole(engine, file) + "\nSELECT 1 / 0;" if file == "schema-2.sql" else whole(engine, file),
+        lambda engine, file: whole(engine, file) + "\nSELECT 1 / 0;" if file == "schema-3.sql" else whole(engine, file),
     )
     with pytest.raises(sqlsem.SqlsemError, match="division by zero"):
         empty.install()
-    assert settings(empty)["schema_version"] == "1"
+    assert settings(empty)["schema_version"] == "2"
     assert empty.rows("SELECT to_regclass('sqlsem.added')") == [(None,)]
-    monkeypatch.setattr(sql, "LATEST", 1)
+    monkeypatch.setattr(sql, "LATEST", 2)
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name):
         pass
 
 
-def test_never_a_downgrade(empty, version_two):
+def test_never_a_downgrade(empty, version_three):
     empty.install()
     before = empty.rows("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid")
-    process = init(empty)  # which knows version 1 only
+    process = init(empty)  # which knows version 2 only
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 78
-    assert "version 2, newer than this client's 1" in output
+    assert "version 3, newer than this client's 2" in output
     assert "pip install --upgrade sqlsem" in output
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == "3"
     assert before == empty.rows(
         "SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid"
     )
 
 
-def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, version_two, name):
+def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, version_three, name):
     empty.install()
-    monkeypatch.setattr(sql, "LATEST", 1)
-    assert settings(empty) == {"schema_version": "2", "oldest_client": "1", "history_days": "30"}
+    monkeypatch.setattr(sql, "LATEST", 2)
+    assert settings(empty) == {"schema_version": "3", "oldest_client": "1", "history_days": "30"}
     with contextlib.closing(empty.coordinator()) as coordinator:
         with coordinator.mutex(name), coordinator.limit(name("b"), 3):
             pass
-    empty.rows("UPDATE sqlsem.setting SET value = '2' WHERE name = 'oldest_client'")
+    empty.rows("UPDATE sqlsem.setting SET value = '3' WHERE name = 'oldest_client'")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with pytest.raises(
-            sqlsem.SchemaError, match=r"version 2 and need a client of version 2 or later, this one is 1.*pip install"
+            sqlsem.SchemaError, match=r"version 3 and need a client of version 3 or later, this one is 2.*pip install"
         ):
             coordinator.mutex(name).acquire(timeout=5)
     assert empty.queue(name) == []
 
 
-def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, version_two, name):
+def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, version_three, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 1)
+        older.setattr(sql, "LATEST", 2)
         empty.install()
     with contextlib.closing(empty.coordinator()) as coordinator:
-        with pytest.raises(sqlsem.SchemaError, match=r"version 1, this client needs 2.*sqlsem init"):
+        with pytest.raises(sqlsem.SchemaError, match=r"version 2, this client needs 3.*sqlsem init"):
             coordinator.mutex(name).acquire(timeout=5)
         empty.install()
         with coordinator.mutex(name):

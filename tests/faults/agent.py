@@ -11,7 +11,6 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -206,11 +205,3 @@ def stop(child: Child) -> None:
     child.pause()
     process = psutil.Process(child.pid)
     until(lambda: process.status() == psutil.STATUS_STOPPED, f"the stop of process {child.pid}")
-
-
-def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Assert that something is so, all the time, for that long."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert condition(), f"not any more: {what}"
-        time.sleep(0.02)

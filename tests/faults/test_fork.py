@@ -11,8 +11,7 @@ import threading
 import time
 
 import pytest
-from agent import remains
-from support import until
+from support import remains, until
 
 import sqlsem
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from agent import remains
+from support import remains
 
 GRACE = 1.0
 LONG = 3 * GRACE

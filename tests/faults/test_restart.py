@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from agent import RemoteError, remains
-from support import until
+from agent import RemoteError
+from support import remains, until
 
 pytestmark = pytest.mark.engines("postgresql")
 

@@ -4,8 +4,7 @@ import shutil
 import time
 
 import pytest
-from agent import remains
-from support import until
+from support import remains, until
 
 
 def terminate(database, condition, *parameters):

@@ -5,6 +5,7 @@ all; so what the role gives is looked up there, and one login's reach into anoth
 tables granted by hand.
 """
 
+import contextlib
 import re
 import secrets
 
@@ -13,11 +14,16 @@ import pytest
 pytestmark = pytest.mark.engines("mssql")
 
 USERS = {"acquire", "try", "release", "renew", "assert_holding", "enrol", "resume_member", "ping", "resign", "register",
-         "register_all", "wait", "cancel", "pin", "prune", "warm_up"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "settings"}
-OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
+         "register_all", "wait", "cancel", "pin", "prune", "warm_up", "put", "work", "put_task", "claim_task",
+         "end_task", "next_task", "return_claim", "recover_tasks", "queue_state", "prune_tasks", "recover_rounds",
+         "start_part", "end_part", "claim_then", "return_then", "end_then", "round_part_start", "round_part_done",
+         "round_part_failed", "round_resume", "round_continued"}  # fmt: skip
+LOOKS = {"entries", "status", "past", "resources", "settings", "list_tasks", "task_attempts", "list_rounds"}
+OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap", "set_task"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
-            "session_name", "session_member", "doze", "release_rows"}  # fmt: skip
+            "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
+            "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in",
+            "end_session_part"}  # fmt: skip
 
 
 def procedures(database):
@@ -92,7 +98,8 @@ def may(connection, database, right, names):
     return found
 
 
-TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting"}
+TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "round",
+          "round_part"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -123,6 +130,10 @@ def test_what_the_roles_give(database, as_login, role, runs, reads):
         "EXEC {s}.reap",
         "EXEC {s}.[revoke] 1",
         "EXEC {s}.remove N'x', 1, N'x'",
+        "SELECT * FROM {s}.task",
+        "UPDATE {s}.task SET body = N'DROP TABLE x'",
+        "EXEC {s}.set_task 1, N'retry'",
+        "EXEC {s}.take_task 1, N'x', N'x', N'x', 0, NULL",
     ],
 )
 def test_a_user_is_refused_the_rest(database, as_login, text):
@@ -155,12 +166,8 @@ def test_the_user_role_is_enough(database, as_login, refused, name):
     assert tuple(cursor.fetchone()) == (0, 0, 0)
 
 
-def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
-    """Even with every right to the tables, and knowing all the words, the routines do not serve it."""
-    one = session()
-    held = one.acquire(name, requesting_id="package")
-    leased = one.acquire(name("lease"), requesting_id="package", lease_seconds=60)
-    stranger, user = as_login("user")
+def grant_all(database, user, request):
+    """All rights to the tables and procedures, for as long as the test lasts."""
     everything = {
         "EXECUTE": procedures(database),
         "SELECT": TABLES,
@@ -169,9 +176,96 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
         "DELETE": TABLES,
     }
     rights = [f"{right} ON {database.schema}.[{one}]" for right, names in everything.items() for one in names]
+    rights.append(f"UPDATE ON {database.schema}.beacon")
     request.addfinalizer(lambda: [database.rows(f"REVOKE {right} FROM {user}") for right in rights])
     for right in rights:
         database.rows(f"GRANT {right} TO {user}")
+
+
+def test_who_may_put_what(session, database, as_login, request, name):
+    """Code runs with the rights of whoever works: only operators put it, whatever else a login may do."""
+    import pyodbc
+
+    text = f"EXEC {database.schema}.put ?, N'1', @kind = ?"
+    plain, user = as_login("user")
+    grant_all(database, user, request)
+    plain.execute(text, name, "json")
+    for kind in ("sql", "shell", "call", "SQL"):
+        with pytest.raises(pyodbc.Error, match=f"{user} may put JSON tasks only.*{database.schema}_operator") as caught:
+            plain.execute(text, name, kind)
+        assert "(50006)" in str(caught.value)
+    operator, operating = as_login("operator")
+    grant_all(database, operating, request)
+    for kind in ("sql", "shell", "call", "json"):
+        operator.execute(text, name, kind)
+    rows = session().rows("EXEC {s}.list_tasks ?", name)
+    assert [row[3] for row in rows] == ["json", "sql", "shell", "call", "json"]
+
+
+def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, request, name):
+    import pyodbc
+
+    worker, user = as_login("user")
+    grant_all(database, user, request)
+    table = f"{database.schema}.secret_{name}"
+    database.rows(f"CREATE TABLE {table} (who nvarchar(128))")
+    request.addfinalizer(lambda: database.rows(f"DROP TABLE {table}"))
+    one = session()
+
+    def put(order):
+        one.rows("EXEC {s}.put ?, ?, @order = ?", name, f"INSERT INTO {table} VALUES (ORIGINAL_LOGIN())", order)
+
+    def work():
+        cursor = worker.cursor()
+        cursor.execute(f"EXEC {database.schema}.work ?, 0", name)
+        while cursor.nextset():
+            pass
+
+    put(0)
+    with contextlib.suppress(pyodbc.Error):  # from an engine where TRY does not catch it
+        work()
+    ((status, attempt),) = ((row[6], row[8]) for row in one.rows("EXEC {s}.list_tasks ?", name))
+    assert attempt == 1
+    assert status != "finished"
+    assert database.rows(f"SELECT who FROM {table}") == []
+    database.rows(f"GRANT INSERT ON {table} TO {user}")
+    put(-1)
+    work()
+    assert database.rows(f"SELECT who FROM {table}") == [(user,)]
+
+
+def test_another_login_cannot_act_for_a_worker(session, database, as_login, request, name):
+    import pyodbc
+
+    one = session()
+    one.rows("EXEC {s}.put ?, N'1'", name)
+    one.rows("EXEC {s}.put ?, N'2'", name)
+    ((member, task),) = one.rows(
+        "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @m, @t", name
+    )
+    stranger, user = as_login("user")
+    grant_all(database, user, request)
+    cursor = stranger.cursor()
+    cursor.execute(f"EXEC {database.schema}.end_task ?, ?, 1, N'finished', @answer = 1", member, task)
+    while cursor.description is None:
+        cursor.nextset()
+    assert cursor.fetchone()[0] is None
+    cursor.close()
+    with pytest.raises(pyodbc.Error, match="belongs to another login"):
+        stranger.execute(f"EXEC {database.schema}.claim_task ?, ?, N'me', N'uid'", member, name)
+    rows = {row[0]: row[6] for row in one.rows("EXEC {s}.list_tasks ?", name)}
+    assert sorted(rows.values()) == ["pending", "running"]
+    assert rows[task] == "running"
+    assert one.rows("EXEC {s}.end_task ?, ?, 1, N'finished', @answer = 1", member, task) == [("finished",)]
+
+
+def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
+    """Even with every right to the tables, and knowing all the words, the routines do not serve it."""
+    one = session()
+    held = one.acquire(name, requesting_id="package")
+    leased = one.acquire(name("lease"), requesting_id="package", lease_seconds=60)
+    stranger, user = as_login("user")
+    grant_all(database, user, request)
 
     def call(text, *parameters):
         cursor = stranger.cursor()

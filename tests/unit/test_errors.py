@@ -14,6 +14,8 @@ ERRORS = [
     sqlsem.LockLost,
     sqlsem.Deadlock,
     sqlsem.NotHeld,
+    sqlsem.TaskFailed,
+    sqlsem.RoundFailed,
     sqlsem.ConfigurationError,
     sqlsem.SchemaError,
     sqlsem.Unavailable,
@@ -29,6 +31,13 @@ def test_pickling(kind, protocol):
     back = pickle.loads(pickle.dumps(error, protocol))
     assert type(back) is kind
     assert (str(back), back.args, back.resource) == (str(error), error.args, "etl")
+
+
+def test_what_some_carry_besides():
+    task = pickle.loads(pickle.dumps(sqlsem.TaskFailed("x", resource="q", task_id=7)))
+    assert (task.resource, task.task_id) == ("q", 7)
+    of_round = pickle.loads(pickle.dumps(sqlsem.RoundFailed("x", resource="r", round_id=3, failed={"a": "why"})))
+    assert (of_round.resource, of_round.round_id, of_round.failed) == ("r", 3, {"a": "why"})
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -50,6 +59,8 @@ def test_all_are_caught_as_one(kind):
         (sqlsem.Timeout, TimeoutError),
         (sqlsem.Deadlock, RuntimeError),
         (sqlsem.NotHeld, RuntimeError),
+        (sqlsem.TaskFailed, RuntimeError),
+        (sqlsem.RoundFailed, RuntimeError),
         (sqlsem.ConfigurationError, ValueError),
         (sqlsem.Unavailable, ConnectionError),
     ],

@@ -79,3 +79,73 @@ EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusi
 
 -- name: set_version
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'
+
+-- name: put_task
+EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: begin
+BEGIN TRANSACTION
+
+-- name: commit
+COMMIT TRANSACTION
+
+-- name: rollback
+IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
+
+-- name: claim_task
+EXEC {schema}.claim_task ?, ?, ?, ?, ?
+
+-- name: end_task
+EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: next_task
+EXEC {schema}.next_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: return_claim
+EXEC {schema}.return_claim ?, ?, ?, 1
+
+-- name: recover_tasks
+EXEC {schema}.recover_tasks ?, ?, 1
+
+-- name: queue_state
+EXEC {schema}.queue_state ?
+
+-- name: list_tasks
+EXEC {schema}.list_tasks ?, ?, ?
+
+-- name: task_attempts
+EXEC {schema}.task_attempts ?
+
+-- name: set_task
+EXEC {schema}.set_task ?, ?, 1
+
+-- name: prune_tasks
+EXEC {schema}.prune_tasks ?, 1
+
+-- name: execute
+SET NOCOUNT OFF; BEGIN TRANSACTION
+
+-- name: executed
+-- The text may have ended the transaction; one that it began itself it must have ended.
+DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
+
+-- name: recover_rounds
+EXEC {schema}.recover_rounds ?, ?, 1
+
+-- name: start_part
+EXEC {schema}.start_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: end_part
+EXEC {schema}.end_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: claim_then
+EXEC {schema}.claim_then ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: return_then
+EXEC {schema}.return_then ?, ?, 1
+
+-- name: end_then
+EXEC {schema}.end_then ?, ?, ?, ?, 1
+
+-- name: list_rounds
+EXEC {schema}.list_rounds ?, ?, ?

@@ -6,6 +6,7 @@
 --   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
 --   waiting.<queue_position>      Session      held by a session while it waits for that row's grant
 --   pin.<queue_position>          Transaction  shared: somebody's open transaction leans on the row (assert_holding)
+--   round.<name>                  Transaction  held for the length of one decision about rounds (rounds.sql)
 -- Rows are removed and committed first, their entry lock is freed next: who wakes up sees the row gone.
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
@@ -141,55 +142,21 @@ BEGIN
 END;
 GO
 
--- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
--- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
--- 1 when it wrote something. Each write is a transaction of its own.
-IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
+-- Tests whether a member still lives, and acts on it: notes the time when it is first missed, removes it with its rows
+-- when it has been missing for its grace, or its lease has run out. 1 when it wrote something.
+IF OBJECT_ID(N'{schema}.test_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.test_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine int
+ALTER PROCEDURE {schema}.test_member @member int, @mine int
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @member int, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
-            @attended_until datetime2(6), @stale bigint, @code int, @there int,
-            @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6), @name nvarchar(255);
-    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
-           @revoked_at = revoked_at, @attended_until = attended_until
-    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
-    IF @there IS NULL
-        RETURN 0;
-    IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
-    BEGIN
-        EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
-        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
-    END;
-    IF @member = @mine
-        RETURN 0;
-
-    IF @member IS NULL
-    BEGIN
-        SELECT @stale = stale_after_ms FROM {schema}.resource WHERE resource_id = @resource;
-        IF @stale IS NULL OR DATEADD(millisecond, CAST(@stale % 1000 AS int),
-                                     DATEADD(second, CAST(@stale / 1000 AS int), @requested_at)) > SYSUTCDATETIME()
-            RETURN 0;
-        EXEC @code = {schema}.remove @resource, @position, N'reaped';
-        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
-    END;
-
-    SET @there = NULL;
+    DECLARE @code int, @there int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
+            @name nvarchar(255);
     SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since
     FROM {schema}.member WHERE member_id = @member;
-    IF @there IS NULL
-    BEGIN
-        EXEC @code = {schema}.bury @member, N'reaped';
-        RETURN CASE WHEN @code > 0 THEN 1 ELSE 0 END;
-    END;
-    IF DATEADD(millisecond, @grace, @revoked_at) <= SYSUTCDATETIME()
-    BEGIN
-        EXEC @code = {schema}.remove @resource, @position, N'revoked';
-        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
-    END;
+    IF @there IS NULL OR @member = @mine
+        RETURN 0;
     IF @lease_until IS NULL
     BEGIN
         -- A session can always share its own lock: its own beacon it must not test.
@@ -221,6 +188,58 @@ BEGIN
         EXEC {schema}.bury @member, N'reaped';
     COMMIT TRANSACTION;
     RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
+END;
+GO
+
+-- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
+-- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
+-- 1 when it wrote something. Each write is a transaction of its own.
+IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @member int, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
+            @attended_until datetime2(6), @stale bigint, @code int, @there int, @grace int;
+    SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
+           @revoked_at = revoked_at, @attended_until = attended_until
+    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
+    IF @there IS NULL
+        RETURN 0;
+    IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
+    BEGIN
+        EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+    IF @member = @mine
+        RETURN 0;
+
+    IF @member IS NULL
+    BEGIN
+        SELECT @stale = stale_after_ms FROM {schema}.resource WHERE resource_id = @resource;
+        IF @stale IS NULL OR DATEADD(millisecond, CAST(@stale % 1000 AS int),
+                                     DATEADD(second, CAST(@stale / 1000 AS int), @requested_at)) > SYSUTCDATETIME()
+            RETURN 0;
+        EXEC @code = {schema}.remove @resource, @position, N'reaped';
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+
+    SET @there = NULL;
+    SELECT @there = 1, @grace = grace_ms FROM {schema}.member WHERE member_id = @member;
+    IF @there IS NULL
+    BEGIN
+        EXEC @code = {schema}.bury @member, N'reaped';
+        RETURN CASE WHEN @code > 0 THEN 1 ELSE 0 END;
+    END;
+    IF DATEADD(millisecond, @grace, @revoked_at) <= SYSUTCDATETIME()
+    BEGIN
+        EXEC @code = {schema}.remove @resource, @position, N'revoked';
+        RETURN CASE WHEN @code = 0 THEN 1 ELSE 0 END;
+    END;
+    EXEC @code = {schema}.test_member @member, @mine;
+    RETURN @code;
 END;
 GO
 
@@ -1091,6 +1110,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
             @member int = -1, @member_before int, @beacon int, @name nvarchar(255);
+    DECLARE @busy TABLE (member_id int NOT NULL PRIMARY KEY);
     SELECT @start = COUNT(*) FROM {schema}.entry;
     WHILE 1 = 1
     BEGIN
@@ -1101,12 +1121,21 @@ BEGIN
             BREAK;
         EXEC {schema}.suspect @resource, @position, -1;
     END;
-    -- Members that own nothing leave no row to find them by.
+    EXEC {schema}.recover_tasks NULL, -1;
+    EXEC {schema}.recover_rounds NULL, -1;
+    -- Members that own nothing leave no row to find them by. (What somebody begins from here on is found to be an orphan's,
+    -- should its member be gone after all.)
+    INSERT INTO @busy (member_id)
+    SELECT t.member_id FROM {schema}.task AS t WITH (INDEX (task_open))
+    WHERE t.is_open = CAST(1 AS bit) AND t.status = N'running' AND t.member_id IS NOT NULL
+    UNION SELECT p.member_id FROM {schema}.round_part AS p WHERE p.status = N'running' AND p.member_id IS NOT NULL
+    UNION SELECT r.then_member FROM {schema}.[round] AS r WHERE r.then_status = N'running' AND r.then_member IS NOT NULL;
     WHILE 1 = 1
     BEGIN
         SET @member_before = @member;
         SELECT TOP (1) @member = m.member_id, @beacon = m.beacon FROM {schema}.member AS m
         WHERE m.member_id > @member_before AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = m.member_id)
+          AND m.member_id NOT IN (SELECT b.member_id FROM @busy AS b)
           AND ((m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.joined_at) < SYSUTCDATETIME())
                OR m.lease_until < SYSUTCDATETIME())
         ORDER BY m.member_id;

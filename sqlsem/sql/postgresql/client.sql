@@ -76,3 +76,60 @@ SELECT pg_advisory_xact_lock(hashtext('sqlsem.install.{schema}'))
 
 -- name: set_version
 UPDATE {schema}.setting SET value = %s WHERE name = 'schema_version'
+
+-- name: put_tasks
+SELECT {schema}.put_tasks(%s, %s, %s)
+
+-- name: claim_task
+SELECT * FROM {schema}.claim_task(
+    %s::integer, %s::varchar, %s::varchar, %s::varchar, %s::boolean)
+
+-- name: end_task
+SELECT {schema}.end_task(%s::integer, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text)
+
+-- name: next_task
+SELECT * FROM {schema}.next_task(
+    %s::integer, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text,
+    %s::varchar, %s::varchar, %s::varchar, %s::boolean)
+
+-- name: return_claim
+SELECT {schema}.return_claim(%s, %s, %s)
+
+-- name: recover_tasks
+SELECT {schema}.recover_tasks(%s, %s)
+
+-- name: queue_state
+SELECT * FROM {schema}.queue_state(%s)
+
+-- name: list_tasks
+SELECT * FROM {schema}.list_tasks(%s, %s, %s)
+
+-- name: task_attempts
+SELECT * FROM {schema}.task_attempts(%s)
+
+-- name: set_task
+SELECT {schema}.set_task(%s, %s)
+
+-- name: prune_tasks
+SELECT {schema}.prune_tasks(%s)
+
+-- name: recover_rounds
+SELECT {schema}.recover_rounds(%s, %s)
+
+-- name: start_part
+SELECT code, id, attempt, previous FROM {schema}.start_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
+
+-- name: end_part
+SELECT code, id, is_last, round_status, then_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
+
+-- name: claim_then
+SELECT id, name, then_attempt, kind, body FROM {schema}.claim_then(%s, %s, %s, %s, %s, %s)
+
+-- name: return_then
+SELECT {schema}.return_then(%s, %s)
+
+-- name: end_then
+SELECT {schema}.end_then(%s, %s, %s, %s)
+
+-- name: list_rounds
+SELECT * FROM {schema}.list_rounds(%s, %s, %s)

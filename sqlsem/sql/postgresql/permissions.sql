@@ -44,12 +44,17 @@ BEGIN
                 -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                 OR v_function.name IN ('guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'check_request',
                                        'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself',
-                                       'free_waits', 'time_left', 'ended_how', 'release_rows', 'renew_row')
+                                       'free_waits', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'session_claim',
+                                       'session_leftovers')
+                OR v_function.name IN ('put_tasks', 'claim_task', 'end_task', 'next_task', 'return_claim', 'recover_tasks',
+                                       'queue_state', 'prune_tasks', 'put', 'work')
+                OR v_function.name IN ('recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
+                                       'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued')
                 THEN ARRAY['{schema}_user', '{schema}_operator']
-            WHEN v_function.name IN ('settings', 'entries', 'status', 'past', 'resources')
+            WHEN v_function.name IN ('settings', 'entries', 'status', 'past', 'resources', 'list_tasks', 'task_attempts', 'list_rounds')
                 THEN ARRAY['{schema}_user', '{schema}_operator', '{schema}_reader']
             WHEN v_function.name = 'prune' THEN ARRAY['{schema}_user', '{schema}_operator']
-            WHEN v_function.name IN ('set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap') THEN ARRAY['{schema}_operator']
+            WHEN v_function.name IN ('set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap', 'set_task') THEN ARRAY['{schema}_operator']
             ELSE ARRAY[]::text[] END
         LOOP
             IF EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
@@ -61,7 +66,8 @@ BEGIN
         IF EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
             EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', v_role);
             IF v_role <> '{schema}_user' THEN
-                EXECUTE format('GRANT SELECT ON {schema}.{table}, {schema}.member, {schema}.resource, {schema}.history, {schema}.setting TO %I', v_role);
+                EXECUTE format('GRANT SELECT ON {schema}.{table}, {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, '
+                               '{schema}.task, {schema}.task_log, {schema}.round, {schema}.round_part TO %I', v_role);
             END IF;
         END IF;
     END LOOP;

@@ -5,6 +5,7 @@
 --   class + 1, beacon                 beacon   held by a member's session for as long as it lives
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
+--   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -85,6 +86,51 @@ AS $$
 $$;
 
 
+-- Tests whether a member still lives, and acts on it: notes the time when it is first missed, removes it with its rows
+-- when it has been missing for its grace, or its lease has run out. True when it wrote something.
+CREATE OR REPLACE FUNCTION {schema}.test_member(p_member integer, p_mine integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_member {schema}.member;
+BEGIN
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member;
+    IF NOT FOUND OR p_member = p_mine THEN
+        RETURN false;
+    END IF;
+    IF v_member.lease_until IS NULL THEN
+        -- A session can always share its own lock: its own beacon it must not test. (Its number alone proves nothing: it may
+        -- have been a dead session's, or this one's before a pool reset it.)
+        IF v_member.backend_pid = pg_backend_pid() AND EXISTS (
+               SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+               AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = v_member.beacon)
+           OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
+            RETURN false;
+        END IF;
+        PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
+        IF v_member.missing_since IS NULL THEN
+            UPDATE {schema}.member SET missing_since = clock_timestamp()
+            WHERE member_id = v_member.member_id AND beacon = v_member.beacon AND missing_since IS NULL;
+            IF v_member.grace_ms > 0 THEN
+                RETURN FOUND;
+            END IF;
+        END IF;
+    END IF;
+    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
+    DELETE FROM {schema}.member
+    WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
+      AND CASE WHEN lease_until IS NULL
+               THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
+               ELSE lease_until < clock_timestamp() END;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM {schema}.bury(v_member.member_id, 'reaped');
+    RETURN true;
+END
+$$;
+
+
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
 -- removes it when it has been missing for its grace (or its lease has run out, or its row is stale). A waiting row that
 -- nobody attends to any more goes by itself, though its member may live, or be p_mine.
@@ -122,35 +168,7 @@ BEGIN
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
     END IF;
-    IF v_member.lease_until IS NULL THEN
-        -- A session can always share its own lock: its own beacon it must not test. (Its number alone proves nothing: it may
-        -- have been a dead session's, or this one's before a pool reset it.)
-        IF v_member.backend_pid = pg_backend_pid() AND EXISTS (
-               SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-               AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = v_member.beacon)
-           OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
-            RETURN false;
-        END IF;
-        PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
-        IF v_member.missing_since IS NULL THEN
-            UPDATE {schema}.member SET missing_since = clock_timestamp()
-            WHERE member_id = v_member.member_id AND beacon = v_member.beacon AND missing_since IS NULL;
-            IF v_member.grace_ms > 0 THEN
-                RETURN FOUND;
-            END IF;
-        END IF;
-    END IF;
-    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
-    DELETE FROM {schema}.member
-    WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
-      AND CASE WHEN lease_until IS NULL
-               THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
-               ELSE lease_until < clock_timestamp() END;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM {schema}.bury(v_member.member_id, 'reaped');
-    RETURN true;
+    RETURN {schema}.test_member(v_row.member_id, p_mine);
 END
 $$;
 
@@ -749,9 +767,14 @@ BEGIN
     FOR v_row IN SELECT resource_id, queue_position FROM {schema}.{table} LOOP
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
+    PERFORM {schema}.recover_tasks(NULL, -1);
+    PERFORM {schema}.recover_rounds(NULL, -1);
     -- Members that own nothing leave no row to find them by.
     DELETE FROM {schema}.member AS m
     WHERE NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.member_id = m.member_id)
+      AND NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.is_open AND t.member_id = m.member_id)
+      AND NOT EXISTS (SELECT FROM {schema}.round_part AS p WHERE p.status = 'running' AND p.member_id = m.member_id)
+      AND NOT EXISTS (SELECT FROM {schema}.round AS r WHERE r.then_status = 'running' AND r.then_member = m.member_id)
       AND CASE WHEN lease_until IS NULL
                THEN joined_at + grace_ms * interval '1 millisecond' < clock_timestamp()
                     AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2

@@ -179,6 +179,9 @@ SELECT resource_id, queue_position FROM {table}
 -- name: idle_members
 SELECT member_id, beacon FROM {schema}_member
 WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NULL)
+  AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open AND member_id IS NOT NULL)
+  AND member_id NOT IN (SELECT member_id FROM {schema}_round_part WHERE status = 'running' AND member_id IS NOT NULL)
+  AND member_id NOT IN (SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND then_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < (julianday('now') - 2440587.5) * 86400.0
 
 -- name: prune
@@ -190,3 +193,284 @@ DELETE FROM {schema}_history WHERE rowid IN (
 
 -- name: data_version
 PRAGMA data_version
+
+-- The work queue: see the comments of PostgreSQL's tasks.sql.
+
+-- name: put_task
+INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, ready_at)
+VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, (julianday('now') - 2440587.5) * 86400.0 + :after)
+ON CONFLICT (put_uid) DO NOTHING
+
+-- name: put_before
+SELECT task_id FROM {schema}_task WHERE put_uid = ?
+
+-- name: next_pending
+SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND ready_at <= (julianday('now') - 2440587.5) * 86400.0
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+ORDER BY task_id LIMIT 1
+
+-- name: claim_task
+UPDATE {schema}_task
+SET status = 'running', attempt = attempt + 1, member_id = :member, owner = :owner, claim_uid = :uid, claimed_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE task_id = :task AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
+
+-- name: claimed
+SELECT task_id, task_order, kind, body, note, attempt, failures, max_attempts FROM {schema}_task WHERE task_id = ?
+
+-- name: claimed_before
+SELECT task_id, attempt FROM {schema}_task
+WHERE queue_name = :queue AND status = 'running' AND member_id = :member AND claim_uid = :uid
+
+-- name: keep_attempt
+-- Written first, while the row still tells who and when.
+INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, started_at, error, result)
+SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, t.claimed_at, :error, :result
+FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.task_id = :task AND t.attempt = :attempt AND t.member_id = :member AND t.status = 'running'
+
+-- name: end_task
+UPDATE {schema}_task
+SET status = CASE WHEN :outcome = 'finished' THEN 'finished'
+                  WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END,
+    is_open = :outcome = 'returned' OR :outcome = 'failed' AND (failures + 1 < max_attempts OR on_failure = 'stop'),
+    failures = failures + (:outcome = 'failed'),
+    ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
+                    -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+                    THEN (julianday('now') - 2440587.5) * 86400.0 + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
+                         * (0.5 + abs(random() % 1000) / 2000.0)
+                    ELSE ready_at END,
+    ended_at = CASE WHEN :outcome = 'finished' OR :outcome = 'failed' AND failures + 1 >= max_attempts THEN (julianday('now') - 2440587.5) * 86400.0 END,
+    error = :error, result = :result, member_id = NULL, claim_uid = NULL
+WHERE task_id = :task
+
+-- name: ended_before
+SELECT t.status FROM {schema}_task_log AS l JOIN {schema}_task AS t ON t.task_id = l.task_id
+WHERE l.task_id = :task AND l.attempt = :attempt AND l.member_id = :member AND l.outcome = :outcome
+
+-- name: task_members
+SELECT DISTINCT member_id FROM {schema}_task
+WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
+
+-- name: keep_lost
+INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, started_at, error)
+SELECT task_id, attempt, 'lost', member_id, owner, claimed_at, 'its worker died' FROM {schema}_task
+WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
+  AND member_id NOT IN (SELECT member_id FROM {schema}_member)
+
+-- name: recover_tasks
+UPDATE {schema}_task
+SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
+    is_open = losses < 4 OR on_failure = 'stop',
+    losses = losses + 1,
+    ended_at = CASE WHEN losses >= 4 THEN (julianday('now') - 2440587.5) * 86400.0 END,
+    error = CASE WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
+    member_id = NULL, claim_uid = NULL
+WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
+  AND member_id NOT IN (SELECT member_id FROM {schema}_member)
+
+-- name: queue_state
+SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),
+       EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND status = 'running'),
+       EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'
+               AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)),
+       f.task_id, f.error
+FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
+                           WHERE queue_name = :queue AND is_open AND status = 'failed'
+                           ORDER BY task_order, task_id LIMIT 1) AS f
+
+-- name: list_tasks
+SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
+       t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
+       CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
+            WHEN t.status = 'running' THEN max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at) END,
+       t.member_id, t.owner, m.host, m.pid, t.error, t.result
+FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE (:queue IS NULL OR t.queue_name = :queue) AND (:status IS NULL OR t.status = :status)
+ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
+         CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+LIMIT :most
+
+-- name: task_attempts
+SELECT task_id, attempt, outcome, member_id, owner, host, pid, NULL, started_at, ended_at,
+       max(0.0, ended_at - started_at), error, result
+FROM {schema}_task_log WHERE task_id = :task
+UNION ALL
+SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, m.host, m.pid, NULL, t.claimed_at, NULL,
+       max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at), NULL, NULL
+FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.task_id = :task AND t.status = 'running'
+ORDER BY 2
+
+-- name: task_status
+SELECT status FROM {schema}_task WHERE task_id = ?
+
+-- name: retry_task
+UPDATE {schema}_task
+SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = (julianday('now') - 2440587.5) * 86400.0, ended_at = NULL
+WHERE task_id = ?
+
+-- name: cancel_task
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = (julianday('now') - 2440587.5) * 86400.0 WHERE task_id = ?
+
+-- name: prune_task_log
+DELETE FROM {schema}_task_log WHERE task_id IN (
+    SELECT task_id FROM {schema}_task
+    WHERE NOT is_open AND ended_at < (julianday('now') - 2440587.5) * 86400.0 - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+    ORDER BY ended_at LIMIT :most)
+
+-- name: prune_tasks
+DELETE FROM {schema}_task WHERE task_id IN (
+    SELECT task_id FROM {schema}_task
+    WHERE NOT is_open AND ended_at < (julianday('now') - 2440587.5) * 86400.0 - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+    ORDER BY ended_at LIMIT :most)
+
+-- name: clock
+SELECT (julianday('now') - 2440587.5) * 86400.0
+
+-- name: round_members
+SELECT p.member_id FROM {schema}_round_part AS p JOIN {schema}_round AS r ON r.round_id = p.round_id
+WHERE p.status = 'running' AND (:name IS NULL OR r.round_name = :name)
+UNION
+SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND (:name IS NULL OR round_name = :name)
+
+-- name: orphaned_rounds
+SELECT DISTINCT p.round_id FROM {schema}_round_part AS p JOIN {schema}_round AS r ON r.round_id = p.round_id
+WHERE p.status = 'running' AND (:name IS NULL OR r.round_name = :name)
+  AND p.member_id NOT IN (SELECT member_id FROM {schema}_member)
+ORDER BY 1
+
+-- name: recover_then
+UPDATE {schema}_round SET then_status = 'pending', then_uid = NULL
+WHERE then_status = 'running' AND (:name IS NULL OR round_name = :name)
+  AND then_member NOT IN (SELECT member_id FROM {schema}_member)
+
+-- name: recover_parts
+UPDATE {schema}_round_part
+SET status = 'failed', ended_at = (julianday('now') - 2440587.5) * 86400.0, error = 'its process died'
+WHERE round_id = ? AND status = 'running' AND member_id NOT IN (SELECT member_id FROM {schema}_member)
+
+-- name: fail_round
+UPDATE {schema}_round SET status = 'failed', ended_at = (julianday('now') - 2440587.5) * 86400.0
+WHERE round_id = :round AND status = 'open'
+  AND NOT EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status IN ('expected', 'running'))
+  AND EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status = 'failed')
+
+-- name: latest_round
+SELECT round_id, status, opened_at FROM {schema}_round WHERE round_name = ? ORDER BY round_id DESC LIMIT 1
+
+-- name: round_parts
+SELECT part, status, start_uid, member_id, attempt, started_at FROM {schema}_round_part WHERE round_id = ?
+
+-- name: close_round
+UPDATE {schema}_round SET status = :status, ended_at = coalesce(:now, ended_at) WHERE round_id = :round
+
+-- name: open_round
+INSERT INTO {schema}_round (round_name, window_ms, opened_at) VALUES (:name, :window, :now)
+
+-- name: open_part
+INSERT INTO {schema}_round_part (round_id, part) VALUES (?, ?)
+
+-- name: prune_round_parts
+DELETE FROM {schema}_round_part WHERE round_id IN (
+    SELECT round_id FROM {schema}_round
+    WHERE round_name = :name AND then_status NOT IN ('pending', 'running')
+      AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days'))
+
+-- name: prune_rounds
+DELETE FROM {schema}_round
+WHERE round_name = :name AND then_status NOT IN ('pending', 'running')
+  AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+
+-- name: reopen_round
+UPDATE {schema}_round SET status = 'open', ended_at = NULL, window_ms = :window WHERE round_id = :round
+
+-- name: start_part
+UPDATE {schema}_round_part
+SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :member, owner = :owner,
+    host = (SELECT host FROM {schema}_member WHERE member_id = :member),
+    pid = (SELECT pid FROM {schema}_member WHERE member_id = :member),
+    started_at = :now, ended_at = NULL, error = NULL
+WHERE round_id = :round AND part = :part
+
+-- name: keep_then
+UPDATE {schema}_round SET then_kind = :kind, then_body = :body WHERE round_id = :round
+
+-- name: expired_by
+SELECT round_id FROM {schema}_round
+WHERE round_name = :name AND round_id < :round AND status = 'expired'
+  AND ended_at = (SELECT opened_at FROM {schema}_round WHERE round_id = :round)
+
+-- name: started_part
+SELECT r.round_id, r.status, r.opened_at + r.window_ms / 1000.0, p.status, p.member_id, p.error
+FROM {schema}_round AS r JOIN {schema}_round_part AS p ON p.round_id = r.round_id
+WHERE r.round_name = :name AND p.part = :part AND p.start_uid = :uid
+ORDER BY r.round_id DESC LIMIT 1
+
+-- name: end_part
+UPDATE {schema}_round_part SET status = :status, ended_at = :now, error = :error
+WHERE round_id = :round AND part = :part
+
+-- name: succeed_round
+UPDATE {schema}_round SET status = 'succeeded', ended_at = :now
+WHERE round_id = :round AND status = 'open'
+  AND NOT EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status <> 'succeeded')
+
+-- name: mark_last
+UPDATE {schema}_round_part SET is_last = 1 WHERE round_id = :round AND part = :part
+
+-- name: begin_then
+-- What only the process knows that declared it waits for that.
+UPDATE {schema}_round
+SET then_status = CASE WHEN then_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
+    then_attempt = then_attempt + (then_kind <> 'local' OR :own), then_uid = :uid, then_member = :member,
+    then_owner = :owner, then_started = CASE WHEN then_kind <> 'local' OR :own THEN :now END
+WHERE round_id = :round AND then_kind IS NOT NULL
+
+-- name: return_then
+UPDATE {schema}_round SET then_status = 'pending', then_uid = NULL
+WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+
+-- name: ended_part
+SELECT r.status, p.is_last FROM {schema}_round AS r JOIN {schema}_round_part AS p ON p.round_id = r.round_id
+WHERE r.round_id = :round AND p.part = :part
+
+-- name: claimed_then
+SELECT round_id, round_name, then_attempt, then_kind, then_body FROM {schema}_round
+WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+
+-- name: claim_then
+UPDATE {schema}_round
+SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, then_member = :member,
+    then_owner = :owner, then_started = (julianday('now') - 2440587.5) * 86400.0, then_ended = NULL, then_error = NULL
+WHERE round_id = (SELECT round_id FROM {schema}_round
+                  WHERE CASE WHEN :round IS NULL THEN round_name = :name AND then_status = 'pending'
+                             ELSE round_id = :round AND then_status IN ('pending', 'failed') END
+                    AND (:own OR then_kind NOT IN ('local', 'session'))
+                  ORDER BY round_id LIMIT 1)
+
+-- name: end_then
+UPDATE {schema}_round
+SET then_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
+    then_ended = (julianday('now') - 2440587.5) * 86400.0, then_error = :error
+WHERE round_id = :round AND then_status = 'running' AND then_attempt = :attempt AND then_member = :member
+  AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
+
+-- name: ended_then
+SELECT round_id FROM {schema}_round
+WHERE round_id = :round AND then_status IN ('finished', 'failed') AND then_attempt = :attempt AND then_member = :member
+
+-- name: list_rounds
+SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0, r.opened_at, r.ended_at,
+       max(0.0, coalesce(r.ended_at, (julianday('now') - 2440587.5) * 86400.0) - r.opened_at),
+       r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
+       max(0.0, coalesce(r.then_ended, (julianday('now') - 2440587.5) * 86400.0) - r.then_started), r.then_error,
+       p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
+       max(0.0, coalesce(p.ended_at, (julianday('now') - 2440587.5) * 86400.0) - p.started_at), p.error,
+       CASE WHEN p.status = 'running' THEN (julianday('now') - 2440587.5) * 86400.0 - m.missing_since END
+FROM (SELECT * FROM {schema}_round
+      WHERE (:name IS NULL OR round_name = :name) AND (:round IS NULL OR round_id = :round)
+      ORDER BY round_id DESC LIMIT :most) AS r
+JOIN {schema}_round_part AS p ON p.round_id = r.round_id
+LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id
+ORDER BY r.round_id DESC, p.part

@@ -1,4 +1,8 @@
 -- sqlsem, for SQLite: removes everything.
+DROP TABLE IF EXISTS {schema}_round_part;
+DROP TABLE IF EXISTS {schema}_round;
+DROP TABLE IF EXISTS {schema}_task_log;
+DROP TABLE IF EXISTS {schema}_task;
 DROP TABLE IF EXISTS {table};
 DROP TABLE IF EXISTS {schema}_history;
 DROP TABLE IF EXISTS {schema}_resource;

@@ -1,0 +1,655 @@
+"""Rounds: parts that run side by side, each in a process of its own; the last one out starts what comes next, once.
+
+A round is open from the start of its first part until every part has ended. When all of them have succeeded within the
+window, exactly one of them, the last, is told so, and runs the continuation. Everything about the rounds of one name is
+decided in the database, one decision after the other, so that parts that end at the same instant are told apart.
+
+A part, and the continuation, belongs to this process's member. When the process dies the part has failed, and the
+continuation is done again by whoever looks next. So a continuation is run again only after the process that ran it died
+or lost the database for longer than its grace: make it one that may be repeated.
+
+>>> nightly = sqlsem.round("nightly", ["sales", "stock"], window="6h").then(publish)  # doctest: +SKIP
+>>> with nightly.part("sales"):  # doctest: +SKIP
+...     load_sales()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
+from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry, check_duration, check_name, monotonic
+
+if TYPE_CHECKING:
+    from sqlsem.coordinator import Coordinator
+    from sqlsem.engines.base import Session
+
+__all__ = ["Part", "Round", "list_rounds", "resume", "round"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: Called with what went wrong, in the process that finds out.
+Alarm = Callable[[RoundFailed], object]
+
+#: Seconds between two looks at a round that somebody waits for: at first, and at the most.
+SHORTEST, LONGEST = 0.005, 0.5
+#: Seconds between two tests whether those who run its parts still live.
+RECOVER_EVERY = 1.0
+#: How often a call is repeated that the server ended for a deadlock with others.
+MOST_DEADLOCKS = 5
+
+
+class Round:
+    """A named round; see `round`. May be used from many threads at once, again and again.
+
+    Attributes:
+        name: Its name.
+        parts: The names of its parts.
+        window: Seconds from the opening within which every part must have succeeded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Iterable[str],
+        *,
+        window: float | timedelta | str,
+        on_failed: Alarm | None = None,
+        coordinator: Coordinator | None = None,
+    ) -> None:
+        self.name = check_name("The round's name", name)
+        if isinstance(parts, str) or not isinstance(parts, Iterable):
+            raise ConfigurationError(f"The parts of round {name!r} must be a list of names, not {parts!r}")
+        self.parts = tuple(check_name(f"A part of round {name!r}", part) for part in parts)
+        if not self.parts:
+            raise ConfigurationError(f"Round {name!r} has no parts; name all of them: parts=['a', 'b']")
+        twice = sorted({part for part in self.parts if self.parts.count(part) > 1})
+        if twice:
+            raise ConfigurationError(f"Round {name!r} names a part twice: {', '.join(twice)}; each part is one job")
+        self.window = check_duration(f"The window of round {name!r}", window, zero=False)
+        if self.window < 0.001:
+            raise ConfigurationError(f"The window of round {name!r} must be at least a millisecond, not {window!r}")
+        if on_failed is not None and not callable(on_failed):
+            raise ConfigurationError(f"on_failed must be a function that takes a RoundFailed, not {on_failed!r}")
+        self._on_failed = on_failed
+        self._given = coordinator
+        self._then: tuple[str | None, str | None] = (None, None)
+        self._function: Callable[[], object] | None = None
+
+    @property
+    def _coordinator(self) -> Coordinator:
+        if self._given is not None:
+            return self._given
+        from sqlsem import default
+
+        return default()
+
+    def then(self, what: Any) -> Round:
+        """Say what the last part to succeed shall do after it; gives the round itself.
+
+        Args:
+            what: A function without arguments, or a `sqlsem.Call`, `sqlsem.Sql` or `sqlsem.Shell`. What can be found by
+                its name can be resumed by any process, also by ``sqlsem rounds resume``; a lambda or a function inside
+                another only by a process that declares it. Declare the same in all parts.
+
+        Raises `ConfigurationError` for what cannot be called, imported or kept.
+        """
+        from sqlsem import tasks
+
+        function = None
+        if isinstance(what, tasks.Call):
+            found = tasks._find(what.function)
+            if not callable(found) or inspect.iscoroutinefunction(found):
+                raise ConfigurationError(f"{what.function} is no plain function, so round {self.name!r} cannot call it")
+            kept = tasks.encode(what)
+        elif isinstance(what, tasks.Sql | tasks.Shell):
+            kept = tasks.encode(what)
+        elif not callable(what) or inspect.iscoroutinefunction(what):
+            raise ConfigurationError(
+                f"Round {self.name!r} cannot continue with {what!r}; give it a plain function, Call, Sql or Shell"
+            )
+        else:
+            function = what
+            try:
+                kept = tasks.encode(what)
+            except ConfigurationError:
+                kept = ("local", "")
+        self._then = (kept[0], kept[1] or None)
+        self._function = function
+        return self
+
+    def part(self, name: str) -> Part:
+        """One run of one part: ``with round.part("a"): …``. Raises `ConfigurationError` when there is no such part."""
+        if name not in self.parts:
+            raise ConfigurationError(f"Round {self.name!r} has no part {name!r}; it has {', '.join(self.parts)}")
+        return Part(self, name)
+
+    def entry(self) -> RoundEntry | None:
+        """The newest round of this name, with its parts; None when there never was one."""
+        found = self._call("look at a round", lambda session, _: session.list_rounds(self.name, None, 1))
+        return found[0] if found else None
+
+    def wait(self, timeout: float | timedelta | str | None = None, *, started: bool = False) -> RoundEntry:
+        """Wait until the newest round (or the first, if there was none) has succeeded, and its continuation is done.
+
+        Args:
+            timeout: Wait so long at the most, then raise `Timeout`.
+            started: It is enough that the continuation runs.
+
+        Raises `RoundFailed` when the round has failed, its window is over, or its continuation has failed. Tests
+        whether those who run its parts still live, and takes over a continuation whose process died.
+        """
+        deadline = None if timeout is None else monotonic() + check_duration("timeout", timeout)
+        pause, recover_at = SHORTEST, 0.0
+        number: int | None = None
+        while True:
+            if monotonic() >= recover_at:
+                self._recover()
+                recover_at = monotonic() + RECOVER_EVERY
+            entry = self.entry() if number is None else self._entry(number)
+            if entry is not None:
+                number = entry.round_id
+                self._require_well(entry)
+                if entry.then_status in ("none", "finished") and entry.status == "succeeded":
+                    return entry
+                if entry.then_status == "running" and started:
+                    return entry
+                if entry.then_status == "pending" and self.resume():
+                    continue
+            left = pause if deadline is None else deadline - monotonic()
+            if left <= 0:
+                raise Timeout(f"{_state(self.name, entry)} after {timeout} of waiting", resource=self.name)
+            time.sleep(min(left, pause * random.uniform(0.8, 1.2)))
+            pause = min(pause * 1.5, LONGEST)
+
+    def _require_well(self, entry: RoundEntry) -> None:
+        failed = _errors(entry, "failed")
+        if entry.status in ("failed", "abandoned"):
+            raise self._failure(f"has failed: {_told(failed)}; run these parts again", entry.round_id, failed)
+        if entry.status == "expired" or entry.overdue:
+            lacks = _errors(entry, "failed", "expected", "running")
+            raise self._failure(f"was not done within {entry.window:g} s: {_told(lacks)}", entry.round_id, lacks)
+        if entry.then_status == "failed":
+            raise self._failure(
+                f"has succeeded, but its continuation failed: {_first_line(entry.then_error)}; mend that and run: "
+                f"sqlsem rounds resume {entry.round_id}",
+                entry.round_id,
+            )
+
+    def resume(self) -> bool:
+        """Run the continuation of a round of this name whose process died before its end, if there is one: whether
+        there was. Raises `RoundFailed` when it fails.
+        """
+        self._recover()
+        own = self._then[0] is not None
+        then = _claim(self._coordinator, self.name, None, own)
+        if then is None:
+            return False
+        log.warning("Taking over the continuation of round %d of %r", then.round_id, self.name)
+        self._carry_out(then)
+        return True
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _call(self, what: str, call: Callable[[Session, int], T]) -> T:
+        return _call(self._coordinator, what, call)
+
+    def _entry(self, number: int) -> RoundEntry | None:
+        found = self._call("look at a round", lambda session, _: session.list_rounds(None, number, 1))
+        return found[0] if found else None
+
+    def _failure(self, what: str, number: int | None, failed: dict[str, str] | None = None) -> RoundFailed:
+        which = f"Round {number} of" if number is not None else "Round"
+        return RoundFailed(f"{which} {self.name!r} {what}", resource=self.name, round_id=number, failed=failed)
+
+    def _alarm(self, failure: RoundFailed) -> None:
+        """Tell the hook. What goes wrong in it must not hide what it is told."""
+        log.error("%s", failure)
+        if self._on_failed is not None:
+            try:
+                self._on_failed(failure)
+            except Exception:
+                log.exception("on_failed of round %r failed", self.name)
+
+    def _recover(self) -> None:
+        """Act for those whose process died; the alarm for each round in which a part failed by that."""
+        for number in self._call("recovery of a round", lambda session, me: session.recover_rounds(self.name, me)):
+            entry = self._entry(number)
+            failed = _errors(entry, "failed") if entry is not None else {}
+            self._alarm(self._failure(f"has failed parts: {_told(failed)}; run these again", number, failed))
+
+    def _take_over(self) -> None:
+        """What others have left undone must not keep us from our own."""
+        try:
+            self.resume()
+        except SqlsemError as exc:
+            log.warning("Looking after earlier rounds of %r: %s", self.name, exc)
+
+    def _carry_out(self, then: Continuation) -> None:
+        kind, body = self._then
+        if kind is not None:  # what was kept is for those who declare nothing themselves
+            then = dataclasses.replace(then, kind=kind, body=body)
+        _carry_out(self._coordinator, then, self._function, self._alarm)
+
+    def __repr__(self) -> str:
+        return f"<Round {self.name!r} of {', '.join(self.parts)}>"
+
+
+class Part:
+    """One run of a part, made by `Round.part`. Leave its ``with`` block well and the part has succeeded; with an error,
+    whatever its kind, and it has failed. (Without a block: `start`, then `done` or `failed`.) To be used once.
+
+    Leaving the block raises `RoundFailed` when this part was the last to end but others have failed, when it ended
+    after the window, when it was given up because the database was out of reach, and when the continuation failed.
+
+    Attributes:
+        name: The part's name.
+        round_id: The number of the round, once started.
+        attempt: How often the part was started in this round.
+        is_last: After the end: whether this success was the last, and so the round's.
+    """
+
+    def __init__(self, of: Round, name: str) -> None:
+        self._round = of
+        self._coordinator = of._coordinator
+        self._uid: str | None = None
+        self._ended = False
+        self.name = name
+        self.round_id: int | None = None
+        self.attempt: int | None = None
+        self.is_last = False
+
+    def start(self) -> Part:
+        """Start the part, in the open round or, where there is none, in a new one.
+
+        Raises `ConfigurationError` when it runs already, or has succeeded while the round waits for others, or the open
+        round has other parts.
+        """
+        if self._uid is not None:
+            raise NotHeld(f"{self!r} was started before; each run needs a part of its own: round.part({self.name!r})")
+        self._round._take_over()
+        self._uid = uuid.uuid4().hex
+        self._coordinator._claims.add(self)
+        try:
+            began = self._start()
+        except BaseException:
+            # It may be recorded as started all the same.
+            self._later("interrupted while it was started")
+            raise
+        if began.code != "started":
+            self._ended = True
+            self._coordinator._claims.discard(self)
+            raise ConfigurationError(self._why_refused(began), resource=self._round.name)
+        self._coordinator._member.stir()
+        self.round_id, self.attempt = began.round_id, began.attempt
+        if began.previous is not None:
+            self._tell_expired(began.previous)
+        return self
+
+    def _start(self) -> PartStart:
+        asked = self._round
+        owner = _owner()
+
+        def start(session: Session, member_id: int) -> PartStart:
+            assert self._uid is not None
+            return session.start_part(
+                member_id, asked.name, self.name, asked.parts, asked.window, owner, self._uid, asked._then
+            )
+
+        # Where its process is missing, it may be dead: that is known when its grace is over.
+        deadline = monotonic() + self._coordinator.retry
+        pause = SHORTEST
+        while True:
+            began: PartStart = asked._call("start of a part", start)
+            if began.code != "running" or monotonic() > deadline:
+                return began
+            entry = asked._entry(began.round_id)
+            missing = entry is not None and any(
+                part.part == self.name and part.missing_for is not None for part in entry.parts
+            )
+            if not missing:
+                return began
+            time.sleep(pause)
+            pause = min(pause * 1.5, LONGEST)
+            asked._recover()
+
+    def _why_refused(self, began: PartStart) -> str:
+        name, number = self._round.name, began.round_id
+        entry = self._round._entry(number)
+        parts = entry.parts if entry is not None else ()
+        if began.code == "differs":
+            there, ours = {part.part for part in parts}, set(self._round.parts)
+            more = f"it also has {', '.join(sorted(there - ours))}" if there - ours else ""
+            less = f"it lacks {', '.join(sorted(ours - there))}" if ours - there else ""
+            return (
+                f"Round {number} of {name!r} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
+                f"declare the same in all of them (a change takes effect with the next round)"
+            )
+        if began.code == "succeeded":
+            waits = ", ".join(part.part for part in parts if part.status != "succeeded")
+            return (
+                f"Part {self.name!r} has succeeded already in round {number} of {name!r}, which waits for "
+                f"{waits or 'nothing any more'}; the next round begins when they have ended or its window is over"
+            )
+        who = next((part for part in parts if part.part == self.name), None)
+        told = f"{who.host}:{who.pid} since {who.started_at}" if who is not None else "elsewhere"
+        if who is not None and who.missing_for is not None:
+            told += f", missing for {who.missing_for:.0f} s but not yet for its grace"
+        return f"Part {self.name!r} of round {name!r} runs already ({told}); wait until it has ended"
+
+    def _tell_expired(self, number: int) -> None:
+        entry = self._round._entry(number)
+        lacks = _errors(entry, "failed", "expected", "running") if entry is not None else {}
+        if lacks:
+            self._round._alarm(
+                self._round._failure(f"has expired: {_told(lacks)}; a new round has begun without it", number, lacks)
+            )
+
+    def done(self) -> bool:
+        """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
+        it raises.
+        """
+        self._require()
+        try:
+            ended = self._end(None)
+            self.is_last = ended.is_last
+            if ended.then is not None:
+                self._round._carry_out(ended.then)
+        except RoundFailed:
+            raise
+        except BaseException:
+            # Should the continuation be ours all the same: somebody else must be able to run it.
+            self._later("its end could not be recorded")
+            raise
+        self._require_success(ended)
+        self._round._take_over()
+        return self.is_last
+
+    def _require_success(self, ended: PartEnd) -> None:
+        failure = None
+        if ended.code == "late":
+            failure = self._round._failure(
+                f"was over, or its window of {self._round.window:g} s, when part {self.name!r} ended: that does not "
+                f"count; run the part again, or declare a longer window",
+                ended.round_id,
+                {self.name: "ended after the window"},
+            )
+        elif ended.code != "succeeded":
+            failure = self._round._failure(
+                f"has given up part {self.name!r}: this process was out of the database's reach for longer than its "
+                f"grace; what the part did does not count, run it again",
+                self.round_id,
+                {self.name: "its process was given up"},
+            )
+        elif ended.round_status == "failed":
+            entry = self._round._entry(ended.round_id) if ended.round_id is not None else None
+            failed = _errors(entry, "failed") if entry is not None else {}
+            failure = self._round._failure(
+                f"has failed, though part {self.name!r} has succeeded: {_told(failed)}; run these parts again, and the "
+                f"last of them continues the round",
+                ended.round_id,
+                failed,
+            )
+        if failure is not None:
+            self._round._alarm(failure)
+            raise failure
+
+    def failed(self, error: BaseException | str) -> None:
+        """The part has failed. Tells the alarm hook at once."""
+        self._require()
+        from sqlsem import tasks
+
+        told = tasks._told(error) or "it said nothing"
+        failure = self._round._failure(
+            f"has a failed part: {self.name!r} ({_first_line(told)}); run it again", self.round_id, {self.name: told}
+        )
+        if isinstance(error, BaseException):
+            failure.__cause__ = error
+        try:
+            self._end(told)
+        except BaseException:
+            self._later(told)
+            raise
+        finally:
+            self._round._alarm(failure)
+        self._round._take_over()
+
+    def _end(self, error: str | None) -> PartEnd:
+        asked = self._round
+        try:
+            asked._recover()
+        except SqlsemError as exc:
+            log.warning("Looking after other parts of %r: %s", asked.name, exc)
+        self._ended = True
+        ended: PartEnd = asked._call("end of a part", self._ending(error))
+        self._coordinator._claims.discard(self)
+        return ended
+
+    def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
+        asked, owner, uid = self._round, _owner(), self._uid
+        assert uid is not None
+        return lambda session, me: session.end_part(me, asked.name, self.name, uid, error, owner, asked._then)
+
+    def _later(self, error: str) -> None:
+        """End it as soon as the database can be reached again."""
+        self._ended = True
+        self._coordinator._member.later(self._ending(error))
+        self._coordinator._claims.discard(self)
+
+    def _require(self) -> None:
+        if self._uid is None or self.round_id is None:
+            raise NotHeld(f"{self!r} was not started")
+        if self._ended:
+            raise NotHeld(f"{self!r} has ended before")
+
+    def _lose(self, why: str) -> None:
+        """Nothing has been heard of the database for too long. What became of the part, its end will tell."""
+
+    def __enter__(self) -> Part:
+        return self.start()
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
+        if self._ended:  # by hand
+            return
+        if exc is None:
+            self.done()
+            return
+        try:
+            self.failed(exc)
+        except SqlsemError as struck:
+            log.warning("%r: %s", self, struck)  # what went wrong inside matters more
+
+    def __repr__(self) -> str:
+        return f"<Part {self.name!r} of round {self._round.name!r}>"
+
+
+def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T]) -> T:
+    """A call on the main session. All of ours may be repeated, and a server undoes what it ends for a deadlock."""
+    for _ in range(MOST_DEADLOCKS):
+        try:
+            return coordinator._member.call(what, call)
+        except Deadlock as exc:
+            log.warning("%s has to be tried again: %s", what, exc)
+    return coordinator._member.call(what, call)
+
+
+class _Continuing:
+    """A continuation under way, which the pulse must look after."""
+
+    def __init__(self, then: Continuation) -> None:
+        self.then = then
+
+    def _lose(self, why: str) -> None:
+        """As for a part."""
+
+    def __repr__(self) -> str:
+        return f"<Continuation of round {self.then.round_id} of {self.then.name!r}>"
+
+
+def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: bool) -> Continuation | None:
+    uid, owner = uuid.uuid4().hex, _owner()
+    member = coordinator._member
+    try:
+        found = _call(
+            coordinator,
+            "resuming a round",
+            lambda session, me: session.claim_then(me, name, number, owner, uid, own),
+        )
+    except BaseException:
+        member.later(lambda session, me: session.return_then(me, uid))
+        raise
+    return found
+
+
+def _carry_out(
+    coordinator: Coordinator, then: Continuation, function: Callable[[], object] | None, alarm: Alarm
+) -> None:
+    """Run a claimed continuation and record how it ended. Raises `RoundFailed` when it failed."""
+    from sqlsem import tasks
+
+    which = f"The continuation of round {then.round_id} of {then.name!r}"
+    duty = _Continuing(then)
+    coordinator._claims.add(duty)
+    coordinator._member.stir()
+    try:
+        if function is not None:
+            function()
+        else:
+            tasks.run(then.kind, then.body or "", coordinator)
+    except BaseException as exc:
+        told = tasks._told(exc)
+        try:
+            _end_then(coordinator, then, told)
+        except SqlsemError as struck:
+            log.warning("%s: %s", which, struck)
+        if not isinstance(exc, Exception):
+            raise
+        failure = RoundFailed(
+            f"{which} has failed: {_first_line(told)}; mend that and run: sqlsem rounds resume {then.round_id}",
+            resource=then.name,
+            round_id=then.round_id,
+        )
+        failure.__cause__ = exc
+        alarm(failure)
+        raise failure from exc
+    finally:
+        coordinator._claims.discard(duty)
+    if not _end_then(coordinator, then, None):
+        failure = RoundFailed(
+            f"{which} has ended, but this process had been out of the database's reach for longer than its grace: "
+            f"another may have run it too",
+            resource=then.name,
+            round_id=then.round_id,
+        )
+        alarm(failure)
+        raise failure
+
+
+def _end_then(coordinator: Coordinator, then: Continuation, error: str | None) -> bool:
+    def end(session: Session, member_id: int) -> bool:
+        return session.end_then(member_id, then.round_id, then.attempt, error)
+
+    try:
+        return _call(coordinator, "end of a continuation", end)
+    except BaseException:
+        coordinator._member.later(end)
+        raise
+
+
+def _owner() -> str:
+    return threading.current_thread().name[:255]
+
+
+def _errors(entry: RoundEntry, *states: str) -> dict[str, str]:
+    """The parts in these states, with what is wrong with each."""
+    words = {"expected": "never started", "running": "still running"}
+    return {part.part: part.error or words.get(part.status, "") for part in entry.parts if part.status in states}
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0][:200]
+
+
+def _told(failed: dict[str, str]) -> str:
+    return ", ".join(f"{part} ({_first_line(error)})" for part, error in failed.items()) or "nothing is known"
+
+
+def _state(name: str, entry: RoundEntry | None) -> str:
+    if entry is None:
+        return f"No part of round {name!r} has started"
+    if entry.status == "succeeded":
+        return f"The continuation of round {entry.round_id} of {name!r} is still {entry.then_status}"
+    waits = ", ".join(f"{part.part} ({part.status})" for part in entry.parts if part.status != "succeeded")
+    return f"Round {entry.round_id} of {name!r} still waits for {waits}"
+
+
+# -- what people see and operators do ---------------------------------------------------------------------------------
+
+
+def list_rounds(coordinator: Coordinator, name: str | None = None, most: int = 20) -> list[RoundEntry]:
+    """Rounds with their parts, of one name or all, newest first."""
+    return coordinator._look(lambda session: session.list_rounds(name, None, most))
+
+
+def resume(coordinator: Coordinator, which: int | str) -> bool:
+    """Run a continuation that nobody runs: of the oldest such round of a name, or of the round of that number, then
+    also one that has failed. False when there is none. Raises `RoundFailed` when it fails, `ConfigurationError` when
+    only the process that declared it can run it, or there is no such round.
+    """
+    name = check_name("The round's name", which) if isinstance(which, str) else None
+    number = which if isinstance(which, int) else None
+    look = coordinator._look(lambda session: session.list_rounds(name, number, 20))
+    if not look:
+        raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
+    _call(coordinator, "recovery of a round", lambda session, me: session.recover_rounds(look[0].name, me))
+    then = _claim(coordinator, name, number, False)
+    if then is None:
+        for entry in coordinator._look(lambda session: session.list_rounds(name, number, 20)):
+            if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
+                whose = "a function" if entry.then_kind == "local" else "the code of a database session"
+                raise ConfigurationError(
+                    f"The continuation of round {entry.round_id} of {entry.name!r} is {whose} that is not kept here; "
+                    f"it is resumed by whoever declared it (Round.resume(), the next start of a part, or round_resume)"
+                )
+        return False
+    _carry_out(coordinator, then, None, lambda failure: log.error("%s", failure))
+    return True
+
+
+def round(
+    name: str,
+    parts: Iterable[str],
+    *,
+    window: float | timedelta | str,
+    on_failed: Alarm | None = None,
+    coordinator: Coordinator | None = None,
+) -> Round:
+    """A round: parts that run side by side, the last of which to succeed starts what comes next, exactly once.
+
+    >>> nightly = sqlsem.round("nightly", ["a", "b", "c"], window="6h", on_failed=page_somebody)  # doctest: +SKIP
+    >>> nightly.then(sqlsem.Sql("EXEC publish"))  # doctest: +SKIP
+    >>> with nightly.part("a"):  # doctest: +SKIP
+    ...     load_a()
+
+    Args:
+        name: Its name.
+        parts: The names of all its parts. Every process declares the same.
+        window: How long a round may take from the start of its first part; seconds, a `timedelta`, or ``"90m"``,
+            ``"6h"``, ``"2d"``. A success that comes later does not count; the first start after it begins a new round.
+        on_failed: Called with a `RoundFailed` in the process that finds out: its own part failed, another's process
+            died, an earlier round expired with parts missing, the continuation failed. What it raises is logged.
+        coordinator: The database; left out, the default one.
+
+    Raises `ConfigurationError` for no parts, the same part twice, and a window of zero or less.
+    """
+    return Round(name, parts, window=window, on_failed=on_failed, coordinator=coordinator)

@@ -1,0 +1,706 @@
+-- sqlsem, the work queue, for SQL Server. May be run again at any time, after public.sql.
+--
+-- A claim belongs to a member, like a row of the lock queue: nobody takes a task from a worker that lives, however long
+-- it takes; when the member is gone its tasks are pending again (recover_tasks). No transaction is open while one runs.
+--
+-- Orders are barriers: what may be claimed are the pending tasks of the lowest order that is open. A claim skips rows
+-- that are locked, but the look at the barrier does not: a task whose end is not committed still holds up later ones.
+--
+-- Locks: an index of the task table is read without going on to the row, and rows are written by their number, so that
+-- every statement takes the row first and its index entries next. Whoever has locked an index entry (a claim) skips a
+-- locked row rather than wait for it. An attempt is ended, and the next task claimed, in two transactions: a look at
+-- the barrier never waits while its session keeps a lock.
+--
+-- Errors as in routines.sql, and 50006: this user may not.
+-- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
+-- Application lock: N'sqlsem.{schema}.put.' and a uid, Transaction: held while tasks are put under that uid.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- Putting ----------------------------------------------------------------------------------------------------------
+
+-- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
+-- finds the task of the first. A uid is <what several calls have in common>.<number>.
+-- Whoever has workers run code (all kinds but json) must be an operator: it runs with the workers' rights. As this runs
+-- with its owner's rights to the tables only, IS_ROLEMEMBER tells about the caller.
+IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.put_task
+    @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
+    @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
+    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
+            @mine bit = 0;
+    SET @task_id = NULL;
+    EXEC {schema}.check_name N'queue', @queue;
+    -- The bar, because = ignores blanks at the end.
+    SET @word = CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|');
+    SET @word = CASE @word WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call'
+                           WHEN N'json|' THEN N'json' END;
+    SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
+    SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    IF @word IS NULL
+        SET @message = CONCAT(N'sqlsem: kind is ', COALESCE(N'''' + @kind + N'''', N'NULL'),
+            N'; it must be sql, shell, call or json');
+    ELSE IF @body IS NULL
+        SET @message = N'sqlsem: the body of a task is NULL; give it a text';
+    ELSE IF @order IS NULL
+        SET @message = N'sqlsem: order is NULL; give it a whole number';
+    ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 2147483647000
+        SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to 2147483647, not ',
+            COALESCE(CONVERT(nvarchar(40), @after_ms / CAST(1000 AS float)), N'NULL'));
+    ELSE IF COALESCE(@max_attempts, 0) < 1
+        SET @message = CONCAT(N'sqlsem: max_attempts must be 1 or more, not ',
+            COALESCE(CONVERT(nvarchar(20), @max_attempts), N'NULL'));
+    ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 2147483647
+        SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 2147483, not ',
+            COALESCE(CONVERT(nvarchar(40), @backoff_ms / CAST(1000 AS float)), N'NULL'));
+    ELSE IF @then IS NULL
+        SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
+            N'; it must be stop or continue');
+    IF @message IS NOT NULL
+        THROW 50000, @message, 1;
+    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
+       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
+            N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
+            N'an administrator can ALTER ROLE {schema}_operator ADD MEMBER …');
+        THROW 50006, @message, 1;
+    END;
+
+    IF @uid IS NULL
+        SET @uid = CONVERT(nvarchar(64), NEWID());
+    ELSE
+    BEGIN
+        -- The call whose reply was lost may still be running.
+        SET @name = CONCAT(N'sqlsem.{schema}.put.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
+        IF @@TRANCOUNT = 0
+        BEGIN
+            SET @mine = 1;
+            BEGIN TRANSACTION;
+        END;
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = N'public';
+        IF @code < 0
+        BEGIN
+            IF @mine = 1
+                ROLLBACK TRANSACTION;
+            THROW 50002, N'sqlsem: busy: these tasks are being put by another call; try again', 1;
+        END;
+        SELECT @task_id = task_id FROM {schema}.task WHERE put_uid = @uid;
+    END;
+    IF @task_id IS NULL
+    BEGIN
+        INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
+                                   put_uid, ready_at)
+        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid,
+                DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
+                        DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())));
+        SET @task_id = SCOPE_IDENTITY();
+    END;
+    IF @mine = 1
+        COMMIT TRANSACTION;
+    IF @answer = 1
+        SELECT @task_id AS task_id;
+END;
+GO
+
+
+-- Claiming and ending ----------------------------------------------------------------------------------------------
+
+-- Claims the first task that may run now; @task is NULL where there is none. With @again (the first reply may have been
+-- lost) the claim of the same @uid is found again.
+IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.take_task
+    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET @task = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @order int, @count int = 0;
+    IF @again = 1
+        SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
+          AND status = N'running' AND member_id = @member AND claim_uid = @uid;
+    IF @task IS NOT NULL
+        RETURN 0;
+    IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+    BEGIN TRY
+        WHILE @count = 0
+        BEGIN
+            SET @order = NULL;
+            SET @task = NULL;
+            SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
+            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
+            IF @order IS NULL
+                BREAK;
+            BEGIN TRANSACTION;
+            SELECT TOP (1) @task = task_id
+            FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
+              AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
+            ORDER BY task_id;
+            -- Where an engine has no such hints two sessions may have found the same task: one of them looks again.
+            UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
+                claimed_at = SYSUTCDATETIME()
+            WHERE task_id = @task AND status = N'pending';
+            SET @count = @@ROWCOUNT;
+            COMMIT TRANSACTION;
+            IF @task IS NULL
+                BREAK;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        -- A transaction that is putting, or ending, what comes first: nothing may run yet. (Or a deadlock's victim.)
+        IF ERROR_NUMBER() NOT IN (1205, 1222)
+            THROW;
+        SET @task = NULL;
+    END CATCH;
+END;
+GO
+
+-- take_task for programs: a row of the task, or none.
+IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.claim_task
+    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @task bigint;
+    EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @task OUTPUT;
+    SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+    FROM {schema}.task AS t WHERE t.task_id = @task;
+END;
+GO
+
+-- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), or
+-- 'returned' (pending at once; does not count). @status is the task's new one; NULL when it was this member's no more.
+-- May be repeated.
+IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.end_task
+    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
+    @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET @status = NULL;
+    DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
+            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000);
+    IF @outcome NOT IN (N'finished', N'failed', N'returned') OR @outcome IS NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: a task ends as finished, failed or returned, not ',
+            COALESCE(@outcome, N'NULL'));
+        THROW 50000, @message, 1;
+    END;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT = 0
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    -- None of these changes while the task runs.
+    SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure
+    FROM {schema}.task
+    WHERE @there = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
+    IF @failures IS NOT NULL
+    BEGIN
+        IF @outcome = N'finished'
+            SET @status = N'finished';
+        ELSE IF @outcome = N'returned' OR @failures + 1 < @most
+            SET @status = N'pending';
+        ELSE
+            SET @status = N'failed';
+        SET @open = CASE WHEN @status = N'pending' OR (@status = N'failed' AND @on_failure = N'stop') THEN 1 ELSE 0 END;
+        IF @outcome = N'failed' AND @status = N'pending'
+        BEGIN
+            -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+            SET @pause = @backoff_ms * POWER(CAST(2 AS float), CASE WHEN @failures > 20 THEN 20 ELSE @failures END);
+            SET @pause = CASE WHEN @pause > 300000 THEN 300000 ELSE @pause END * (0.5 + RAND() / 2);
+        END;
+        UPDATE {schema}.task WITH (ROWLOCK)
+        SET status = @status, is_open = @open,
+            failures = failures + CASE WHEN @outcome = N'failed' THEN 1 ELSE 0 END,
+            ready_at = CASE WHEN @pause IS NULL THEN ready_at
+                            ELSE DATEADD(millisecond, CAST(@pause AS int), SYSUTCDATETIME()) END,
+            ended_at = CASE WHEN @status <> N'pending' THEN SYSUTCDATETIME() END,
+            error = @error, result = @result, member_id = NULL, claim_uid = NULL
+        OUTPUT inserted.task_id, inserted.attempt, @outcome, @member, inserted.owner, @host, @pid, @session_id,
+               inserted.claimed_at, @error, @result
+        INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error,
+                                result)
+        WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
+        IF @@ROWCOUNT = 0
+            SET @status = NULL;
+    END;
+    IF @status IS NULL
+        -- Ended before, by us?
+        SELECT @status = t.status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
+        WHERE l.task_id = @task AND l.attempt = @attempt AND l.member_id = @member AND l.outcome = @outcome;
+    IF @answer = 1
+        SELECT @status AS status;
+END;
+GO
+
+-- end_task and claim_task in one call: what a worker does between two tasks. One row.
+IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.next_task
+    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
+    @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @status nvarchar(16), @next bigint;
+    EXEC {schema}.end_task @member, @task, @attempt, @outcome, @result, @error, @status OUTPUT;
+    EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @next OUTPUT;
+    SELECT @status AS ended, t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+    FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.task AS t ON t.task_id = @next;
+END;
+GO
+
+-- Gives back what a claim may have left whose reply was lost for good. Returns how many tasks.
+IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.return_claim @member int, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @task bigint, @attempt int, @status nvarchar(16), @count int = 0;
+    WHILE 1 = 1
+    BEGIN
+        SET @task = NULL;
+        SELECT TOP (1) @task = task_id, @attempt = attempt FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
+          AND status = N'running' AND member_id = @member AND claim_uid = @uid;
+        SET @status = NULL;
+        IF @task IS NOT NULL
+            EXEC {schema}.end_task @member, @task, @attempt, N'returned', NULL, NULL, @status OUTPUT;
+        IF @status IS NULL
+            BREAK;
+        SET @count = @count + 1;
+    END;
+    IF @answer = 1
+        SELECT @count AS returned;
+    RETURN @count;
+END;
+GO
+
+-- Tests the members that run tasks of a queue (NULL: of all), and makes those of the dead pending again: returns how
+-- many. Whose worker died five times has failed: it may be what kills them.
+IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id int NULL);
+    DECLARE @member int = -1, @before int, @task bigint = 0, @attempt int, @count int = 0, @running_now int;
+    SET @mine = COALESCE(@mine, 0);
+    IF @queue IS NULL
+        INSERT INTO @running (task_id, attempt, member_id)
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
+    ELSE
+        INSERT INTO @running (task_id, attempt, member_id)
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
+    SET @running_now = @@ROWCOUNT;
+    WHILE @running_now > 0
+    BEGIN
+        SET @before = @member;
+        SELECT TOP (1) @member = member_id FROM @running WHERE member_id > @before ORDER BY member_id;
+        IF @member = @before
+            BREAK;
+        EXEC {schema}.test_member @member, @mine;
+    END;
+    WHILE @running_now > 0
+    BEGIN
+        SET @running_now = 0;
+        SELECT TOP (1) @running_now = 1, @task = r.task_id, @attempt = r.attempt, @member = r.member_id
+        FROM @running AS r
+        WHERE r.task_id > @task AND NOT EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = r.member_id)
+        ORDER BY r.task_id;
+        IF @running_now = 0
+            BREAK;
+        UPDATE {schema}.task WITH (ROWLOCK)
+        SET status = CASE WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
+            is_open = CASE WHEN losses < 4 OR on_failure = N'stop' THEN 1 ELSE 0 END, losses = losses + 1,
+            ended_at = CASE WHEN losses < 4 THEN NULL ELSE SYSUTCDATETIME() END,
+            error = CASE WHEN losses < 4 THEN error ELSE N'its worker died five times' END,
+            member_id = NULL, claim_uid = NULL
+        OUTPUT inserted.task_id, inserted.attempt, N'lost', @member, inserted.owner, inserted.claimed_at,
+               N'its worker died'
+        INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, started_at, error)
+        WHERE task_id = @task AND attempt = @attempt AND status = N'running';
+        SET @count = @count + @@ROWCOUNT;
+    END;
+    IF @answer = 1
+        SELECT @count AS recovered;
+    RETURN @count;
+END;
+GO
+
+-- What is left to do: whether anything waits, whether anything runs, whether something of the lowest open order waits
+-- (or everything behind it does), and the first failed task that holds up what comes later. One row.
+IF OBJECT_ID(N'{schema}.queue_state') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_state AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
+            @any bit = 0, @any_next bit = 0;
+    SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
+    WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
+    -- One look for both: a task goes from the one to the other at any time, and two looks could miss it.
+    SELECT TOP (1) @any_next = 1 FROM {schema}.task WITH (INDEX (task_open))
+    WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
+      AND status IN (N'pending', N'running');
+    SELECT TOP (1) @any = 1 FROM {schema}.task WITH (INDEX (task_open))
+    WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status IN (N'pending', N'running');
+    IF @any = 1
+    BEGIN
+        SELECT TOP (1) @pending = 1 FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'pending';
+        SELECT TOP (1) @running = 1 FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'running';
+        SELECT TOP (1) @next_pending = 1 FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order AND status = N'pending';
+        IF @pending = 0 OR (@any_next = 1 AND @next_pending = 0)
+            SET @running = 1;
+    END;
+    SELECT TOP (1) @failed = task_id FROM {schema}.task WITH (INDEX (task_open))
+    WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'failed' ORDER BY task_order, task_id;
+    SELECT @pending AS pending, @running AS running, @next_pending AS next_pending, @failed AS failed,
+           (SELECT t.error FROM {schema}.task AS t WHERE t.task_id = @failed) AS error;
+END;
+GO
+
+
+-- What people look at ----------------------------------------------------------------------------------------------
+
+-- Newest first where they have ended; those that are open in the order in which they will run.
+IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
+    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME();
+    -- The indexes first, the rows in a statement of their own: see the head of this file.
+    IF @queue IS NULL
+        INSERT INTO @shown (task_id)
+        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE is_open = CAST(1 AS bit) AND (@status IS NULL OR status = @status)
+        ORDER BY queue_name, task_order, task_id;
+    ELSE
+        INSERT INTO @shown (task_id)
+        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@status IS NULL OR status = @status)
+        ORDER BY task_order, task_id;
+    SELECT @left = @most - COUNT(*) FROM @shown;
+    IF @left > 0
+        INSERT INTO @shown (task_id)
+        SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))
+        WHERE is_open = CAST(0 AS bit) AND (@queue IS NULL OR queue_name = @queue)
+          AND (@status IS NULL OR status = @status)
+        ORDER BY ended_at DESC, task_id DESC;
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures,
+           t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
+           DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
+                        CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
+               AS seconds,
+           t.member_id, t.owner, m.host, m.pid, t.error, t.result
+    FROM @shown AS s JOIN {schema}.task AS t ON t.task_id = s.task_id
+    LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    ORDER BY s.place;
+END;
+GO
+
+-- Every attempt at a task, the running one too.
+IF OBJECT_ID(N'{schema}.task_attempts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_attempts AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.task_attempts @task bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
+           DATEDIFF_BIG(microsecond, l.started_at, l.ended_at) / CAST(1000000 AS float) AS seconds, l.error, l.result
+    FROM {schema}.task_log AS l WHERE l.task_id = @task
+    UNION ALL
+    SELECT t.task_id, t.attempt, N'running', t.member_id, t.owner, m.host, m.pid, m.session_id, t.claimed_at,
+           CAST(NULL AS datetime2(6)),
+           DATEDIFF_BIG(microsecond, t.claimed_at, SYSUTCDATETIME()) / CAST(1000000 AS float),
+           CAST(NULL AS nvarchar(max)), CAST(NULL AS nvarchar(max))
+    FROM {schema}.task AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.task_id = @task AND t.status = N'running'
+    ORDER BY 2;
+END;
+GO
+
+
+-- What operators do ------------------------------------------------------------------------------------------------
+
+-- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed).
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state.
+IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @code int, @count int = 0, @status nvarchar(16);
+    IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
+        THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
+    SET XACT_ABORT ON;
+    IF @what = N'retry'
+        UPDATE {schema}.task WITH (ROWLOCK)
+        SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = SYSUTCDATETIME(), ended_at = NULL
+        WHERE task_id = @task AND status IN (N'failed', N'cancelled');
+    ELSE
+        UPDATE {schema}.task WITH (ROWLOCK)
+        SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
+        WHERE task_id = @task AND status IN (N'pending', N'failed');
+    SET @count = @@ROWCOUNT;
+    SELECT @status = status FROM {schema}.task WHERE task_id = @task;
+    SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1 ELSE -2 END;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- Removes ended tasks older than setting history_days, with their log, at most @most a call. Returns how many.
+IF OBJECT_ID(N'{schema}.prune_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.prune_tasks @most int, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @old TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @gone TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @days int, @before datetime2(6), @count int;
+    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
+    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
+    INSERT INTO @old (task_id)
+    SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_ended))
+    WHERE is_open = CAST(0 AS bit) AND ended_at < @before ORDER BY ended_at;
+    BEGIN TRANSACTION;
+    DELETE FROM {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    OUTPUT deleted.task_id INTO @gone (task_id)
+    -- Asked again: one may have been retried.
+    WHERE task_id IN (SELECT o.task_id FROM @old AS o)
+      AND is_open = CAST(0 AS bit) AND ended_at < @before;
+    SET @count = @@ROWCOUNT;
+    DELETE FROM {schema}.task_log WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
+    COMMIT TRANSACTION;
+    IF @answer = 1
+        SELECT @count AS pruned;
+    RETURN @count;
+END;
+GO
+
+
+-- For sessions -----------------------------------------------------------------------------------------------------
+
+-- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction.
+IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.put
+    @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
+    @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
+    @task_id bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    -- What is too much here is too much there.
+    DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
+            @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END;
+    EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
+        @note, @task_id OUTPUT;
+END;
+GO
+
+-- Claims for this session; @task is NULL where there is nothing now, or somebody is in the way.
+IF OBJECT_ID(N'{schema}.session_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_claim AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_claim
+    @queue nvarchar(400), @owner nvarchar(255), @member int OUTPUT, @task bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT 3000;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SET @task = NULL;
+    BEGIN TRY
+        EXEC {schema}.session_member NULL, @member OUTPUT;
+        EXEC {schema}.take_task @member, @queue, @owner, NULL, 0, @task OUTPUT;
+        IF @task IS NULL
+            EXEC {schema}.recover_tasks @queue, @member;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        -- Busy, chosen as deadlock victim, or an operator has removed this member: the caller comes again.
+        IF ERROR_NUMBER() NOT IN (1205, 1222, 50002, 50005)
+            THROW;
+    END CATCH;
+END;
+GO
+
+-- Ends an attempt of this session's, however long somebody is in the way.
+IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_end @member int, @task bigint, @attempt int, @error nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET LOCK_TIMEOUT -1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @outcome nvarchar(16) = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, @again bit = 1;
+    WHILE @again = 1
+    BEGIN
+        SET @again = 0;
+        BEGIN TRY
+            EXEC {schema}.end_task @member, @task, @attempt, @outcome, NULL, @error;
+        END TRY
+        BEGIN CATCH
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+            IF ERROR_NUMBER() <> 1205
+                THROW;
+            SET @again = 1;
+        END CATCH;
+    END;
+END;
+GO
+
+-- What an earlier call left behind that its client broke off (a command timeout): the session lives, so nobody else
+-- ends it. A task that was claimed since the session's present request began is that of a work which called this one.
+IF OBJECT_ID(N'{schema}.session_leftovers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_leftovers AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_leftovers @queue nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @member int, @task bigint = 0, @before bigint, @attempt int, @claimed_at datetime2(6), @age bigint;
+    EXEC {schema}.session_member NULL, @member OUTPUT;
+    SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
+    FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
+    WHILE @age IS NOT NULL
+    BEGIN
+        SET @before = @task;
+        SELECT TOP (1) @task = task_id, @attempt = attempt FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
+          AND status = N'running' AND member_id = @member AND task_id > @before
+        ORDER BY task_id;
+        IF @task = @before
+            BREAK;
+        SELECT @claimed_at = claimed_at FROM {schema}.task WHERE task_id = @task;
+        -- Two clocks: the one of the requests is coarse.
+        IF DATEDIFF_BIG(millisecond, @claimed_at, SYSUTCDATETIME()) > @age + 50
+            EXEC {schema}.session_end @member, @task, @attempt,
+                N'it was broken off by its client (a command timeout?); give work all the time it needs';
+    END;
+END;
+GO
+
+-- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for @idle_seconds:
+-- what an Agent job calls, as many of them as shall work side by side. @done and @failed count the tasks.
+-- A text is run as EXEC (text) does, with the session's settings and no transaction around it; one that it leaves open
+-- is rolled back, and the task has failed. Give the call all the time that it needs (no command timeout).
+IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.work
+    @queue nvarchar(400), @idle_seconds float = 30, @done int = 0 OUTPUT, @failed int = 0 OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET @done = 0;
+    SET @failed = 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: work must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    IF @@OPTIONS & 2 = 2
+        SET IMPLICIT_TRANSACTIONS OFF;
+    DECLARE @owner nvarchar(400), @member int, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
+            @error nvarchar(max), @message nvarchar(1000), @pause int = 5, @since datetime2(6) = SYSUTCDATETIME();
+    EXEC {schema}.check_name N'queue', @queue;
+    IF @idle_seconds IS NULL OR @idle_seconds < 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: idle_seconds must be 0 or more, not ',
+            COALESCE(CONVERT(nvarchar(40), @idle_seconds), N'NULL'));
+        THROW 50000, @message, 1;
+    END;
+    EXEC {schema}.session_name @owner OUTPUT;
+    EXEC {schema}.session_leftovers @queue;
+    WHILE 1 = 1
+    BEGIN
+        EXEC {schema}.session_claim @queue, @owner, @member OUTPUT, @task OUTPUT;
+        IF @task IS NULL
+        BEGIN
+            IF DATEDIFF_BIG(millisecond, @since, SYSUTCDATETIME()) >= @idle_seconds * 1000
+                BREAK;
+            EXEC {schema}.doze @pause;
+            SET @pause = CASE WHEN @pause > 333 THEN 500 ELSE @pause * 3 / 2 END;
+            CONTINUE;
+        END;
+        SELECT @kind = kind, @body = body, @attempt = attempt FROM {schema}.task WHERE task_id = @task;
+        SET @error = NULL;
+        IF @kind <> N'sql'
+            SET @error = CONCAT(N'a database session runs SQL, not kind ', @kind, N'; use sqlsem work');
+        ELSE
+        BEGIN
+            BEGIN TRY
+                EXEC (@body);
+            END TRY
+            BEGIN CATCH
+                SET @error = CONCAT(ERROR_NUMBER(), N': ', ERROR_MESSAGE());
+                IF ERROR_PROCEDURE() IS NOT NULL
+                    SET @error = CONCAT(@error, N' (', ERROR_PROCEDURE(), N', line ', ERROR_LINE(), N')');
+                IF ERROR_NUMBER() = 266 AND @@TRANCOUNT > 0
+                    SET @error = NULL;  -- said in better words next
+            END CATCH;
+        END;
+        IF @@TRANCOUNT > 0
+        BEGIN
+            ROLLBACK TRANSACTION;
+            SET @error = COALESCE(@error, N'it left a transaction open, which was rolled back; commit at its end');
+        END;
+        EXEC {schema}.session_end @member, @task, @attempt, @error;
+        IF @error IS NULL
+            SET @done = @done + 1;
+        ELSE
+            SET @failed = @failed + 1;
+        SET @since = SYSUTCDATETIME();
+        SET @pause = 5;
+    END;
+END;
+GO

@@ -1,0 +1,205 @@
+"""Rounds from SQL alone: psql sessions and scheduled jobs, beside Python processes."""
+
+import psycopg
+import pytest
+from psycopg import errors
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem import rounds
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+@pytest.fixture
+def session(database):
+    """Sessions in autocommit mode: ``session()("SELECT …", …)`` gives the row."""
+    made = []
+
+    def session(of=database):
+        connection = of.raw()
+        made.append(connection)
+
+        def ask(text, *parameters):
+            return connection.execute(text, parameters).fetchone()
+
+        ask.connection = connection
+        return ask
+
+    yield session
+    for connection in made:
+        connection.close()
+
+
+def start(ask, name, part, parts="a, b", window=60.0):
+    return ask("SELECT sqlsem.round_part_start(%s, %s, %s, %s)", name, part, parts, window)[0]
+
+
+def done(ask, name, part):
+    return ask("SELECT is_last, outcome FROM sqlsem.round_part_done(%s, %s)", name, part)
+
+
+def test_the_last_is_told_and_says_how_it_went_on(session, connect, name):
+    one, other = session(), session()
+    number = start(one, name, "a")
+    assert start(other, name, "b", '["b", "a"]') == number
+    assert done(one, name, "a") == (0, "succeeded")
+    assert done(other, name, "b") == (1, "succeeded")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert (entry.status, entry.then_status, entry.then_kind) == ("succeeded", "running", "session")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no continuation"):
+        one("SELECT sqlsem.round_continued(%s)", name)
+    assert one("SELECT sqlsem.round_resume(%s)", name) == (0,)
+    assert other("SELECT sqlsem.round_continued(%s)", name) == (number,)
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert entry.then_status == "finished"
+    assert {part.pid for part in entry.parts} == {one.connection.info.backend_pid, other.connection.info.backend_pid}
+
+
+def test_a_session_that_dies_before_it_has_continued(session, name, connect):
+    one, other = session(), session()
+    start(one, name, "a", "a")
+    assert done(one, name, "a") == (1, "succeeded")
+    one.connection.close()
+    until(lambda: other("SELECT sqlsem.round_resume(%s)", name) == (1,))
+    other("SELECT sqlsem.round_continued(%s, %s)", name, "the disk is full")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert (entry.then_status, entry.then_error, entry.then_attempt) == ("failed", "the disk is full", 2)
+
+
+def test_a_session_that_dies_in_its_part(session, name, connect):
+    one, other = session(), session()
+    start(one, name, "a")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match=r"runs already, by .* since"):
+        start(other, name, "a")
+    one.connection.close()
+
+    def taken_over():
+        try:
+            return start(other, name, "a")
+        except errors.ObjectNotInPrerequisiteState:  # the server has not noticed yet
+            return None
+
+    until(taken_over)
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert [part.attempt for part in entry.parts] == [2, 0]
+    other("SELECT sqlsem.round_part_failed(%s, 'a', 'enough')", name)
+
+
+def test_failed_parts(session, name):
+    ask = session()
+    told = []
+    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    start(ask, name, "a")
+    assert ask("SELECT * FROM sqlsem.round_part_failed(%s, 'a', 'no file')", name) == (0, "failed")
+    start(ask, name, "b")
+    assert done(ask, name, "b") == (0, "failed")
+    assert any("a (no file)" in one for one in told)
+    start(ask, name, "a")
+    assert done(ask, name, "a") == (1, "succeeded")
+
+
+def test_late_and_expired(session, name, connect):
+    ask, coordinator = session(), connect()
+    told = []
+    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    start(ask, name, "a", window=0.2)
+    until(lambda: rounds.list_rounds(coordinator, name)[0].overdue)
+    assert done(ask, name, "a") == (0, "late")
+    assert "does not count" in told.pop()
+    start(ask, name, "b", window=0.2)
+    assert "a (ended after the window), b" in told.pop()
+
+
+def test_done_within_the_callers_transaction(session, name, database):
+    ask = session()
+    start(ask, name, "a", "a")
+    with pytest.raises(ZeroDivisionError), ask.connection.transaction():
+        assert done(ask, name, "a") == (1, "succeeded")
+        raise ZeroDivisionError
+    assert done(ask, name, "a") == (1, "succeeded")  # that one was rolled back
+    ask("SELECT sqlsem.round_continued(%s)", name)
+
+
+def test_python_and_sessions_in_one_round(session, connect, name):
+    ran = []
+    made = rounds.round(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
+    ask = session()
+    start(ask, name, "b")
+    with made.part("a") as one:
+        pass
+    assert not one.is_last
+    assert done(ask, name, "b") == (1, "succeeded")
+    ask.connection.close()
+    assert made.wait(PATIENCE).then_status == "finished"
+    assert ran == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("", "a", "a", 1), "round is empty"),
+        (("x", None, "a", 1), "part is NULL"),
+        (("x", "a", None, 1), "no parts"),
+        (("x", "a", "", 1), "part is empty"),
+        (("x", "a", "[]", 1), "no parts"),
+        (("x", "a", "a,b,a", 1), "named twice"),
+        (("x", "c", "a,b", 1), "no part 'c'; it has a, b"),
+        (("x", "a", "a", 0), "above 0"),
+        (("x", "a", "a", -1), "above 0"),
+        (("x", "a", "a", float("nan")), "above 0"),
+        (("x", "a", "a", None), "above 0"),
+    ],
+)
+def test_bad_arguments(session, arguments, told):
+    with pytest.raises(errors.InvalidParameterValue, match=told):
+        session()("SELECT sqlsem.round_part_start(%s, %s, %s, %s)", *arguments)
+
+
+def test_refusals(session, name):
+    ask = session()
+    number = start(ask, name, "a")
+    with pytest.raises(errors.InvalidParameterValue, match="open with other parts: a, b"):
+        start(ask, name, "c", "a,c")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="does not run part 'b'"):
+        done(ask, name, "b")
+    assert done(ask, name, "a") == (0, "succeeded")
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match=rf"in round {number} of .*, which waits for b"):
+        start(ask, name, "a")
+    ask.connection.execute("SET default_transaction_isolation TO 'repeatable read'")
+    with pytest.raises(errors.ActiveSqlTransaction, match="READ COMMITTED"):
+        start(ask, name, "b")
+
+
+def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
+    """What others may run with more rights, operators alone may leave behind."""
+    coordinator = user.coordinator()
+    made = rounds.round(name, ["a", "b"], window=60, coordinator=coordinator)
+    with made.then(sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")).part("a"):
+        pass
+    entry = made.entry()
+    assert (entry.then_kind, entry.then_body) == ("local", None)
+    with rounds.round(name, ["a", "b"], window=60, coordinator=connect()).part("b") as last:
+        pass
+    assert last.is_last
+    assert made.entry().then_status == "pending"
+    coordinator.close()
+
+
+def test_roles(login, session, name):
+    reader, stranger, user = (login(role) for role in ("sqlsem_reader", None, "sqlsem_user"))
+    ask = session(user)
+    start(ask, name, "a", "a")
+    assert done(ask, name, "a") == (1, "succeeded")
+    assert len(reader.rows("SELECT * FROM sqlsem.list_rounds(?)", name)) == 1
+    for text in ("sqlsem.round_part_start('x', 'a', 'a', 1)", "sqlsem.round_part_done('x', 'a')"):
+        with pytest.raises(errors.InsufficientPrivilege):
+            reader.rows(f"SELECT {text}")
+    with pytest.raises(errors.InsufficientPrivilege):
+        stranger.rows("SELECT * FROM sqlsem.list_rounds()")
+    # Another login cannot end what this one runs.
+    member = ask("SELECT member_id FROM sqlsem.list_rounds(%s)", name)[0]
+    other = session(login("sqlsem_user"))
+    with pytest.raises(psycopg.Error, match="not there"):
+        other("SELECT * FROM sqlsem.claim_then(%s, %s, NULL, 'x', 'x', true)", member, name)
+    assert other("SELECT sqlsem.end_then(%s, 1, 1, NULL)", member) == (False,)

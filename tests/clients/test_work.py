@@ -1,0 +1,216 @@
+"""The work queue from SQL alone: put and work, by psql or a scheduled job, beside the Python client's workers."""
+
+import contextlib
+import threading
+
+import psycopg
+import pytest
+from psycopg import errors
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem import sql
+from sqlsem.tasks import Worker
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+def work(database, name, idle=0.3, results=None):
+    with database.raw() as connection:
+        found = connection.execute("CALL sqlsem.work(%s, %s)", (name, idle)).fetchone()
+        if results is not None:
+            results.append(found)
+
+
+def test_two_sessions_and_ten_tasks(database, connect, name, threads):
+    """Five pairs, each of which starts together; nothing polled, nothing twice; the log tells who ran what when."""
+    with database.raw() as connection:
+        numbers = [
+            connection.execute("SELECT sqlsem.put(%s, %s)", (name, f"SELECT pg_sleep(0.4) -- {n}")).fetchone()[0]
+            for n in range(10)
+        ]
+    results = []
+    for _ in range(2):
+        threads.start(work, database, name, 0.5, results)
+    queue = connect().queue(name)
+    queue.join(PATIENCE)
+    threads.join()
+    assert sorted(results) == [(5, 0), (5, 0)]
+    attempts = [attempt for number in numbers for attempt in queue.log(number)]
+    assert [(one.task_id, one.outcome, one.attempt) for one in attempts] == [
+        (number, "finished", 1) for number in numbers
+    ]
+    assert len({one.session_id for one in attempts}) == 2
+    assert all(one.owner.startswith(f"pid {one.session_id} ") for one in attempts)
+    attempts.sort(key=lambda one: one.started_at)
+    for one, other in zip(attempts[::2], attempts[1::2], strict=True):
+        assert one.session_id != other.session_id
+        assert other.started_at < one.ended_at, "a pair runs side by side"
+
+
+def test_a_session_that_dies_in_its_task(database, connect, name):
+    queue = connect().queue(name)
+    first = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"))
+    ended = threading.Event()
+
+    def doomed():
+        with contextlib.suppress(psycopg.OperationalError):
+            work(database, name, 10)
+        ended.set()
+
+    threading.Thread(target=doomed, daemon=True).start()
+    (running,) = until(lambda: queue.tasks("running"))
+    (attempt,) = queue.log(first)
+    database.rows("SELECT pg_terminate_backend(?)", attempt.session_id)
+    assert ended.wait(PATIENCE)
+    for task in queue.claim(wait=PATIENCE):
+        with task:
+            assert (task.id, task.attempt) == (running.task_id, 2)
+        break
+    assert [one.outcome for one in queue.log(first)] == ["lost", "finished"]
+
+
+def test_an_error_ends_neither_the_session_nor_the_queue(database, connect, name):
+    table = f"made_by_{name}"
+    database.rows(f"CREATE TABLE {table} (n integer)")
+    queue = connect().queue(name, on_failure="continue")
+    bad = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1); SELECT 1 / 0"), max_attempts=2, backoff=0.1)
+    other = queue.put(sqlsem.Shell("true"))
+    good = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (2); INSERT INTO {table} VALUES (3)"))
+    results = []
+    work(database, name, 1, results)
+    assert results == [(1, 3)]
+    assert sorted(database.rows(f"SELECT n FROM {table}")) == [(2,), (3,)], "what failed left nothing"
+    entries = {entry.task_id: entry for entry in queue.tasks()}
+    assert entries[bad].error == "22012: division by zero"
+    assert [one.outcome for one in queue.log(bad)] == ["failed", "failed"]
+    assert "use sqlsem work" in entries[other].error
+    assert entries[good].status == "finished"
+    database.rows(f"DROP TABLE {table}")
+
+
+def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, name):
+    queue = connect().queue(name)
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), max_attempts=2, backoff=0)
+    with database.raw() as session:
+        session.execute("SET statement_timeout = '500ms'")
+        with pytest.raises(errors.QueryCanceled, match=f"task {slow} was broken off"):
+            session.execute("CALL sqlsem.work(%s, 0)", (name,))
+        session.execute("SET statement_timeout = 0")
+        assert [one.outcome for one in queue.log(slow)] == ["failed"]
+        # And were it broken off just after its claim:
+        claimed = session.execute("SELECT task_id FROM sqlsem.session_claim(%s)", (name,)).fetchone()
+        assert claimed == (slow,)
+        assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (0, 0)
+    assert [(one.outcome, one.error) for one in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
+
+
+def test_put_belongs_to_the_callers_transaction(database, connect, name):
+    queue = connect().queue(name)
+    with database.raw(autocommit=False) as connection:
+        connection.execute("SELECT sqlsem.put(%s, 'SELECT 1', note => 'gone')", (name,))
+        assert queue.try_claim() is None
+        connection.rollback()
+        connection.execute(
+            "SELECT sqlsem.put(%s, '[7]', kind => 'json', \"order\" => 3, note => 'kept', max_attempts => 2)", (name,)
+        )
+        connection.commit()
+    with queue.try_claim() as task:
+        assert (task.body, task.order, task.note) == ([7], 3, "kept")
+
+
+def test_work_inside_a_transaction_is_refused(database, name):
+    with database.raw(autocommit=False) as connection, pytest.raises(errors.ActiveSqlTransaction, match="work"):
+        connection.execute("CALL sqlsem.work(%s, 0)", (name,))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("SELECT sqlsem.put(NULL, 'x')", "queue is NULL"),
+        ("SELECT sqlsem.put('', 'x')", "queue is empty"),
+        ("SELECT sqlsem.put(' q', 'x')", "white space"),
+        ("SELECT sqlsem.put('q', NULL)", "body of a task is NULL"),
+        ("SELECT sqlsem.put('q', 'x', kind => 'java')", "task_kind_check"),
+        ("SELECT sqlsem.put('q', 'x', max_attempts => 0)", "max_attempts"),
+        ("SELECT sqlsem.put('q', 'x', on_failure => 'ignore')", "on_failure"),
+        ("CALL sqlsem.work('q', -1)", "idle_seconds"),
+        ("CALL sqlsem.work('', 0)", "queue is empty"),
+    ],
+)
+def test_bad_arguments(database, call, words):
+    with database.raw() as connection, pytest.raises(psycopg.Error, match=words):
+        connection.execute(call)
+    assert database.rows("SELECT count(*) FROM sqlsem.task WHERE queue_name IN ('q', '', ' q')") == [(0,)]
+
+
+def test_who_may_have_workers_run_code(login, user, connect, name):
+    operator = login("sqlsem_operator")
+    queue = connect().queue(name)
+    with user.raw() as connection:
+        for kind in ("sql", "shell", "call"):
+            with pytest.raises(errors.InsufficientPrivilege, match="may put JSON tasks only"):
+                connection.execute("SELECT sqlsem.put(%s, 'DROP TABLE x', %s)", (name, kind))
+        connection.execute("SELECT sqlsem.put(%s, '1', 'json')", (name,))
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT * FROM sqlsem.task")
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("SELECT sqlsem.set_task(1, 'cancel')")
+    with contextlib.closing(user.coordinator()) as theirs:
+        with pytest.raises(sqlsem.ConfigurationError, match="may put JSON tasks only"):
+            theirs.queue(name).put(sqlsem.Sql("SELECT 1"))
+        with theirs.queue(name).try_claim() as task:
+            assert task.body == 1
+    with operator.raw() as connection:
+        connection.execute("SELECT sqlsem.put(%s, 'SELECT 2')", (name,))
+    # What it runs, it runs with the worker's rights, here a user's.
+    queue.put(sqlsem.Sql("SELECT * FROM sqlsem.task"))
+    results = []
+    work(user, name, 0, results)
+    assert results == [(1, 1)]
+    (failed,) = queue.tasks("failed")
+    assert failed.error == "42501: permission denied for table task"
+
+
+def test_a_user_ends_only_its_own_tasks(login, user, connect, name):
+    connect().queue(name).put(1)
+    mine = connect()
+    task = mine.queue(name).try_claim()
+    with user.raw() as connection:
+        stolen = "SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)"
+        assert connection.execute(stolen, (mine._member._member_id, task.id, task.attempt)).fetchone() == (None,)
+        with pytest.raises(errors.NoDataFound):
+            connection.execute(
+                "SELECT * FROM sqlsem.claim_task(%s, %s, 'x', 'u', false)", (mine._member._member_id, name)
+            )
+        connection.execute("SELECT sqlsem.return_claim(%s, %s, %s)", (mine._member._member_id, name, task._uid))
+    task.finish()
+
+
+def test_tables_of_the_first_version_are_upgraded_while_locks_are_held(
+    make_database, postgres_server, monkeypatch, name
+):
+    server = postgres_server
+    base = make_database(server)
+    with base.raw() as connection:
+        connection.execute(sql.script("postgresql", "drop"))
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(sql, "LATEST", 1)
+        older.setattr(sql, "rerunnable", lambda _: ["routines", "public"])
+        base.install()
+    with base.raw() as holder:
+        code, position, _ = holder.execute("CALL sqlsem.acquire(%s)", (name,)).fetchone()
+        assert code == 0
+        base.install()
+        assert base.rows("SELECT value FROM sqlsem.setting WHERE name = 'schema_version'") == [("2",)]
+        with contextlib.closing(base.coordinator()) as coordinator:
+            assert coordinator.mutex(name).acquire(timeout=0) is False
+            queue = coordinator.queue(name)
+            queue.put(sqlsem.Call("os:getpid"))
+            Worker(queue, idle_exit=0).run()
+            assert queue.tasks()[0].status == "finished"
+            assert holder.execute("SELECT sqlsem.release(%s, %s)", (name, position)).fetchone() == (0,)
+            with coordinator.mutex(name):
+                pass
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {base.url.rpartition('/')[2].partition('?')[0]} WITH (FORCE)")

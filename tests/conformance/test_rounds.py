@@ -1,0 +1,789 @@
+"""Rounds: the last part to succeed, and only that one, starts what comes next."""
+
+import pickle
+import random
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem import rounds
+from sqlsem.engines.base import Disconnected
+from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout
+
+GRACE = 1.0
+NOTHING = (None, None)
+
+
+@pytest.fixture
+def make(connect, name):
+    """Rounds of the test's name, each on a coordinator of its own unless told otherwise; alarms in ``.alarms``."""
+
+    def make(*parts, window="1h", coordinator=None, then=None, **options):
+        alarms = []
+        options.setdefault("on_failed", alarms.append)
+        made = rounds.round(name, parts, window=window, coordinator=coordinator or connect(grace=GRACE), **options)
+        made.alarms = alarms
+        return made if then is None else made.then(then)
+
+    return make
+
+
+@pytest.fixture
+def ledger(database, name):
+    """A table, and how many rows are in it."""
+    database.rows(f"CREATE TABLE ledger_{name} (who varchar(40))")
+
+    def count():
+        return len(database.rows(f"SELECT who FROM ledger_{name}"))
+
+    count.insert = f"INSERT INTO ledger_{name} (who) VALUES ('x')"
+    return count
+
+
+def run(made, part, *, fail=None):
+    with made.part(part) as one:
+        if fail is not None:
+            raise fail
+    return one
+
+
+# -- the scenario -----------------------------------------------------------------------------------------------------
+
+
+def many_rounds(connect, name, number):
+    """Rounds of eight parts with random ends, in as many threads on three coordinators."""
+    parts = [f"part {one}" for one in range(8)]
+    coordinators = [connect() for _ in range(3)]
+    gather = threading.Barrier(len(parts), timeout=PATIENCE)
+    ran, last, problems = [], [0] * number, []
+
+    def work(which, part):
+        made = rounds.round(name, parts, window="1h", coordinator=coordinators[which % 3], on_failed=problems.append)
+        made.then(lambda: ran.append(part))
+        chance = random.Random(which)
+        for turn in range(number):
+            gather.wait()
+            with made.part(part) as one:
+                if turn % 3:  # else all end at once, as near as can be
+                    time.sleep(chance.uniform(0, 0.004))
+            if one.is_last:
+                last[turn] += 1
+
+    return parts, work, ran, last, problems
+
+
+def check_many_rounds(connect, name, threads, database, number):
+    parts, work, ran, last, problems = many_rounds(connect, name, number)
+    for which, part in enumerate(parts):
+        threads.start(work, which, part)
+    threads.join(900)
+    assert last == [1] * number
+    assert len(ran) == number
+    assert problems == []
+    found = rounds.list_rounds(connect(), name, number + 1)
+    assert len(found) == number
+    for entry in found:
+        assert (entry.status, entry.then_status, entry.then_attempt) == ("succeeded", "finished", 1)
+        assert sum(part.is_last for part in entry.parts) == 1
+        assert max(part.ended_at for part in entry.parts) == entry.ended_at
+
+
+def test_random_ends_give_one_start_each(connect, name, threads, database):
+    check_many_rounds(connect, name, threads, database, 60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_thousand_rounds_give_a_thousand_starts(connect, name, threads, database):
+    check_many_rounds(connect, name, threads, database, 1000)
+
+
+def test_two_that_end_at_the_same_instant(make, threads):
+    both = threading.Barrier(2, timeout=PATIENCE)
+    ran, last = [], []
+    first, second = make("a", "b"), make("a", "b")
+
+    def work(made, part):
+        made.then(lambda: ran.append(part))
+        for turn in range(100):
+            one = made.part(part).start()
+            both.wait()
+            last.append((turn, one.done()))
+            both.wait()
+
+    threads.start(work, first, "a")
+    threads.start(work, second, "b")
+    threads.join()
+    assert sorted(last) == sorted((turn, one) for turn in range(100) for one in (False, True))
+    assert len(ran) == 100
+    assert first.alarms == second.alarms == []
+
+
+def test_the_parts_in_processes(make, spawn, name, ledger):
+    parts = ["a", "b", "c", "d"]
+    children = {part: spawn(child_part, name=name, parts=parts, part=part, sql=ledger.insert) for part in parts}
+    for child in children.values():
+        child.expect("started")
+    assert ledger() == 0
+    for child in children.values():
+        child.send(end=True)
+    last = [child.expect("ended")["is_last"] for child in children.values()]
+    assert sorted(last) == [False, False, False, True]
+    entry = make(*parts).wait(PATIENCE)
+    assert ledger() == 1
+    assert entry.then_kind == "sql"
+    assert {part.pid for part in entry.parts} == {child.pid for child in children.values()}
+    assert all(part.host and part.seconds >= 0 for part in entry.parts)
+
+
+def child_part(channel, url, options, name, parts, part, sql=None, window="1h", wait_in_then=False):
+    coordinator = sqlsem.connect(url, **{"grace": GRACE, **options})
+    made = rounds.round(name, parts, window=window, coordinator=coordinator)
+    if sql is not None:
+        made.then(sqlsem.Sql(sql))
+    if wait_in_then:
+
+        def then():
+            channel.tell("continuing")
+            channel.ask()
+
+        made.then(then)
+    with made.part(part) as one:
+        channel.tell("started", round_id=one.round_id)
+        channel.ask()
+    channel.tell("ended", is_last=one.is_last)
+
+
+# -- parts that fail --------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_part_keeps_the_next_from_starting(make):
+    ran = []
+    failing, other = make("a", "b", then=lambda: ran.append("a")), make("a", "b", then=lambda: ran.append("b"))
+    with pytest.raises(ZeroDivisionError):
+        run(failing, "a", fail=ZeroDivisionError("no rows"))
+    (alarm,) = failing.alarms
+    assert isinstance(alarm, RoundFailed)
+    assert isinstance(alarm.__cause__, ZeroDivisionError)
+    assert list(alarm.failed) == ["a"]
+    assert "'a'" in str(alarm)
+    assert "no rows" in str(alarm)
+    with pytest.raises(RoundFailed, match=r"a \(ZeroDivisionError: no rows") as caught:
+        run(other, "b")
+    assert list(caught.value.failed) == ["a"]
+    assert caught.value.resource == other.name
+    assert other.alarms == [caught.value]
+    assert ran == []
+    assert other.entry().status == "failed"
+    with pytest.raises(RoundFailed, match="run these parts again"):
+        other.wait(PATIENCE)
+    # Mended: only what failed is run again, and is the last now.
+    again = run(failing, "a")
+    assert (again.is_last, again.attempt, again.round_id) == (True, 2, caught.value.round_id)
+    assert ran == ["a"]
+    assert other.wait(PATIENCE).status == "succeeded"
+
+
+def test_the_last_to_end_may_be_the_one_that_fails(make):
+    made = make("a", "b", then=lambda: pytest.fail("must not run"))
+    run(made, "a")
+    with pytest.raises(KeyboardInterrupt):
+        run(made, "b", fail=KeyboardInterrupt())
+    assert len(made.alarms) == 1
+    entry = made.entry()
+    assert (entry.status, entry.then_status) == ("failed", "none")
+    assert "KeyboardInterrupt" in {part.part: part.error for part in entry.parts}["b"]
+
+
+def test_what_the_hook_raises_hides_nothing(make, caplog):
+    def hook(failure):
+        raise OSError("the pager is out of order")
+
+    made = make("a", on_failed=hook)
+    with pytest.raises(ZeroDivisionError):
+        run(made, "a", fail=ZeroDivisionError())
+    assert "the pager is out of order" in caplog.text
+    assert made.entry().status == "failed"
+
+
+def test_after_a_failed_round_a_part_that_succeeded_begins_anew(make):
+    made = make("a", "b")
+    with pytest.raises(ValueError):
+        run(made, "a", fail=ValueError())
+    with pytest.raises(RoundFailed):
+        run(made, "b")
+    old = made.entry().round_id
+    new = run(made, "b")
+    assert new.round_id > old
+    assert not new.is_last
+    assert made._entry(old).status == "abandoned"
+    assert run(made, "a").is_last
+
+
+def test_ended_by_hand(make):
+    made = make("a", "b")
+    with made.part("a") as one:
+        one.failed("the file has not come")
+    assert {part.part: part.error for part in made.entry().parts}["a"] == "the file has not come"
+    one = made.part("a").start()
+    with pytest.raises(NotHeld, match="started before"):
+        one.start()
+    assert one.done() is False
+    with pytest.raises(NotHeld, match="ended before"):
+        one.done()
+    with pytest.raises(NotHeld, match="not started"):
+        made.part("b").done()
+
+
+# -- stale, late, twice, missing --------------------------------------------------------------------------------------
+
+
+def test_yesterdays_success_does_not_count(make):
+    ran = []
+    made = make("a", "b", then=lambda: ran.append(1))
+    run(made, "a")
+    assert run(made, "b").is_last
+    assert run(made, "a").is_last is False  # of a new round
+    assert ran == [1]
+    entry = made.entry()
+    assert {part.part: part.status for part in entry.parts} == {"a": "succeeded", "b": "expected"}
+
+
+def grow_older(database, number, seconds):
+    """Make a round one that began so much earlier."""
+    earlier = {
+        "sqlite": f"opened_at - {seconds}",
+        "postgresql": f"opened_at - interval '{seconds} seconds'",
+        "mssql": f"DATEADD(second, -{seconds}, opened_at)",
+    }[database.engine]
+    table = database.beside("[round]" if database.engine == "mssql" else "round")
+    database.rows(f"UPDATE {table} SET opened_at = {earlier} WHERE round_id = {number}")
+
+
+def test_a_success_older_than_the_window_does_not_count(make, database):
+    ran = []
+    made = make("a", "b", window="6h", then=lambda: ran.append(1))
+    old = run(made, "a")
+    grow_older(database, old.round_id, 6 * 3600)
+    with pytest.raises(RoundFailed, match=r"b \(never started"):
+        made.wait(PATIENCE)
+    assert made.alarms == []
+    other = make("a", "b", window="6h", then=lambda: ran.append(2))
+    assert run(other, "b").is_last is False
+    (alarm,) = other.alarms
+    assert alarm.round_id == old.round_id
+    assert alarm.failed == {"b": "never started"}
+    assert other._entry(old.round_id).status == "expired"
+    assert ran == []
+    assert run(made, "a").is_last
+    assert ran == [1]
+
+
+def test_a_part_that_takes_longer_than_the_window_fails(make):
+    made = make("a", window=timedelta(seconds=0.2), then=lambda: pytest.fail("must not run"))
+    with pytest.raises(RoundFailed, match="does not count") as caught:
+        with made.part("a"):
+            until(lambda: made.entry().overdue)
+    assert caught.value.failed == {"a": "ended after the window"}
+    assert made.alarms == [caught.value]
+    entry = made.entry()
+    assert (entry.status, entry.parts[0].status, entry.parts[0].error) == ("failed", "failed", "ended after the window")
+
+
+def test_the_end_of_a_part_of_a_round_that_is_over(make):
+    made = make("a", "b", window=0.2)
+    slow = made.part("a").start()
+    until(lambda: made.entry().overdue)
+    made.window = 3600.0
+    mended = make("a", "b", window=0.2)
+    other = mended.part("b").start()
+    assert other.round_id > slow.round_id
+    assert mended.alarms[0].failed == {"a": "still running", "b": "never started"}
+    with pytest.raises(RoundFailed, match="does not count"):
+        slow.done()
+    other.failed("enough")
+
+
+def test_a_part_that_runs_already(make):
+    first, second = make("a", "b"), make("a", "b")
+    one = first.part("a").start()
+    with pytest.raises(ConfigurationError, match=r"'a' of round .* runs already \(.*:\d+ since"):
+        second.part("a").start()
+    with pytest.raises(ConfigurationError, match="runs already"):
+        first.part("a").start()
+    assert one.done() is False
+    with pytest.raises(ConfigurationError, match=r"succeeded already in round .*, which waits for b;"):
+        second.part("a").start()
+    assert run(second, "b").is_last
+
+
+def test_other_parts_than_the_open_round(make):
+    one = make("a", "b").part("a").start()
+    with pytest.raises(ConfigurationError, match="it also has b and it lacks c, d"):
+        make("a", "c", "d").part("c").start()
+    assert one.done() is False
+    assert run(make("b", "a"), "b").is_last  # their sequence does not matter
+    assert run(make("a", "c"), "c").round_id > one.round_id
+
+
+def test_names_do_not_meet(connect, name):
+    coordinator = connect()
+    one, other = (rounds.round(name(it), ["a", "b"], window=60, coordinator=coordinator) for it in "xy")
+    run(one, "a")
+    assert not run(other, "b").is_last
+    assert run(one, "b").is_last
+
+
+def test_old_rounds_are_removed(make, database):
+    made = make("a")
+    kept = database.rows(f"SELECT value FROM {database.beside('setting')} WHERE name = 'history_days'")[0][0]
+    run(made, "a")
+    first = made.entry().round_id
+    database.rows(f"UPDATE {database.beside('setting')} SET value = '-1' WHERE name = 'history_days'")
+    try:
+        run(made, "a")
+    finally:
+        database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'history_days'", kept)
+    assert made._entry(first) is None
+    assert made.entry().status == "succeeded"
+
+
+# -- processes that die -----------------------------------------------------------------------------------------------
+
+
+def test_a_part_whose_process_dies_has_failed(make, spawn, name):
+    made = make("a", "b", then=list)
+    child = spawn(child_part, name=name, parts=["a", "b"], part="a")
+    child.expect("started")
+    assert run(made, "b").is_last is False
+    child.kill()
+    with pytest.raises(RoundFailed, match=r"a \(its process died"):
+        made.wait(PATIENCE)
+    (alarm,) = made.alarms
+    assert alarm.failed == {"a": "its process died"}
+    again = run(made, "a")
+    assert (again.attempt, again.is_last) == (2, True)
+    assert len(made.alarms) == 1
+
+
+def test_a_part_of_the_dead_is_taken_over(make, spawn, name):
+    made = make("a")
+    child = spawn(child_part, name=name, parts=["a"], part="a")
+    child.expect("started")
+    with pytest.raises(ConfigurationError, match="runs already"):
+        made.part("a").start()
+    child.kill()
+    again = run(made, "a")  # at once: waits until it is certain
+    assert (again.attempt, again.is_last) == (2, True)
+
+
+def test_reap_looks_after_rounds(make, spawn, name, connect):
+    made, operator = make("a", "b"), connect()
+    alive = made.part("b").start()
+    child = spawn(child_part, name=name, parts=["a", "b"], part="a")
+    child.expect("started")
+    operator.reap()
+    assert {part.status for part in made.entry().parts} == {"running"}
+    child.kill()
+    until(lambda: operator.reap() or {part.status for part in made.entry().parts} == {"failed", "running"})
+    with pytest.raises(RoundFailed, match=r"a \(its process died"):
+        alive.done()
+
+
+def test_a_paused_process_keeps_its_part(make, spawn, name, database):
+    made = make("a")
+    child = spawn(child_part, name=name, parts=["a"], part="a")
+    child.expect("started")
+    child.pause()
+    try:
+        time.sleep(2 * GRACE)
+        made._recover()
+        with pytest.raises(ConfigurationError, match="runs already"):
+            made.part("a").start()
+    finally:
+        child.resume()
+    child.send(end=True)
+    assert child.expect("ended")["is_last"]
+
+
+def test_a_continuation_whose_process_dies_is_done_by_another(make, spawn, name, threads):
+    ran, resumed = [], []
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True)
+    child.expect("started")
+    child.send(end=True)
+    child.expect("continuing")
+    watching = make("a", then=lambda: ran.append("w"))
+    entry = watching.wait(PATIENCE, started=True)
+    assert (entry.status, entry.then_status) == ("succeeded", "running")
+    assert watching.resume() is False
+    with pytest.raises(Timeout, match=r"continuation of round .* is still running"):
+        watching.wait(0.05)
+    child.kill()
+
+    def work(made):
+        # Two at once, until one of them has had it.
+        while made.entry().then_status != "finished":
+            resumed.append(made.resume())
+
+    for one in "xy":
+        threads.start(work, make("a", then=lambda one=one: ran.append(one)))
+    threads.join()
+    assert len(ran) == resumed.count(True) == 1
+    entry = watching.wait(PATIENCE)
+    assert (entry.then_status, entry.then_attempt) == ("finished", 2)
+
+
+def test_the_next_start_takes_a_continuation_over(make, spawn, name):
+    ran = []
+    child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_then=True)
+    child.expect("started")
+    made = make("a", "b", then=lambda: ran.append(made.entry().round_id))
+    run(made, "b")
+    child.send(end=True)
+    child.expect("continuing")
+    first = made.entry().round_id
+    child.kill()
+    until(lambda: made._recover() or made.entry().then_status == "pending")
+    assert run(made, "b").round_id > first
+    assert ran == [first]
+
+
+def leave_a_continuation(database, name, kind, body, grace=0.0):
+    """The last part of a round, whose process is gone before it continues; the round's number."""
+    session = database.session(grace=grace)
+    member = session.enrol("gone", 1, "gone")
+    began = session.start_part(member, name, "a", ["a"], 60.0, "me", name + kind, (kind, body))
+    ended = session.end_part(member, name, "a", name + kind, None, "me", (kind, body))
+    assert ended.is_last
+    assert ended.then is not None
+    assert (ended.then.kind, ended.then.body, ended.then.attempt) == (kind, body, 1)
+    session.close()
+    return began.round_id
+
+
+def test_what_is_kept_can_be_resumed_by_anybody(database, connect, name, ledger):
+    coordinator = connect()
+    number = leave_a_continuation(database, name, "sql", ledger.insert)
+    assert until(lambda: rounds.resume(coordinator, name))
+    assert ledger() == 1
+    assert rounds.resume(coordinator, number) is False
+    (entry,) = rounds.list_rounds(coordinator, name)
+    assert (entry.then_status, entry.then_attempt, entry.round_id) == ("finished", 2, number)
+    assert entry.as_dict()["parts"][0]["part"] == "a"
+    with pytest.raises(ConfigurationError, match="no round 'nowhere'"):
+        rounds.resume(coordinator, "nowhere")
+
+
+def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, name):
+    ran = []
+    number = leave_a_continuation(database, name, "local", None)
+    coordinator = connect()
+
+    def told():
+        try:
+            return rounds.resume(coordinator, number)
+        except ConfigurationError as exc:
+            return str(exc)
+
+    assert "whoever declared it" in until(told)
+    assert make("a").resume() is False
+    assert make("a", then=lambda: ran.append(1)).wait(PATIENCE).then_status == "finished"
+    assert ran == [1]
+
+
+def test_a_part_that_declares_nothing_runs_what_the_others_declared(make, ledger):
+    run(make("a", "b", then=sqlsem.Sql(ledger.insert)), "a")
+    assert run(make("a", "b"), "b").is_last
+    assert ledger() == 1
+
+
+def test_a_local_continuation_waits_where_the_last_does_not_know_it(make):
+    ran = []
+    knows, last = make("a", "b", then=lambda: ran.append(1)), make("a", "b")
+    run(knows, "a")
+    assert run(last, "b").is_last
+    assert last.entry().then_status == "pending"
+    with pytest.raises(Timeout, match="still pending"):
+        last.wait(0.05)
+    assert knows.wait(PATIENCE).then_status == "finished"
+    assert ran == [1]
+
+
+# -- continuations ----------------------------------------------------------------------------------------------------
+
+
+def test_a_continuation_that_fails(make, database, connect, name):
+    made = make("a", then=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
+    with pytest.raises(RoundFailed, match="sqlsem rounds resume") as caught:
+        run(made, "a")
+    assert caught.value.__cause__ is not None
+    assert made.alarms == [caught.value]
+    entry = made.entry()
+    assert (entry.status, entry.then_status) == ("succeeded", "failed")
+    assert f"late_{name}" in entry.then_error
+    with pytest.raises(RoundFailed, match="continuation failed"):
+        made.wait(PATIENCE)
+    assert made.resume() is False  # not by itself again and again
+    database.rows(f"CREATE TABLE late_{name} (who varchar(40))")
+    assert rounds.resume(connect(), entry.round_id)
+    assert made.wait(PATIENCE).then_attempt == 2
+    assert len(database.rows(f"SELECT who FROM late_{name}")) == 1
+
+
+def test_the_kinds_of_continuations(make, tmp_path):
+    file = tmp_path / "made"
+    assert run(make("a", then=sqlsem.Shell(f"echo x >> '{file}'")), "a").is_last
+    assert file.read_text() == "x\n"
+    assert run(make("a", then=sqlsem.Call("os:unlink", str(file))), "a").is_last
+    assert not file.exists()
+    made = make("a", then=time.monotonic)
+    run(made, "a")
+    entry = made.entry()
+    assert (entry.then_kind, entry.then_status) == ("call", "finished")
+    assert '"time:monotonic"' in entry.then_body
+
+
+def test_without_continuation(make):
+    made = make("a", "b")
+    run(made, "a")
+    assert run(made, "b").is_last
+    entry = made.wait(PATIENCE)
+    assert (entry.then_status, entry.then_kind) == ("none", None)
+    assert made.resume() is False
+
+
+def test_wait_goes_on_until_the_first_round_is_done(make, threads):
+    watching, working = make("a", "b"), make("a", "b", then=lambda: ran.append(1))
+    ran, found = [], []
+    with pytest.raises(Timeout, match="No part"):
+        watching.wait("10ms")
+    threads.start(lambda: found.append((watching.wait(PATIENCE), list(ran))))
+    run(working, "a")
+    with pytest.raises(Timeout, match=r"waits for b \(expected\)"):
+        watching.wait(0.02)
+    run(working, "b")
+    threads.join()
+    ((entry, then),) = found
+    assert entry.then_status == "finished"
+    assert then == [1]
+
+
+# -- lost replies, interrupts, lost membership ------------------------------------------------------------------------
+
+
+def test_repeated_calls_give_the_same_answers(database, name):
+    session = database.session()
+    try:
+        member = session.enrol("here", 1, "test")
+        start = (member, name, "a", ["a", "b"], 60.0, "me")
+        began = session.start_part(*start, "u1", NOTHING)
+        assert began.code == "started"
+        assert session.start_part(*start, "u1", NOTHING) == began
+        assert session.start_part(*start, "u2", NOTHING).code == "running"
+        ended = session.end_part(member, name, "a", "u1", None, "me", NOTHING)
+        assert (ended.code, ended.is_last, ended.then) == ("succeeded", False, None)
+        assert session.end_part(member, name, "a", "u1", None, "me", NOTHING) == ended
+        assert session.start_part(*start, "u3", NOTHING).code == "succeeded"
+        session.start_part(member, name, "b", ["b", "a"], 60.0, "me", "u4", ("local", None))
+        last = session.end_part(member, name, "b", "u4", None, "me", ("local", None))
+        assert (last.code, last.is_last, last.round_status) == ("succeeded", True, "succeeded")
+        assert last.then is not None
+        assert session.end_part(member, name, "b", "u4", None, "me", ("local", None)) == last
+        # The end that could not be told gives the continuation back, and nothing else.
+        undone = session.end_part(member, name, "b", "u4", "interrupted", "me", ("local", None))
+        assert (undone.code, undone.is_last, undone.then) == ("succeeded", True, None)
+        assert session.claim_then(member, name, None, "me", "u5", False) is None
+        claimed = session.claim_then(member, name, None, "me", "u5", True)
+        assert claimed is not None
+        assert claimed.attempt == 2
+        assert session.claim_then(member, name, None, "me", "u5", True) == claimed
+        assert session.claim_then(member, name, None, "me", "u6", True) is None
+        assert session.return_then(member, "u5")
+        assert not session.return_then(member, "u5")
+        claimed = session.claim_then(member, None, began.round_id, "me", "u7", True)
+        assert claimed is not None
+        assert not session.end_then(member, began.round_id, claimed.attempt - 1, None)
+        assert session.end_then(member, began.round_id, claimed.attempt, None)
+        assert session.end_then(member, began.round_id, claimed.attempt, None)
+        assert session.end_part(member, name, "b", "nobody's", None, "me", NOTHING).code == "lost"
+        session.resign(member)
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize("call", ["start_part", "end_part", "end_then"])
+def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
+    ran = []
+    made = make("a", then=lambda: ran.append(1))
+    made.entry()
+    kind = type(made._coordinator._member._main)
+    right, calls = getattr(kind, call), []
+
+    def wrong(self, *arguments):
+        result = right(self, *arguments)
+        calls.append(result)
+        if len(calls) == 1:
+            raise Disconnected("the reply was lost")
+        return result
+
+    monkeypatch.setattr(kind, call, wrong)
+    assert run(made, "a").is_last
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
+    assert ran == [1]
+    assert made.entry().then_status == "finished"
+    assert made.entry().parts[0].attempt == 1
+
+
+def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
+    made = make("a")
+    made.entry()
+    kind = type(made._coordinator._member._main)
+    right, calls = kind.end_part, []
+
+    def wrong(self, *arguments):
+        calls.append(arguments)
+        if len(calls) < 3:
+            raise Deadlock("chosen as deadlock victim")
+        return right(self, *arguments)
+
+    monkeypatch.setattr(kind, "end_part", wrong)
+    assert run(made, "a").is_last
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("call", ["start_part", "end_part", "claim_then"])
+def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, monkeypatch, call):
+    if call == "claim_then":
+        leave_a_continuation(database, name, "local", None)
+    made = make("a", then=lambda: None)
+    until(lambda: made._recover() or call != "claim_then" or made.entry().then_status == "pending")
+    made.entry()
+    kind = type(made._coordinator._member._main)
+    right = getattr(kind, call)
+
+    def wrong(self, *arguments):
+        right(self, *arguments)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, call, wrong)
+    with pytest.raises(KeyboardInterrupt):
+        run(made, "a")
+    if call == "start_part":
+        until(lambda: made.entry().parts[0].status == "failed")
+    else:
+        until(lambda: made.entry().then_status == "pending")
+        assert made.wait(PATIENCE).then_status == "finished"
+    assert run(made, "a").is_last
+
+
+def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
+    made = make("a", then=lambda: pytest.fail("must not run"))
+    with pytest.raises(RoundFailed, match="given up part 'a'") as caught:
+        with made.part("a"):
+            member = made._coordinator._member._member_id
+            database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
+    assert made.alarms[-1] is caught.value
+    until(lambda: made._recover() or made.entry().status == "failed")
+    assert made.entry().parts[0].error == "its process died"
+
+
+def test_a_continuation_of_a_process_that_was_given_up(make, database):
+    def then():
+        member = made._coordinator._member._member_id
+        database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
+
+    made = make("a", then=then)
+    with pytest.raises(RoundFailed, match="another may have run it too"):
+        run(made, "a")
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"name": ""}, "round's name"),
+        ({"name": " x"}, "white space"),
+        ({"parts": []}, "no parts"),
+        ({"parts": "ab"}, "list of names"),
+        ({"parts": 3}, "list of names"),
+        ({"parts": ["a", "b", "a"]}, "twice: a"),
+        ({"parts": ["a", ""]}, "empty"),
+        ({"parts": ["a", "b\n"]}, "white space"),
+        ({"parts": ["a", 7]}, "must be a string"),
+        ({"parts": ["a" * 256]}, "at most 255"),
+        ({"window": 0}, "above 0"),
+        ({"window": -1}, "above 0"),
+        ({"window": "0h"}, "above 0"),
+        ({"window": timedelta(0)}, "above 0"),
+        ({"window": float("nan")}, "above 0"),
+        ({"window": 0.0001}, "millisecond"),
+        ({"window": "soon"}, "not a duration"),
+        ({"window": "6 h"}, "not a duration"),
+        ({"window": None}, "number of seconds"),
+        ({"on_failed": 3}, "on_failed"),
+    ],
+)
+def test_bad_rounds(change, told):
+    with pytest.raises(ConfigurationError, match=told):
+        rounds.round(**{"name": "x", "parts": ["a"], "window": "6h", **change})
+
+
+def test_windows():
+    def window(value):
+        return rounds.round("x", ["a"], window=value).window
+
+    assert window("6h") == window(timedelta(hours=6)) == window(21600) == 21600.0
+    assert (window("90m"), window("2d"), window("1h30m"), window("500ms"), window("7")) == (5400, 172800, 5400, 0.5, 7)
+
+
+async def coroutine():
+    """Not to be called."""
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (None, "cannot continue with None"),
+        ("SELECT 1", "cannot continue with 'SELECT 1'"),
+        (coroutine, "plain function"),
+        (lambda: sqlsem.Call("no.such.module:function"), "no function"),
+        (lambda: sqlsem.Call("os:no_such_function"), "no function"),
+        (lambda: sqlsem.Call("os:name"), "plain function"),
+        (lambda: sqlsem.Call("os:unlink", object()), "JSON"),
+        (lambda: sqlsem.Sql(" "), "empty"),
+        (lambda: sqlsem.Shell(""), "empty"),
+    ],
+)
+def test_bad_continuations(what, told):
+    made = rounds.round("x", ["a"], window=1)
+    with pytest.raises(ConfigurationError, match=told):
+        made.then(what() if getattr(what, "__name__", "") == "<lambda>" else what)
+
+
+def test_an_unknown_part():
+    with pytest.raises(ConfigurationError, match="has no part 'c'; it has a, b"):
+        rounds.round("x", ["a", "b"], window=1).part("c")
+
+
+def test_the_error_survives_pickling():
+    error = RoundFailed("it failed", resource="x", round_id=7, failed={"a": "why"})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.resource, copy.round_id, copy.failed) == ("it failed", "x", 7, {"a": "why"})
+    assert isinstance(copy, RuntimeError)
+
+
+def test_any_names(connect, name):
+    parts = ["Übung, 1", "it's", '"b"', "日本", "a%s?:x"]
+    made = rounds.round(name("ä'\"%s"), parts, window=60, coordinator=connect())
+    for part in parts[:-1]:
+        assert not run(made, part).is_last
+    assert run(made, parts[-1]).is_last
+    assert {part.part for part in made.entry().parts} == set(parts)

@@ -1,0 +1,613 @@
+"""The work queue on every engine: each task is done once, in order, and comes back when its worker dies."""
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+
+import psutil
+import pytest
+from support import PATIENCE, remains, until
+
+import sqlsem
+from sqlsem.model import End, NewTask
+from sqlsem.tasks import Worker
+
+#: Set when the late task of the reference load was put.
+late = threading.Event()
+#: Filled by tasks that run in this process.
+done: list[tuple[float, float, str]] = []
+
+
+def note(word, seconds=0.0):
+    began = time.monotonic()
+    time.sleep(seconds)
+    done.append((began, time.monotonic(), word))
+    return {"word": word}
+
+
+def note_late(word):
+    """Lasts until the late one is there."""
+    assert late.wait(PATIENCE)
+    return note(word, 0.2)
+
+
+def fail(word):
+    raise RuntimeError(f"cannot {word}")
+
+
+def divide(one, other):
+    return one / other
+
+
+def leave():
+    raise SystemExit(3)
+
+
+def overlap(one, other):
+    return one[0] < other[1] and other[0] < one[1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_done():
+    done.clear()
+    late.clear()
+
+
+@pytest.fixture
+def queue(connect, name):
+    return connect().queue(name)
+
+
+def states(queue):
+    return [(entry.task_id, entry.status) for entry in sorted(queue.tasks(), key=lambda entry: entry.task_id)]
+
+
+# -- putting and claiming ---------------------------------------------------------------------------------------------
+
+
+def test_first_come_first_served_within_an_order(queue):
+    late = queue.put("late", order=5)
+    numbers = queue.put_many(["a", "b", "c"], order=-3)
+    middle = queue.put("middle")
+    assert numbers == sorted(numbers)
+    found = []
+    for task in queue.claim(wait=0):
+        with task:
+            found.append((task.id, task.body, task.order))
+    assert found == [
+        *zip(numbers, "abc", [-3] * 3, strict=True),
+        (middle, "middle", 0),
+        (late, "late", 5),
+    ]
+    assert queue.state().done
+    queue.join(timeout=5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [None, 0, "", "täsk 'quoted' \"twice\" \\ 🐘\n\t", {"a": [1, 2.5, None, True], "b": {"c": "%s ? :x"}}, "x" * 2**20],
+)
+def test_any_json_value_comes_back_as_it_was_put(queue, body):
+    queue.put(body, note='what\'s "this"')
+    with queue.try_claim() as task:
+        assert task.body == body
+        assert task.kind == "json"
+        assert task.note == 'what\'s "this"'
+        task.result = body
+    (attempt,) = queue.log(task.id)
+    assert attempt.outcome == "finished"
+
+
+def test_queues_have_nothing_to_do_with_each_other(connect, name):
+    coordinator = connect()
+    one, other, twin = coordinator.queue(name("q")), coordinator.queue(name("other")), coordinator.queue(name("Q"))
+    one.put(1, order=-1)
+    other.put(2, order=7)
+    twin.put(3)
+    for queue, body in ((other, 2), (twin, 3), (one, 1)):
+        with queue.try_claim() as task:
+            assert task.body == body
+        assert queue.try_claim() is None
+
+
+def test_a_claim_waits_for_what_is_put_elsewhere(connect, name):
+    taker, giver = connect().queue(name), connect().queue(name)
+    found = []
+
+    def take():
+        for task in taker.claim(wait=PATIENCE):
+            with task:
+                found.append(task.body)
+            if task.body == "last":
+                return
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    for body in ("first", "last"):
+        giver.put(body)
+        until(lambda body=body: body in found)
+    thread.join(PATIENCE)
+    assert found == ["first", "last"]
+
+
+def test_claim_ends_when_nothing_comes(queue):
+    began = time.monotonic()
+    assert list(queue.claim(wait=0.3)) == []
+    assert time.monotonic() - began >= 0.3
+
+
+def test_not_before_its_time(queue):
+    queue.put("later", after=timedelta(seconds=1.2))
+    queue.put("now")
+    began = time.monotonic()
+    found = []
+    for task in queue.claim(wait=5):
+        with task:
+            found.append(task.body)
+        if len(found) == 2:
+            break
+    assert found == ["now", "later"]
+    assert time.monotonic() - began >= 1.0
+
+
+def test_wait_and_join(connect, queue, name):
+    other = connect().queue(name)
+    assert queue.wait(0) is True
+    queue.put(1)
+    assert queue.wait(0.1) is False
+    with pytest.raises(sqlsem.Timeout, match=rf"{name}.* still has work after 0.1 s; see: sqlsem tasks"):
+        queue.join(0.1)
+    joined = threading.Event()
+    thread = threading.Thread(target=lambda: (queue.join(PATIENCE), joined.set()))
+    thread.start()
+    with other.try_claim():
+        remains(lambda: not joined.is_set(), 0.2, "joined while it runs")
+    assert joined.wait(PATIENCE)
+    thread.join(PATIENCE)
+
+
+# -- how attempts end -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_kept_and_goes_on_to_the_caller(queue):
+    number = queue.put("x")
+    with pytest.raises(ZeroDivisionError), queue.try_claim():
+        divide(1, 0)
+    (entry,) = queue.tasks()
+    assert (entry.status, entry.attempt, entry.failures) == ("failed", 1, 1)
+    assert entry.error.startswith("ZeroDivisionError: division by zero")
+    assert "test_tasks.py" in entry.error
+    (attempt,) = queue.log(number)
+    assert (attempt.outcome, attempt.error) == ("failed", entry.error)
+    with pytest.raises(
+        sqlsem.TaskFailed, match=rf"Task {number} .*division by zero.*sqlsem tasks log {number}"
+    ) as caught:
+        queue.join(1)
+    assert caught.value.task_id == number
+
+
+def test_an_interrupt_gives_the_task_back_at_once(queue):
+    queue.put("x")
+    with pytest.raises(KeyboardInterrupt), queue.try_claim():
+        raise KeyboardInterrupt
+    with queue.try_claim() as task:
+        assert task.attempt == 2
+    assert [attempt.outcome for attempt in queue.log(task.id)] == ["returned", "finished"]
+
+
+def test_tried_again_with_growing_pauses(queue):
+    number = queue.put("x", max_attempts=3, backoff=0.2)
+    ends = []
+    for task in queue.claim(wait=5):
+        with pytest.raises(RuntimeError), task:
+            ends.append(time.monotonic())
+            raise RuntimeError(f"attempt {task.attempt}")
+        if len(ends) == 3:
+            break
+    assert ends[1] - ends[0] >= 0.09
+    assert ends[2] - ends[1] >= 0.19
+    assert states(queue) == [(number, "failed")]
+    assert [(one.attempt, one.outcome, one.error.partition("\n")[0]) for one in queue.log(number)] == [
+        (n, "failed", f"RuntimeError: attempt {n}") for n in (1, 2, 3)
+    ]
+    assert queue.try_claim() is None
+
+
+def test_a_claim_that_nobody_knows_is_given_back(connect, name):
+    """As when an interrupt strikes between the claim and its block."""
+    queue = connect(grace=1).queue(name)
+    queue.put(1)
+    task = queue.try_claim()
+    assert queue.try_claim() is None
+    del task
+    for again in queue.claim(wait=PATIENCE):
+        with again:
+            assert again.attempt == 2
+        break
+
+
+def test_ended_twice(queue):
+    queue.put(1)
+    task = queue.try_claim()
+    task.finish({"rows": 3})
+    for again in (task.finish, task.give_back, lambda: task.fail("x")):
+        with pytest.raises(sqlsem.NotHeld, match=f"Task {task.id} was ended before"):
+            again()
+    (attempt,) = queue.log(task.id)
+    assert attempt.result == '{"rows": 3}'
+
+
+def test_a_loop_that_ends_nothing_is_told_so(queue):
+    queue.put_many([1, 2])
+    with pytest.raises(sqlsem.NotHeld, match="use 'with task:'"):
+        for _ in queue.claim(wait=0):
+            pass
+    assert [status for _, status in states(queue)] == ["pending", "pending"]
+
+
+def test_repeated_calls_change_nothing(database, connect, queue, name):
+    """What the client does when an answer is lost."""
+    queue.put(1)
+    coordinator = connect()
+    member = coordinator._member
+    member.ping()
+    with contextlib.closing(database.session()) as session:
+        me = member._member_id
+        twins = [
+            session.put_tasks(name("twice"), "uid-of-" + name, [NewTask("json", "7"), NewTask("json", "8")])
+            for _ in "ab"
+        ]
+        assert twins[0] == twins[1]
+        assert len(coordinator.tasks(name("twice"))) == 2
+        first = session.claim_task(me, name, "t", "claim-1", False)
+        assert session.claim_task(me, name, "t", "claim-1", True) == first
+        assert session.claim_task(me, name, "t", "claim-2", False) is None
+        end = End(first.task_id, first.attempt, "finished", "1")
+        assert session.end_task(me, end) == "finished"
+        assert session.end_task(me, end) == "finished"
+        assert session.end_task(me, End(first.task_id, first.attempt, "failed")) is None
+        assert session.end_task(me, End(first.task_id, first.attempt + 1, "finished")) is None
+        queue.put(2)
+        second = session.claim_task(me, name, "t", "claim-3", False)
+        assert session.return_claim(me, name, "claim-3") == 1
+        assert session.return_claim(me, name, "claim-3") == 0
+        third = session.claim_task(me, name, "t", "claim-4", False)
+        assert (third.task_id, third.attempt) == (second.task_id, second.attempt + 1)
+        assert session.end_task(me, End(third.task_id, second.attempt, "finished")) is None, "an attempt that is over"
+        assert session.end_task(me, End(third.task_id, third.attempt, "finished")) == "finished"
+    assert [one.outcome for one in coordinator.attempts(first.task_id)] == ["finished"]
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def test_retry_and_cancel(connect, queue):
+    coordinator = connect()
+    one, two, three = queue.put_many([1, 2, 3])
+    with pytest.raises(ValueError, match="no"), queue.try_claim():
+        raise ValueError("no")
+    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {two}: it is not failed or cancelled"):
+        coordinator.retry_task(two)
+    coordinator.cancel_task(two)
+    with queue.try_claim() as task:
+        assert task.id == three
+        with pytest.raises(sqlsem.NotHeld, match=f"Cannot cancel task {three}: it runs"):
+            coordinator.cancel_task(three)
+    coordinator.retry_task(one)
+    coordinator.retry_task(two)
+    for number in (one, two):
+        with queue.try_claim() as task:
+            assert task.id == number
+    with pytest.raises(sqlsem.NotHeld, match="there is no such task"):
+        coordinator.cancel_task(10**9)
+    queue.join(5)
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_load(queue, connect, name):
+    """Four tasks of order 100, two of 200, one of 300, two of 400, one of 500, in five threads."""
+    load = {100: 4, 200: 2, 300: 1, 400: 2, 500: 1}
+    for order, count in reversed(load.items()):
+        one = sqlsem.Call(note_late, "100") if order == 100 else sqlsem.Call(note, str(order), 0.4)
+        queue.put_many([one] * count, order=order)
+    worker = Worker(queue, threads=5, idle_exit=0.5)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: queue.state().running)
+    connect().queue(name).put(sqlsem.Call(note, "100", 0.1), order=100)  # late, to a stage that still runs
+    late.set()
+    thread.join(PATIENCE)
+    assert worker.finished == 11
+    spans = {order: [span for span in done if span[2] == str(order)] for order in load}
+    assert {order: len(found) for order, found in spans.items()} == {**load, 100: 5}
+    for lower, higher in zip(load, list(load)[1:], strict=False):
+        assert max(end for _, end, _ in spans[lower]) <= min(began for began, _, _ in spans[higher])
+    first, second = spans[400]
+    assert overlap(first, second), "those of one order run side by side"
+
+
+def test_a_failed_task_stops_later_orders(queue):
+    first = queue.put(sqlsem.Call(fail, "load"), order=100)
+    queue.put(sqlsem.Call(note, "beside"), order=100)
+    queue.put(sqlsem.Call(note, "after"), order=200)
+    worker = Worker(queue, threads=2, idle_exit=0.3)
+    worker.run()
+    assert (worker.finished, worker.failed) == (1, 1)
+    assert [word for _, _, word in done] == ["beside"]
+    assert queue.state().stuck
+    assert queue.wait(PATIENCE) is True
+    with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
+        queue.join()
+    queue._coordinator.cancel_task(first)
+    Worker(queue, idle_exit=0).run()
+    assert [word for _, _, word in done] == ["beside", "after"]
+    queue.join(5)
+
+
+def test_unless_told_otherwise(connect, name):
+    queue = connect().queue(name, on_failure="continue")
+    queue.put(sqlsem.Call(fail, "load"), order=100)
+    queue.put(sqlsem.Call(note, "after"), order=200)
+    Worker(queue, idle_exit=0).run()
+    assert [word for _, _, word in done] == ["after"]
+    queue.join(5)
+    assert [status for _, status in states(queue)] == ["failed", "finished"]
+
+
+def test_a_task_to_be_tried_again_holds_up_later_orders(queue):
+    queue.put(1, max_attempts=2, backoff=0.5)
+    queue.put(2, order=1)
+    with pytest.raises(ValueError, match="once"), queue.try_claim():
+        raise ValueError("once")
+    assert queue.try_claim() is None
+    found = []
+    for task in queue.claim(wait=5):
+        with task:
+            found.append(task.body)
+        if len(found) == 2:
+            break
+    assert found == [1, 2]
+
+
+def test_the_next_order_waits_for_other_processes_too(connect, name):
+    one, other = connect().queue(name), connect().queue(name)
+    one.put_many([1, 2])
+    one.put(3, order=1)
+    first, second = one.try_claim(), other.try_claim()
+    first.finish()
+    assert one.try_claim() is None
+    assert other.try_claim() is None
+    second.finish()
+    with other.try_claim() as task:
+        assert task.body == 3
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_workers_and_ten_tasks(connect, name):
+    """Five pairs, each of which starts together."""
+    queue = connect().queue(name)
+    numbers = queue.put_many([sqlsem.Call(note, str(n), 0.5) for n in range(10)])
+    workers = [Worker(connect().queue(name), idle_exit=0.3) for _ in range(2)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [worker.finished for worker in workers] == [5, 5]
+    assert Counter(word for _, _, word in done) == Counter(map(str, range(10)))
+    spans = sorted(done)
+    for one, other in zip(spans[::2], spans[1::2], strict=True):
+        assert overlap(one, other), "a pair runs side by side"
+    members = set()
+    for number in numbers:
+        (attempt,) = queue.log(number)
+        assert attempt.outcome == "finished"
+        assert attempt.host
+        assert attempt.pid
+        assert attempt.started_at < attempt.ended_at
+        assert 0.4 < attempt.seconds < 5
+        members.add(attempt.member_id)
+    assert len(members) == 2
+
+
+def test_what_workers_run(database, connect, queue, tmp_path):
+    file = tmp_path / "made"
+    queue.put(sqlsem.Shell(f"echo it is made; touch '{file}'"))
+    queue.put(sqlsem.Call(note, "ünïcode"))
+    queue.put(note, max_attempts=1)  # lacks its argument
+    queue.put(sqlsem.Sql("SELECT 1"))
+    queue.put(sqlsem.Sql("SELECT * FROM no_such_table"))
+    queue.put(sqlsem.Shell("echo bad luck; exit 7"))
+    queue.put(sqlsem.Call("no_such_module:function"))
+    queue.put(sqlsem.Call(leave))
+    queue.put({"json": "is for those who claim"})
+    worker = Worker(queue, threads=2, idle_exit=0)
+    worker.run()
+    assert (worker.finished, worker.failed) == (3, 6)
+    assert file.exists()
+    found = {entry.task_id: entry for entry in queue.tasks()}
+    ended = [found[number] for number in sorted(found)]
+    assert [entry.status for entry in ended] == ["finished"] * 2 + ["failed", "finished"] + ["failed"] * 5
+    assert ended[0].result == "it is made\n"
+    assert ended[1].result == '{"word": "ünïcode"}'
+    for entry, words in zip(
+        [entry for entry in ended if entry.error],
+        ["TypeError", "no_such_table", "status 7: bad luck", "no_such_module", "SystemExit", "kind json"],
+        strict=True,
+    ):
+        assert words in entry.error
+
+
+def test_sql_is_all_or_nothing(database, connect, queue, name):
+    table = f"made_by_{name}"
+    with database.raw() as raw:
+        raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
+    try:
+        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1); INSERT INTO {table} VALUES (2);"))
+        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); INSERT INTO {table} VALUES (NULL);"))
+        Worker(queue, idle_exit=0).run()
+        assert [status for _, status in states(queue)] == ["finished", "failed"]
+        assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 2]
+    finally:
+        with database.raw() as raw:
+            raw.execute(f"DROP TABLE {table}")
+
+
+def test_a_worker_is_stopped_in_order(queue):
+    queue.put_many([sqlsem.Call(note, str(n), 0.3) for n in range(4)])
+    worker = Worker(queue, threads=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: len(worker.running) == 2)
+    worker.stop()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert len(done) == 2
+    assert Counter(status for _, status in states(queue)) == {"finished": 2, "pending": 2}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_a_worker_that_is_aborted_ends_its_command_and_gives_back(connect, queue, name, tmp_path):
+    pid = tmp_path / "pid"
+    queue.put(sqlsem.Shell(f"trap '' TERM; echo $$ > {pid}; sleep 60; sleep 60"))
+    worker = Worker(queue)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: pid.exists() and pid.read_text().strip())
+    worker.abort()
+    assert not psutil.pid_exists(int(pid.read_text()))
+    with connect().queue(name).try_claim() as task:
+        assert task.attempt == 2
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert [one.outcome for one in queue.log(task.id)] == ["returned", "finished"]
+
+
+def test_idle_is_not_while_others_of_the_worker_work(queue):
+    """A thread without a task stays for the stage that comes."""
+    queue.put(sqlsem.Call(note, "long", 1.0))
+    queue.put_many([sqlsem.Call(note, "side", 0.4)] * 2, order=1)
+    Worker(queue, threads=2, idle_exit=0.2).run()
+    (_, _, first), one, other = sorted(done)
+    assert first == "long"
+    assert one[0] < other[1]
+    assert other[0] < one[1]
+
+
+@pytest.mark.parametrize("idle", [0, 0.2])
+def test_a_worker_stays_while_anything_runs(queue, idle):
+    queue.put(sqlsem.Call(note, "long", 1.0))
+    queue.put(sqlsem.Call(note, "after"), order=1)
+    Worker(queue, threads=2, idle_exit=idle).run()
+    assert [word for _, _, word in done] == ["long", "after"]
+
+
+def test_errors_of_the_callback_are_logged(queue, caplog):
+    def tell(task, outcome, error):
+        raise ValueError("no terminal")
+
+    queue.put_many([sqlsem.Call(note, "a"), sqlsem.Call(note, "b")])
+    Worker(queue, idle_exit=0, on_task=tell).run()
+    assert [word for _, _, word in done] == ["a", "b"]
+    assert "on_task of a worker" in caplog.text
+
+
+def test_many_small_tasks_in_many_workers(connect, name):
+    """No task twice, none lost, no error."""
+    count, crew = 1000, 8
+    queue = connect().queue(name)
+    numbers = queue.put_many(range(count))
+    claimed: list[list[int]] = [[] for _ in range(crew)]
+
+    def work(number):
+        for task in connect().queue(name).claim(wait=0):
+            with task:
+                claimed[number].append(task.id)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(crew)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * PATIENCE)
+    assert sorted(number for found in claimed for number in found) == numbers
+    for found in claimed:
+        assert found == sorted(found), "first come, first served"
+    assert queue.state().done
+    assert {entry.attempt for entry in queue.tasks(most=count)} == {1}
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({1, 2}, "cannot be kept as JSON"),
+        (float("nan"), "cannot be kept as JSON"),
+        (b"bytes", "cannot be kept as JSON"),
+        (lambda: 1, "cannot be found by a worker"),
+        (sqlsem.Sql("  "), "is empty"),
+        (sqlsem.Shell(""), "is empty"),
+        (sqlsem.Sql("a\0b"), "NUL"),
+        ("half \ud800", "surrogate"),
+    ],
+)
+def test_bodies_that_cannot_be(queue, body, words):
+    with pytest.raises(sqlsem.ConfigurationError, match=words):
+        queue.put_many([1, body])
+    assert queue.tasks() == [], "nothing was put"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": 1.5}, "whole number"),
+        ({"order": True}, "whole number"),
+        ({"order": 2**40}, "whole number"),
+        ({"max_attempts": 0}, "from 1 on"),
+        ({"after": -1}, "from 0 to"),
+        ({"after": float("inf")}, "from 0 to"),
+        ({"backoff": "1"}, "from 0 to"),
+        ({"on_failure": "ignore"}, "'stop' or 'continue'"),
+        ({"note": "x" * 1001}, "at most 1000"),
+    ],
+)
+def test_options_that_cannot_be(queue, options, words):
+    with pytest.raises(sqlsem.ConfigurationError, match=words):
+        queue.put(1, **options)
+
+
+def test_names_that_cannot_be(connect):
+    for bad in ("", " x", "x" * 256, None, "a\nb"):
+        with pytest.raises(sqlsem.ConfigurationError, match="The queue's name"):
+            connect().queue(bad)
+    for function in ("nothing", "a b:c", "os:", ":x"):
+        with pytest.raises(sqlsem.ConfigurationError, match=r"package\.module:function"):
+            sqlsem.Call(function)
+    for wait in (-1, float("nan"), "1"):
+        with pytest.raises(sqlsem.ConfigurationError, match="wait must be"):
+            next(connect().queue("q").claim(wait=wait))
+    for threads in (0, True, 1.5):
+        with pytest.raises(sqlsem.ConfigurationError, match="threads"):
+            Worker(connect().queue("q"), threads)
+
+
+def test_after_close(connect, name):
+    coordinator = connect()
+    queue = coordinator.queue(name)
+    queue.put(1)
+    task = queue.try_claim()
+    coordinator.close()
+    with pytest.raises(sqlsem.ConfigurationError, match="closed"):
+        queue.put(2)
+    with pytest.raises(sqlsem.SqlsemError):
+        task.finish()
+    with connect().queue(name).try_claim() as again:  # those of a process that left are pending at once
+        assert again.id == task.id

@@ -1,0 +1,190 @@
+"""Workers that die, sleep or lose the database: tasks come back, and never from one that lives."""
+
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+
+import pytest
+from support import PATIENCE, remains, until
+
+import sqlsem
+
+GRACE = 1.5
+
+
+def hold(channel, url, options, name, grace):
+    """Claims one task and keeps it."""
+    queue = sqlsem.connect(url, **options, grace=grace).queue(name)
+    for task in queue.claim(wait=60):
+        channel.tell("claimed", id=task.id, attempt=task.attempt)
+        channel.ask()
+        try:
+            with task:
+                pass
+        except sqlsem.LockLost:
+            channel.tell("lost")
+        else:
+            channel.tell("finished")
+        return
+
+
+def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
+    queue = connect().queue(name)
+    number = queue.put("x")
+    child = spawn(hold, name=str(name), grace=GRACE)
+    assert child.expect("claimed")["id"] == number
+    killed = child.kill()
+    for task in queue.claim(wait=PATIENCE):
+        got = time.monotonic()
+        with task:
+            assert (task.id, task.attempt) == (number, 2)
+        break
+    if queue._coordinator.engine.name == "postgresql":
+        assert got >= killed + GRACE, (
+            "a beacon that is gone does not tell a dead process from one that lost its connection"
+        )
+    assert got < killed + GRACE + 20
+    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+
+
+def test_join_sees_to_the_dead_as_well(spawn, connect, name):
+    queue = connect().queue(name)
+    queue.put("x")
+    child = spawn(hold, name=str(name), grace=0.5)
+    child.expect("claimed")
+    child.kill()
+    until(lambda: not queue.wait(0.2) and not queue.state().running, "the task is pending again")
+    with queue.try_claim():
+        pass
+
+
+def test_a_paused_worker_keeps_its_task(spawn, connect, name):
+    queue = connect().queue(name)
+    number = queue.put("x")
+    child = spawn(hold, name=str(name), grace=0.5)
+    child.expect("claimed")
+    child.pause()
+    try:
+        remains(lambda: queue.try_claim() is None, 3, "nobody takes a task from a worker that lives")
+    finally:
+        child.resume()
+    child.send(go=True)
+    child.expect("finished")
+    assert [one.outcome for one in queue.log(number)] == ["finished"]
+
+
+def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, name):
+    queue = connect().queue(name)
+    number = queue.put("poison", max_attempts=3)
+    for attempt in range(1, 6):
+        child = spawn(hold, name=str(name), grace=0)
+        assert child.expect("claimed")["attempt"] == attempt
+        child.kill()
+    until(lambda: queue.wait(0.2) and queue.tasks()[0].status == "failed")
+    with pytest.raises(sqlsem.TaskFailed, match="its worker died five times"):
+        queue.join()
+    assert Counter(one.outcome for one in queue.log(number)) == {"lost": 5}
+
+
+@pytest.mark.engines("postgresql")
+def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
+    """Its session is ended and cannot come back in time."""
+    queue = connect().queue(name)
+    queue.put("x")
+    mine = sqlsem.connect(database.url, **database.options, grace=1.0, retry=30)
+    try:
+        task = mine.queue(name).try_claim()
+        # No connection succeeds any more.
+        mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
+        mine._member._main.interrupt()
+        assert task.lost_event.wait(PATIENCE)
+        lost = time.monotonic()
+        for other in queue.claim(wait=PATIENCE):
+            assert time.monotonic() >= lost
+            with other:
+                assert other.attempt == 2
+            break
+        with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
+            task.finish()
+    finally:
+        del mine.engine.reach
+        mine.close()
+
+
+def churn(channel, url, options, name, journal):
+    queue = sqlsem.connect(url, **options, grace=GRACE).queue(name)
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(what, task):
+        words = {"what": what, "at": time.monotonic(), "pid": os.getpid(), "task": task.id, "attempt": task.attempt}
+        os.write(file, (json.dumps(words) + "\n").encode())
+
+    def work():
+        try:
+            for task in queue.claim():
+                with task:
+                    note("began", task)
+                    note("ended", task)
+        except BaseException as exc:
+            channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
+
+    for _ in range(2):
+        threading.Thread(target=work, daemon=True).start()
+    channel.tell("ready")
+    channel.ask()
+    os._exit(0)
+
+
+def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
+    queue = connect(grace=GRACE).queue(name)
+    numbers = queue.put_many(range(count))
+    journal = tmp_path / "journal"
+    children = [spawn(churn, name=str(name), journal=str(journal)) for _ in range(4)]
+    for child in children:
+        child.expect("ready")
+    killed: dict[int, float] = {}
+    for kill in range(kills):
+        # Spread over the work, wherever that stands.
+        until(lambda kill=kill: lines(journal) > 2 * count * (kill + 1) / (kills + 2), timeout=4 * PATIENCE)
+        victim = random.randrange(len(children))
+        killed[children[victim].pid] = children[victim].kill()
+        children[victim] = spawn(churn, name=str(name), journal=str(journal))
+    assert queue.wait(8 * PATIENCE)
+    assert queue.state().done
+    for child in children:
+        child.send(stop=True)
+        assert {told["event"] for told in child.rest()} <= {"ready"}, "no deadlock, and no other error"
+    entries = {entry.task_id: entry for entry in queue.tasks(most=count + 1)}
+    assert sorted(entries) == numbers
+    assert {entry.status for entry in entries.values()} == {"finished"}
+    began = Counter()
+    for line in journal.read_text().splitlines():
+        words = json.loads(line)
+        if words["what"] == "began":
+            began[words["task"]] += 1
+            if words["attempt"] > 1:
+                lost = [one for one in queue.log(words["task"]) if one.attempt == words["attempt"] - 1]
+                assert [one.outcome for one in lost] == ["lost"]
+                assert words["at"] >= min(killed.values())
+    assert set(began) == set(numbers), "none lost"
+    assert sum(began.values()) - count <= 2 * len(killed), "only what a killed worker had is done again"
+    return killed
+
+
+def lines(journal):
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+@pytest.mark.timeout(400)
+def test_workers_killed_at_random(spawn, connect, name, tmp_path):
+    killed = check_killed_at_random(spawn, connect, name, tmp_path, 1500, 3)
+    assert len(killed) == 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_twenty_thousand_tasks_and_workers_killed_at_random(spawn, connect, name, tmp_path):
+    check_killed_at_random(spawn, connect, name, tmp_path, 20000, 12)

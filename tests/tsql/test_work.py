@@ -1,0 +1,450 @@
+"""The work queue from T-SQL alone: put, and work as several Agent jobs would call it."""
+
+import itertools
+import time
+
+import pytest
+from support import PATIENCE, remains, until
+
+pytestmark = pytest.mark.engines("mssql")
+
+
+@pytest.fixture
+def put(session, name):
+    """``put(body, …)``: the number of a new task."""
+    one = session()
+
+    def put(body, *, by=one, queue=name, **named):
+        marks = "".join(f", @{key} = ?" for key in named)
+        ((task,),) = by.rows(
+            f"DECLARE @t bigint; EXEC {{s}}.put ?, ?{marks}, @task_id = @t OUTPUT; SELECT @t",
+            queue,
+            body.replace("{s}", by.schema),
+            *named.values(),
+        )
+        return task
+
+    return put
+
+
+def work(session, queue, idle_seconds=0.0):
+    """Run ``work`` to its end: how many tasks were done, and how many failed."""
+    *_, last = session.rows(
+        "DECLARE @d int, @f int; EXEC {s}.work ?, ?, @d OUTPUT, @f OUTPUT; SELECT @d, @f", queue, idle_seconds
+    )
+    return last
+
+
+def state(session, queue):
+    return {row[0]: row for row in session.rows("EXEC {s}.list_tasks ?, NULL, 1000", queue)}
+
+
+def statuses(session, queue):
+    """What became of the tasks, in the order in which they were put."""
+    return [row[6] for _, row in sorted(state(session, queue).items())]
+
+
+def attempts(session, task):
+    """(outcome, error) of every attempt."""
+    return [(row[2], row[11]) for row in session.rows("EXEC {s}.task_attempts ?", task)]
+
+
+@pytest.fixture
+def notes(database, name):
+    """A table for tasks to write to, ``n`` in the order of ``at``; its name."""
+    table = f"{database.schema}.notes_{name}"
+    database.rows(f"CREATE TABLE {table} (at int IDENTITY PRIMARY KEY, n int NOT NULL)")
+    yield table
+    database.rows(f"DROP TABLE {table}")
+
+
+def written(database, notes):
+    return [n for (n,) in database.rows(f"SELECT n FROM {notes} ORDER BY at")]
+
+
+def note(notes, n):
+    return f"INSERT INTO {notes} (n) VALUES ({n})"
+
+
+def note_and_await(notes, n, other):
+    """A task that ends when another note is there."""
+    return f"{note(notes, n)}; WHILE NOT EXISTS (SELECT 1 FROM {notes} WHERE n = {other}) EXEC {{s}}.doze 10"
+
+
+# -- several sessions -----------------------------------------------------------------------------------------------
+
+
+def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
+    """Each task ends only when its pair has begun; so they do run two at a time, and never three."""
+    tasks = []
+    for n in range(10):
+        both = n // 2 * 2 + 2
+        tasks.append(
+            put(f"{note(notes, n)}; WHILE (SELECT COUNT(*) FROM {notes}) < {both} EXEC {{s}}.doze 5", note=f"no {n}")
+        )
+    one, other, looker = session(), session(), session()
+    workers = [one.later(work, one, name, 0.5), other.later(work, other, name, 0.5)]
+    done = [worker.result(PATIENCE) for worker in workers]
+    assert sum(count for count, _ in done) == 10
+    assert [count for _, count in done] == [0, 0]
+    assert sorted(written(database, notes)) == list(range(10))
+    assert statuses(looker, name) == ["finished"] * 10
+    spans, spids = [], set()
+    for task in tasks:
+        ((_, attempt, outcome, member, owner, host, _, spid, started, ended, seconds, error, _),) = looker.rows(
+            "EXEC {s}.task_attempts ?", task
+        )
+        assert (attempt, outcome, error) == (1, "finished", None)
+        assert member is not None
+        assert owner.startswith(f"spid {spid} 20")
+        assert seconds == pytest.approx((ended - started).total_seconds(), abs=0.001)
+        assert host == looker.rows("SELECT HOST_NAME()")[0][0]
+        spids.add(spid)
+        spans.append((started, ended))
+    assert spids == {one.spid, other.spid}
+    for pair in range(0, 10, 2):
+        (began, over), (began_too, over_too) = spans[pair], spans[pair + 1]
+        assert max(began, began_too) <= min(over, over_too)
+    for began, _ in spans:
+        assert sum(start <= began < end for start, end in spans) <= 2
+
+
+def test_no_task_twice(session, database, put, notes, name):
+    for n in range(200):
+        put(note(notes, n), order=n // 100)
+    sessions = [session() for _ in range(4)]
+    workers = [one.later(work, one, name, 0.3) for one in sessions]
+    done = [worker.result(PATIENCE) for worker in workers]
+    assert sum(count for count, _ in done) == 200
+    assert sum(count for _, count in done) == 0
+    found = written(database, notes)
+    assert sorted(found) == list(range(200))
+    assert all(n < 100 for n in found[:100]), "an order began before the one below it had ended"
+
+
+def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session, database, put, notes, name):
+    task = put(note_and_await(notes, 1, 0))
+    victim, one = new_session(), session()
+    doomed = victim.later(work, victim, name)
+    until(lambda: written(database, notes) == [1], "the task running")
+    waiting = one.later(work, one, name, 8)
+    remains(lambda: written(database, notes) == [1], 0.5, "a live session keeps its task")
+    killer = session()
+    killer.rows(f"KILL {victim.spid}")
+    with pytest.raises(Exception):  # noqa: B017  (drivers differ in what they make of it)
+        doomed.result(PATIENCE)
+    left = time.monotonic()
+    until(lambda: written(database, notes) == [1, 1], "the task running again")
+    assert time.monotonic() - left < 5
+    database.rows(note(notes, 0))
+    assert waiting.result(PATIENCE) == (1, 0)
+    assert attempts(killer, task) == [("lost", "its worker died"), ("finished", None)]
+
+
+@pytest.mark.parametrize("how", ["work", "reap"])
+def test_the_task_of_a_closed_session_runs_again_elsewhere(session, new_session, put, name, how):
+    task = put("SELECT 1")
+    victim, one = new_session(), session()
+    ((claimed,),) = victim.rows(
+        "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @t", name
+    )
+    assert claimed == task
+    assert work(one, name) == (0, 0)
+    one.call("reap")
+    assert statuses(one, name) == ["running"]
+    victim.close()
+    if how == "reap":
+        until(lambda: one.call("reap") >= 0 and statuses(one, name) == ["pending"], "the task being pending again")
+        assert work(one, name) == (1, 0)
+    else:
+        assert work(one, name, 2) == (1, 0)
+    assert attempts(one, task) == [("lost", "its worker died"), ("finished", None)]
+
+
+def test_a_task_whose_workers_die_five_times_has_failed(session, database, put, name):
+    task = put("SELECT 1")
+    one = session()
+    for _ in range(5):
+        database.rows(
+            f"UPDATE {database.beside('task')} SET status = 'running', member_id = -1, attempt = attempt + 1, "
+            f"claimed_at = SYSUTCDATETIME() WHERE task_id = ?",
+            task,
+        )
+        assert one.call("recover_tasks", name, None) == 1
+    assert work(one, name) == (0, 0)
+    assert statuses(one, name) == ["failed"]
+    assert state(one, name)[task][21] == "its worker died five times"
+    assert [outcome for outcome, _ in attempts(one, task)] == ["lost"] * 5
+
+
+# -- what tasks do wrong --------------------------------------------------------------------------------------------
+
+
+def test_errors_are_kept_and_the_work_goes_on(session, database, put, notes, name):
+    kept = [
+        put("SELECT 1 / 0", on_failure="continue"),
+        put("THROW 51000, N'out of customers', 1", on_failure="continue"),
+        put(f"BEGIN TRANSACTION; {note(notes, 1)}", on_failure="continue"),
+        put(f"BEGIN TRANSACTION; {note(notes, 2)}; THROW 51000, N'halfway', 1", on_failure="continue"),
+        put("SET XACT_ABORT ON; BEGIN TRANSACTION; SELECT 1 / 0", on_failure="continue"),
+        put('{"any": "value"}', kind="json", on_failure="continue"),
+        put(note(notes, 3)),
+    ]
+    one = session()
+    assert work(one, name) == (1, 6)
+    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
+    found = [attempts(one, task) for task in kept]
+    assert [[outcome for outcome, _ in rows] for rows in found] == [["failed"]] * 6 + [["finished"]]
+    errors = [rows[0][1] for rows in found]
+    assert errors[0].startswith("8134: ")
+    assert errors[1].startswith("51000: out of customers")
+    assert errors[2] == "it left a transaction open, which was rolled back; commit at its end"
+    assert errors[3].startswith("51000: halfway")
+    assert errors[4].startswith("8134: ")
+    assert errors[5] == "a database session runs SQL, not kind json; use sqlsem work"
+    assert written(database, notes) == [3], "what was not committed is undone"
+    assert [state(one, name)[task][21] for task in kept] == errors
+
+
+def test_attempts_and_their_pauses(session, database, put, notes, name):
+    task = put(
+        f"{note(notes, 1)}; IF (SELECT COUNT(*) FROM {notes}) < 3 THROW 51000, N'not yet', 1",
+        max_attempts=3,
+        backoff_seconds=0.4,
+    )
+    one = session()
+    assert work(one, name, 2) == (1, 2)
+    rows = one.rows("EXEC {s}.task_attempts ?", task)
+    assert [row[2] for row in rows] == ["failed", "failed", "finished"]
+    first, second = ((late[8] - early[9]).total_seconds() for early, late in itertools.pairwise(rows))
+    assert 0.19 < first < 0.4 + 2
+    assert 0.39 < second < 0.8 + 2
+    row = state(one, name)[task]
+    assert (row[6], row[8], row[9], row[10]) == ("finished", 3, 2, 0)
+
+
+def test_attempts_end(session, put, name):
+    task = put("THROW 51000, N'never', 1", max_attempts=2, backoff_seconds=0)
+    one = session()
+    assert work(one, name, 0.2) == (0, 2)
+    assert [outcome for outcome, _ in attempts(one, task)] == ["failed", "failed"]
+    assert statuses(one, name) == ["failed"]
+    assert work(one, name) == (0, 0)
+
+
+def test_what_a_task_sets_ends_with_it(session, put, name):
+    one = session()
+    before = one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS, @@DATEFIRST")
+    put("SET XACT_ABORT ON; SET LOCK_TIMEOUT 17; SET NOCOUNT ON")
+    put("IF @@LOCK_TIMEOUT <> -1 OR @@OPTIONS & 16384 <> 0 OR @@TRANCOUNT <> 0 THROW 51000, N'not as it was', 1")
+    assert work(one, name) == (2, 0)
+    assert one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS, @@DATEFIRST") == before
+
+
+def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
+    inner = put(note(notes, 2), queue=name("inner"))
+    outer = put(
+        f"EXEC {{s}}.put N'{name}', N'{note(notes, 3)}'; EXEC {{s}}.work N'{name('inner')}', 0; "
+        f"EXEC {{s}}.work N'{name}', 0; {note(notes, 1)}"
+    )
+    one = session()
+    assert work(one, name) == (1, 0)
+    assert written(database, notes) == [2, 3, 1]
+    assert attempts(one, inner) == attempts(one, outer) == [("finished", None)]
+
+
+def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name):
+    one = session()
+    task = put("SELECT 1", max_attempts=2, backoff_seconds=0)
+    one.rows("DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT", name)
+    until(lambda: work(one, name, 0.1) == (1, 0), "the task being done")
+    (outcome, error), last = attempts(one, task)
+    assert outcome == "failed"
+    assert "broken off by its client" in error
+    assert last == ("finished", None)
+
+
+# -- orders ---------------------------------------------------------------------------------------------------------
+
+
+def test_orders_are_barriers(session, database, put, notes, name):
+    put(note(notes, 5), order=5)
+    put(note_and_await(notes, 1, 0), order=-1)
+    one, other = session(), session()
+    working = one.later(work, one, name, 1)
+    until(lambda: written(database, notes) == [1], "the first order running")
+    assert work(other, name, 0.3) == (0, 0)
+    put(note(notes, 2), order=-2)
+    assert work(other, name) == (1, 0), "one that is put late, in a lower order, is next"
+    assert written(database, notes) == [1, 2]
+    database.rows(note(notes, 0))
+    assert working.result(PATIENCE) == (2, 0)
+    assert written(database, notes) == [1, 2, 0, 5]
+
+
+def test_first_come_first_served_within_an_order(session, database, put, notes, name):
+    for n in (3, 1, 2):
+        put(note(notes, n), order=1)
+    for n in (9, 7, 8):
+        put(note(notes, n))
+    assert work(session(), name) == (6, 0)
+    assert written(database, notes) == [9, 7, 8, 3, 1, 2]
+
+
+def test_a_failed_task_holds_up_later_orders(session, database, put, notes, name):
+    one = session()
+    bad = put("THROW 51000, N'bad', 1", order=1)
+    put(note(notes, 1), order=1)
+    put(note(notes, 2), order=2)
+    assert work(one, name) == (1, 1)
+    assert written(database, notes) == [1]
+    ((pending, running, next_pending, failed, error),) = one.rows("EXEC {s}.queue_state ?", name)
+    assert (pending, running, next_pending, failed) == (True, False, False, bad)
+    assert error.startswith("51000: bad")
+    assert one.call("set_task", bad, "retry") == 0
+    assert work(one, name) == (0, 1)
+    assert one.call("set_task", bad, "cancel") == 0
+    assert one.call("set_task", bad, "cancel") == -2
+    assert work(one, name) == (1, 0)
+    assert written(database, notes) == [1, 2]
+    assert statuses(one, name) == ["cancelled", "finished", "finished"]
+    assert one.rows("EXEC {s}.queue_state ?", name) == [(False, False, False, None, None)]
+
+
+def test_unless_it_may_fail(session, database, put, notes, name):
+    one = session()
+    put("THROW 51000, N'bad', 1", order=1, on_failure="continue")
+    put(note(notes, 2), order=2)
+    assert work(one, name) == (1, 1)
+    assert written(database, notes) == [2]
+    assert statuses(one, name) == ["failed", "finished"]
+
+
+def test_not_before_its_time(session, put, name):
+    one = session()
+    put("SELECT 1", queue=name("later"), after_seconds=3600)
+    assert work(one, name("later"), 0.2) == (0, 0)
+    put("SELECT 1", after_seconds=1.5)
+    assert work(one, name, 5) == (1, 0)
+    (row,) = one.rows("EXEC {s}.list_tasks ?", name)
+    put_at, ready_at, claimed_at = row[12:15]
+    assert (ready_at - put_at).total_seconds() == pytest.approx(1.5, abs=0.01)
+    assert claimed_at >= ready_at
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------
+
+
+def test_put_is_part_of_the_callers_transaction(session, new_session, put, name):
+    one, putter = session(), new_session()
+    putter.rows("BEGIN TRANSACTION")
+    put("SELECT 1", by=putter)
+    putter.rows("ROLLBACK TRANSACTION")
+    assert work(one, name) == (0, 0)
+    assert statuses(one, name) == []
+    putter.rows("BEGIN TRANSACTION")
+    put("SELECT 1", by=putter)
+    putter.rows("COMMIT TRANSACTION")
+    assert work(one, name) == (1, 0)
+
+
+def test_a_refused_put_leaves_the_transaction_alone(session, put, refused, notes, database, name):
+    one = session()
+    one.rows(f"BEGIN TRANSACTION; {note(notes, 1)}")
+    with refused(50000, "max_attempts"):
+        put("SELECT 1", by=one, max_attempts=0)
+    one.rows("COMMIT TRANSACTION")
+    assert written(database, notes) == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"kind": "python"}, "kind is 'python'; it must be sql, shell, call or json"),
+        ({"kind": None}, "kind is NULL"),
+        ({"kind": "sql "}, "kind is 'sql '"),
+        ({"order": None}, "order is NULL"),
+        ({"after_seconds": -1}, "after_seconds must be from 0"),
+        ({"after_seconds": 1e300}, "after_seconds must be from 0"),
+        ({"after_seconds": None}, "after_seconds must be from 0"),
+        ({"max_attempts": 0}, "max_attempts must be 1 or more, not 0"),
+        ({"max_attempts": None}, "max_attempts must be 1 or more, not NULL"),
+        ({"backoff_seconds": -0.5}, "backoff_seconds must be from 0"),
+        ({"backoff_seconds": 1e15}, "backoff_seconds must be from 0"),
+        ({"on_failure": "explode"}, "on_failure is 'explode'; it must be stop or continue"),
+        ({"queue": ""}, "queue is empty"),
+        ({"queue": " x"}, "begins or ends with white space"),
+        ({"queue": "x" * 256}, "queue has more than 255 characters"),
+    ],
+)
+def test_bad_arguments_of_put(put, refused, session, name, words, message):
+    with refused(50000, message):
+        put("SELECT 1", **words)
+    assert statuses(session(), name) == []
+
+
+def test_no_body_at_all(session, refused, name):
+    with refused(50000, "the body of a task is NULL"):
+        session().rows("EXEC {s}.put ?, NULL", name)
+
+
+def test_bad_arguments_of_work(session, refused, name):
+    one = session()
+    for idle in (-1, None):
+        with refused(50000, "idle_seconds must be 0 or more"):
+            work(one, name, idle)
+    with refused(50000, "queue is empty"):
+        work(one, "")
+    one.rows("BEGIN TRANSACTION")
+    with refused(50001, "work must not be called in an open transaction"):
+        work(one, name)
+    assert one.rows("SELECT @@TRANCOUNT") == [(1,)]
+    one.rows("ROLLBACK TRANSACTION")
+    with refused(50000, "a task can be told to retry or cancel"):
+        one.call("set_task", 1, "stop")
+
+
+def test_kinds_and_words_are_kept_in_one_form(put, session, name):
+    put("[1]", kind="JSON", on_failure="Continue", note="by hand", order=7)
+    ((*_, kind, body, words, _, on_failure),) = [row[:8] for row in session().rows("EXEC {s}.list_tasks ?", name)]
+    assert (kind, body, words, on_failure) == ("json", "[1]", "by hand", "continue")
+
+
+def test_a_big_body(put, session, database, notes, name):
+    put(f"{note(notes, 1)} -- {'é' * 1_000_000}")
+    assert work(session(), name) == (1, 0)
+    assert written(database, notes) == [1]
+
+
+def test_a_put_that_is_repeated_finds_its_task(session, name):
+    one = session()
+    text = "EXEC {s}.put_task ?, ?, N'json', N'1', @answer = 1"
+    first = one.rows(text, name, f"{name}.1")
+    assert one.rows(text, name, f"{name}.1") == first
+    assert one.rows(text, name, f"{name}.2") != first
+    assert statuses(one, name) == ["pending"] * 2
+
+
+def test_old_tasks_are_pruned_with_their_log(session, database, put, name):
+    one = session()
+    old, young = put("SELECT 1"), put("SELECT 2")
+    assert work(one, name) == (2, 0)
+    database.rows(f"UPDATE {database.beside('task')} SET ended_at = DATEADD(day, -31, ended_at) WHERE task_id = ?", old)
+    assert one.call("prune_tasks", 100) == 1
+    assert list(state(one, name)) == [young]
+    assert attempts(one, old) == []
+    assert attempts(one, young) == [("finished", None)]
+
+
+def test_the_list(session, put, name):
+    one = session()
+    done = put("SELECT 1")
+    failed = put("THROW 51000, N'bad', 1", on_failure="continue")
+    assert work(one, name) == (1, 1)
+    late, early = put("SELECT 1", order=2), put("SELECT 1", order=1)
+    rows = one.rows("EXEC {s}.list_tasks ?", name)
+    assert [row[0] for row in rows] == [early, late, failed, done]
+    assert [row[0] for row in one.rows("EXEC {s}.list_tasks ?, N'failed'", name)] == [failed]
+    assert [row[0] for row in one.rows("EXEC {s}.list_tasks ?, NULL, 3", name)] == [early, late, failed]
+    assert [row[16] is None for row in rows] == [True, True, False, False]
+    assert {row[0] for row in one.rows("EXEC {s}.list_tasks NULL, NULL, 1000")} >= {early, late, failed, done}

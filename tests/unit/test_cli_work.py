@@ -1,0 +1,790 @@
+"""``sqlsem put``, ``work``, ``tasks`` and ``rounds``; in this process where that will do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import sqlsem
+from sqlsem import cli, cli_work
+from sqlsem.model import PartEntry, RoundEntry, TaskEntry
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+#: Machines may be slow; nothing waits for so long unless it fails.
+PATIENCE = 60.0
+ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
+#: What tasks call. Functions say when they start, and wait for a file before they end.
+JOBS = """
+import os, time
+
+def note(text):
+    with open("told", "a") as file:
+        file.write(text + "\\n")
+
+def add(a, b=0):
+    return {"sum": a + b}
+
+def bad(words="no"):
+    raise ValueError(words)
+
+def gated(name):
+    note(f"start {name} {os.getpid()}")
+    deadline = time.monotonic() + 120
+    while not os.path.exists(f"open-{name}"):
+        assert time.monotonic() < deadline, "nobody opened the gate"
+        time.sleep(0.01)
+    note(f"end {name}")
+
+def where():
+    return os.environ.get("SQLSEM_URL")
+"""
+posix = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "jobs_of_ours.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "jobs_of_ours", raising=False)
+    return url
+
+
+@pytest.fixture
+def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
+    with sqlsem.connect(url) as coordinator:
+        yield coordinator
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    result = CliRunner().invoke(cli.main, list(arguments), input=stdin, prog_name="sqlsem")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def done(*arguments: str, stdin: str | None = None) -> str:
+    result = call(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def put(*arguments: str) -> int:
+    return int(done("put", "q", *arguments))
+
+
+def work(*arguments: str) -> Result:
+    result = call("work", "q", "--idle-exit", "300ms", *arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+class Bench:
+    """`sqlsem` processes in a folder with a database and importable jobs, all ended afterwards."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "SQLSEM_URL": url, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **options}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sqlsem", *arguments], env=self.environment, cwd=self.folder, text=True, **options
+        )
+        self.started.append(process)
+        return process
+
+    def told(self, what: str) -> int:
+        """How often a job has told something."""
+        file = self.folder / "told"
+        return sum(line.startswith(what) for line in file.read_text().splitlines()) if file.exists() else 0
+
+    def open(self, gate: str) -> None:
+        (self.folder / f"open-{gate}").touch()
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, url: str) -> Iterator[Bench]:
+    bench = Bench(tmp_path, url)
+    yield bench
+    bench.close()
+
+
+# -- put --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "body"),
+    [
+        (["--sql", "SELECT 1"], "sql", "SELECT 1"),
+        (["--shell", "a | b"], "shell", "a | b"),
+        (["--", "echo", "a b", "--note", "--", "$x"], "shell", "echo 'a b' --note -- '$x'"),
+        (["--json-body", '{"a": [1, "ü"]}'], "json", {"a": [1, "ü"]}),
+        (["--json-body", "null"], "json", None),
+        (["--call", "m.n:f"], "call", {"function": "m.n:f", "args": [], "kwargs": {}}),
+        (
+            ["--call", "m:f", "--arg", "1", "--arg", '"a=b"', "--arg", "full=true", "--arg", 'x={"y": null}'],
+            "call",
+            {"function": "m:f", "args": [1, "a=b"], "kwargs": {"full": True, "x": {"y": None}}},
+        ),
+    ],
+)
+def test_put_of_every_kind(coordinator: sqlsem.Coordinator, arguments: list[str], kind: str, body: object) -> None:
+    number = put(*arguments)
+    (task,) = coordinator.tasks("q")
+    assert (task.task_id, task.kind) == (number, kind)
+    assert (task.body if kind in ("sql", "shell") else json.loads(task.body)) == body
+    assert (task.order, task.max_attempts, task.on_failure, task.note) == (0, 1, "stop", None)
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--sql", "sql"), ("--shell", "shell"), ("--json-body", "json")])
+def test_put_from_standard_input(coordinator: sqlsem.Coordinator, option: str, kind: str) -> None:
+    done("put", "q", option, "-", stdin="[1,\n2]")
+    (task,) = coordinator.tasks("q")
+    assert (task.kind, task.body) == (kind, "[1, 2]" if kind == "json" else "[1,\n2]")
+
+
+def test_put_with_everything(coordinator: sqlsem.Coordinator) -> None:
+    text = done(
+        *("put", "q", "--sql", "x", "--order", "-7", "--after", "10m", "--max-attempts", "3", "--backoff", "5s"),
+        *("--on-failure", "continue", "--note", "daily", "--json"),
+    )
+    (task,) = coordinator.tasks("q")
+    assert json.loads(text) == {"queue": "q", "task_id": task.task_id}
+    assert (task.order, task.max_attempts, task.on_failure, task.note) == (-7, 3, "continue", "daily")
+    assert (task.ready_at - task.put_at).total_seconds() == pytest.approx(600, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Say what to do"),
+        (["--sql", "a", "--shell", "b"], "Say what to do"),
+        (["--sql", "a", "--", "b"], "Say what to do"),
+        (["a"], "unexpected extra argument"),
+        (["--sql", " "], "is empty"),
+        (["--shell", ""], "is empty"),
+        (["--"], "is empty"),
+        (["--call", "f"], "package.module:function"),
+        (["--call", "m:f", "--arg", "customers"], "a text needs its quotes"),
+        (["--call", "m:f", "--arg", "a=1", "--arg", "a=2"], "twice"),
+        (["--sql", "a", "--arg", "1"], "--arg goes with --call"),
+        (["--json-body", "{"], "not JSON"),
+        (["--json-body", "NaN"], "JSON"),
+        (["--sql", "a\0b"], "NUL"),
+        (["--sql", "a", "--order", "x"], "whole number"),
+        (["--sql", "a", "--order", "2147483648"], "whole number"),
+        (["--sql", "a", "--max-attempts", "0"], "from 1 on"),
+        (["--sql", "a", "--after", "soon"], "not a duration"),
+        (["--sql", "a", "--backoff", "301"], "300 seconds"),
+        (["--sql", "a", "--on-failure", "shrug"], "shrug"),
+        (["--sql", "a", "--note", "x" * 1001], "note"),
+    ],
+)
+def test_what_cannot_be_put(coordinator: sqlsem.Coordinator, arguments: list[str], words: str) -> None:
+    result = call("put", "q", *arguments)
+    assert result.exit_code == 64
+    assert words in result.stderr
+    assert coordinator.tasks() == []
+
+
+@pytest.mark.parametrize("command", [["put", "", "--sql", "a"], ["work", " x"], ["tasks", "x" * 256]])
+def test_what_is_no_queue(url: str, command: list[str]) -> None:
+    result = call(*command)
+    assert result.exit_code == 64
+    assert "queue's name" in result.stderr
+
+
+def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
+    body = "x" * 1_000_000
+    done("put", "q", "--json-body", "-", stdin=json.dumps(body))
+    (task,) = coordinator.tasks("q")
+    assert json.loads(task.body) == body
+    assert len(done("tasks", "q")) < 2000
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
+
+
+def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
+    sql = put("--sql", "CREATE TABLE made (n integer)")
+    shell = put("--shell", "echo hello")
+    function = put("--call", "jobs_of_ours:add", "--arg", "2", "--arg", "b=3")
+    bad = put("--call", "jobs_of_ours:bad", "--note", "fails")
+    missing = put("--call", "nowhere_at_all:f")
+    claims = put("--json-body", "1")
+    result = work("--workers", "2")
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == "sqlsem: 3 finished, 3 failed"
+    found = {task.task_id: task for task in coordinator.tasks("q")}
+    assert [found[n].status for n in (sql, shell, function)] == ["finished"] * 3
+    assert [found[n].status for n in (bad, missing, claims)] == ["failed"] * 3
+    assert found[shell].result == "hello\n"
+    assert json.loads(found[function].result or "") == {"sum": 5}
+    assert "ValueError: no" in (found[bad].error or "")
+    assert "nowhere_at_all" in (found[missing].error or "")
+    assert "claim" in (found[claims].error or "")
+
+
+def test_what_a_worker_logs(url: str) -> None:
+    good, bad = put("--shell", "echo"), put("--call", "jobs_of_ours:bad", "--note", "fails")
+    lines = work().stderr.splitlines()
+    for wanted in (
+        f"Task {good} started: $ echo",
+        f"Task {good} finished after ",
+        f"Task {bad} started: fails",
+        f"Task {bad} of 'q' failed: ValueError: no",
+        f"Task {bad} failed after ",
+    ):
+        assert sum(wanted in line for line in lines) == 1, wanted
+
+
+def test_orders_are_kept(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    for name, order in (("c", 300), ("a", -5), ("b", 0)):
+        put("--order", str(order), "--", "sh", "-c", f"echo {name} >> order")
+    work("--workers", "3")
+    assert (tmp_path / "order").read_text().split() == ["a", "b", "c"]
+
+
+def test_the_reference_load(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    stages = {100: 4, 200: 2, 300: 1, 400: 2, 500: 1}
+    for order, count in stages.items():
+        for _ in range(count):
+            put("--order", str(order), "--shell", f"echo start {order} >> log; sleep 0.05; echo end {order} >> log")
+    assert work("--workers", "5").stderr.splitlines()[-1] == "sqlsem: 10 finished, 0 failed"
+    ended: list[int] = []
+    for line in (tmp_path / "log").read_text().splitlines():
+        what, order = line.split()[0], int(line.split()[1])
+        if what == "start":
+            assert len(ended) >= sum(count for one, count in stages.items() if one < order), line
+        else:
+            ended.append(order)
+    assert len(ended) == 10
+    assert done("tasks", "wait", "q", "--timeout", "0") == ""
+
+
+def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
+    for number in range(8):
+        put("--order", str(number), "--note", f"number {number} {'x' * 100}", "--shell", "true")
+    put("--order", "-1", "--on-failure", "stop", "--shell", "exit 1")
+    crew = cli_work._Crew(coordinator, "q", 4, 0.0)
+    with coordinator.queue("q").try_claim() as claimed:
+        crew._on_task(claimed, None, None)
+        threading.Thread(target=crew.look_ahead, daemon=True).start()
+        until(lambda: crew.ahead.pending, "a look")
+        lines = drawn(cli_work.render_worker(crew, 80), 80)
+        claimed.fail("no\nmore")
+    crew._on_task(claimed, "failed", "no")
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("q  1 of 4 busy, 0 finished, 0 failed, more than 5 pending")
+    assert [line.split()[1] for line in lines[2:]] == ["running", *["pending"] * 5]
+    assert lines[2].endswith("$ exit 1")
+    until(lambda: crew.ahead.held_up, "being held up")
+    crew.over.set()
+    lines = drawn(cli_work.render_worker(crew, 80, leaving=True), 80)
+    assert f"Held up by task {claimed.id}" in lines[-1]
+    assert lines[0].endswith("LEAVING")
+
+
+def test_more_is_logged_when_asked_for(url: str) -> None:
+    number = put("--shell", "echo")
+    result = call("-v", "work", "q", "--idle-exit", "0")
+    assert result.exit_code == 0
+    assert sum(f"Task {number} finished" in line for line in result.stderr.splitlines()) == 1
+
+
+def test_tasks_find_the_database_of_the_worker(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    done("--url", other, "put", "q", "--call", "jobs_of_ours:where")
+    done("--url", other, "put", "q", "--shell", 'echo "$SQLSEM_URL"')
+    assert call("--url", other, "work", "q", "--idle-exit", "0").exit_code == 0
+    with sqlsem.connect(other) as coordinator:
+        shell, function = coordinator.tasks("q")
+    assert json.loads(function.result or "") == other
+    assert shell.result == f"{other}\n"
+
+
+def test_functions_are_imported_from_the_current_folder(bench: Bench, tmp_path: Path) -> None:
+    number = put("--call", "jobs_of_ours:add", "--arg", "1")
+    elsewhere = tmp_path / "bin"
+    elsewhere.mkdir()
+    # As an installed command: the first place to import from is the folder of that, not the current one.
+    script = elsewhere / "sqlsem_command.py"
+    script.write_text("import sys\nfrom sqlsem.cli import main\nmain(sys.argv[1:])\n")
+    subprocess.run(
+        [sys.executable, script, "work", "q", "--idle-exit", "0"],
+        env=bench.environment,
+        cwd=tmp_path,
+        check=True,
+        timeout=PATIENCE,
+        capture_output=True,
+    )
+    (log,) = json.loads(done("tasks", "log", str(number), "--json"))
+    assert (log["outcome"], json.loads(log["result"])) == ("finished", {"sum": 1})
+
+
+def test_a_worker_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "no-folder"
+    file.touch()
+    result = call("--url", f"sqlite:///{file}/queue.db", "--retry", "0", "work", "q", "--idle-exit", "0")
+    monkeypatch.setenv("SQLSEM_URL", "")
+    assert result.exit_code == 69
+    assert "sqlsem: error: " in result.stderr
+
+
+@posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_lets_what_runs_finish(
+    bench: Bench, coordinator: sqlsem.Coordinator, number: signal.Signals
+) -> None:
+    first, second = (put("--call", "jobs_of_ours:gated", "--arg", f'"{name}"') for name in "ab")
+    process = bench.start("work", "q")
+    until(lambda: bench.told("start a"), "the start")
+    process.send_signal(number)
+    assert process.stderr is not None
+    until(lambda: "finishing 1 task, then leaving" in process.stderr.readline(), "an answer")  # type: ignore[union-attr]
+    assert [task.status for task in coordinator.tasks("q")] == ["running", "pending"]
+    bench.open("a")
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err.splitlines()[-1]) == (0, "sqlsem: 1 finished, 0 failed")
+    assert {task.task_id: task.status for task in coordinator.tasks("q")} == {first: "finished", second: "pending"}
+    assert (bench.told("end a"), bench.told("start b")) == (1, 0)
+
+
+@posix
+def test_an_idle_worker_leaves_at_the_first_signal(bench: Bench) -> None:
+    process = bench.start("work", "q")
+    put("--shell", "touch seen")
+    until((bench.folder / "seen").exists, "work")
+    until(lambda: '"finished"' in done("tasks", "q", "--json"), "the task's end")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "sqlsem: leaving" in err
+    assert err.splitlines()[-1] == "sqlsem: 1 finished, 0 failed"
+
+
+@posix
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_second_signal_gives_everything_back(
+    bench: Bench, coordinator: sqlsem.Coordinator, number: signal.Signals, code: int
+) -> None:
+    function = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
+    shell = put("--", "sh", "-c", "echo start b $$ >> told; exec sleep 600")
+    process = bench.start("--grace", "600", "work", "q", "--workers", "2")
+    until(lambda: bench.told("start") == 2, "the start")
+    (child,) = (
+        int(line.split()[2]) for line in (bench.folder / "told").read_text().splitlines() if line.startswith("start b")
+    )
+    process.send_signal(number)
+    assert process.stderr is not None
+    until(lambda: "finishing 2 tasks" in process.stderr.readline(), "an answer")  # type: ignore[union-attr]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    assert "sqlsem: 0 finished, 0 failed, 2 given back" in err
+    # Nobody had to find out about the worker, which would have taken ten minutes on a server.
+    assert [(t.task_id, t.status, t.losses) for t in coordinator.tasks("q")] == [
+        (function, "pending", 0),
+        (shell, "pending", 0),
+    ]
+    assert coordinator.attempts(function)[0].outcome == "returned"
+    with pytest.raises(ProcessLookupError):  # ended, and collected or not ours
+        until(lambda: os.kill(child, 0), "the command's end")
+
+
+@posix
+def test_a_hangup_is_as_two_signals(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+    put("--call", "jobs_of_ours:gated", "--arg", '"a"')
+    process = bench.start("work", "q")
+    until(lambda: bench.told("start a"), "the start")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGHUP
+    assert [task.status for task in coordinator.tasks("q")] == ["pending"]
+
+
+@posix
+def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+    number = put("--call", "jobs_of_ours:gated", "--arg", '"a"')
+    killed = bench.start("--grace", "0.5", "work", "q")
+    until(lambda: bench.told("start a") == 1, "the start")
+    other = bench.start("--grace", "0.5", "work", "q")
+    killed.kill()
+    killed.wait(PATIENCE)
+    until(lambda: bench.told("start a") == 2, "the second start")
+    bench.open("a")
+    until(lambda: coordinator.tasks("q", "finished"), "the end")
+    other.send_signal(signal.SIGTERM)
+    other.communicate(timeout=PATIENCE)
+    attempts = json.loads(done("tasks", "log", str(number), "--json"))
+    assert [one["outcome"] for one in attempts] == ["lost", "finished"]
+    assert attempts[1]["pid"] == other.pid
+    assert bench.told("end a") == 1
+
+
+@posix
+def test_the_picture_on_a_terminal(bench: Bench) -> None:
+    import pty
+
+    put("--call", "jobs_of_ours:gated", "--arg", '"a"')
+    bad = put("--call", "jobs_of_ours:bad", "--order", "7", "--note", "comes later")
+    ours, theirs = pty.openpty()
+    seen = b""
+    try:
+        os.set_blocking(ours, False)
+        environment = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        bench.environment.update(environment)
+        process = bench.start("work", "q", "--workers", "2", stdout=theirs, stderr=theirs, stdin=theirs)
+
+        def shows(words: str) -> bool:
+            nonlocal seen
+            with contextlib.suppress(BlockingIOError):
+                seen += os.read(ours, 65536)
+            return words in seen.decode(errors="replace")
+
+        until(lambda: shows("1 of 2 busy, 0 finished, 0 failed, 1 pending"), "the first picture")
+        for words in ("jobs_of_ours:gated", "q-", "comes later"):
+            until(lambda words=words: shows(words), words)  # type: ignore[misc]
+        bench.open("a")
+        until(lambda: shows(f"Task {bad} of 'q' failed: ValueError: no"), "the failure, above")
+        until(lambda: shows("0 of 2 busy, 1 finished, 1 failed"), "the picture of the end")
+        process.send_signal(signal.SIGTERM)
+        until(lambda: shows("sqlsem: 1 finished, 1 failed"), "the summary")
+        assert process.wait(PATIENCE) == 0
+        assert shows("\x1b[?25h"), "the cursor is shown again"
+        assert "Task 1 started" not in seen.decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@posix
+def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+    import pty
+
+    put("--call", "jobs_of_ours:gated", "--arg", '"a"')
+    ours, theirs = pty.openpty()
+    process = bench.start("work", "q", stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    try:
+        until(lambda: b"1 of 1 busy" in os.read(ours, 65536), "a picture")
+    finally:
+        os.close(ours)
+    put("--shell", "touch seen")
+    bench.open("a")
+    until(lambda: len(coordinator.tasks("q", "finished")) == 2, "the work")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def task(number: int, status: str = "pending", **other: object) -> TaskEntry:
+    fields: dict[str, object] = {
+        **{"task_id": number, "queue": "nightly", "order": 100, "kind": "sql", "body": "SELECT 1", "note": None},
+        **{"status": status, "on_failure": "stop", "attempt": 1, "failures": 0, "losses": 0, "max_attempts": 1},
+        **{"put_at": NOW, "ready_at": NOW, "claimed_at": NOW, "ended_at": None, "seconds": None, "member_id": None},
+        **{"owner": None, "host": None, "pid": None, "error": None, "result": None},
+    }
+    return TaskEntry(**{**fields, **other})  # type: ignore[arg-type]
+
+
+def drawn(what: object, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, highlight=False).print(what)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_the_table_of_tasks_fits() -> None:
+    found = [
+        task(
+            1, "running", seconds=75.0, host="a-host-with-a-long-name.example.org", pid=4321, attempt=2, max_attempts=3
+        ),
+        task(2, ready_at=datetime.now(timezone.utc) + timedelta(minutes=10, seconds=30), attempt=0, body="x " * 1000),
+        task(12345, "failed", ended_at=NOW, seconds=0.2, error="\n ValueError: no\x1b such thing\nmore", kind="shell"),
+    ]
+    for width in (80, 120):
+        lines = drawn(cli_work.render_tasks(found, width, "nightly"), width)
+        assert max(map(len, lines)) <= width
+        head, first, second, third, empty, error = lines
+        assert head.split() == ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHO", "WHAT"]
+        assert first.split()[:5] == ["1", "100", "running", "2/3", "1m15s"]
+        assert "a-host" in first
+        assert first.endswith("SELECT 1")
+        assert second.split()[:6] == ["2", "100", "pending", "0", "in", "10m30s"] or "in 10m2" in second
+        assert third.split()[:5] == ["12345", "100", "failed", "1", "0.2s"]
+        assert third.endswith("$ SELECT 1")
+        assert empty == ""
+        assert error == "12345: ValueError: no· such thing"
+
+
+def test_tasks_of_all_queues() -> None:
+    found = [task(1), task(2, queue="mails\x1b", order=-2147483647)]
+    lines = drawn(cli_work.render_tasks(found, 80), 80)
+    assert max(map(len, lines)) <= 80
+    assert "QUEUE" in lines[0]
+    assert "nightly" in lines[1]
+    assert "mails·" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "note", "words"),
+    [
+        ("sql", "SELECT\n   1", None, "SELECT 1"),
+        ("sql", "SELECT 1", "daily", "daily"),
+        ("shell", "make all", None, "$ make all"),
+        ("call", '{"function": "m:f", "args": [1, "a"], "kwargs": {"b": null}}', None, 'm:f(1, "a", b=null)'),
+        ("call", "nonsense", None, "nonsense"),
+        ("call", "[1]", None, "[1]"),
+        ("json", '{"a": 1}', None, '{"a": 1}'),
+        ("json", "x" * 5000, None, "x" * 199 + "…"),
+    ],
+)
+def test_a_task_in_a_few_words(kind: str, body: str, note: str | None, words: str) -> None:
+    assert cli_work.shortened(kind, body, note) == words
+
+
+def test_listing(coordinator: sqlsem.Coordinator) -> None:
+    assert done("tasks") == "There are no such tasks.\n"
+    assert done("tasks", "q") == "There are no such tasks in 'q'.\n"
+    good, later = put("--shell", "echo hi"), put("--sql", "later", "--after", "1h")
+    bad = put("--call", "jobs_of_ours:bad", "--on-failure", "continue")
+    done("put", "log", "--sql", "in a queue named log")
+    work()
+    assert [line.split()[0] for line in done("tasks", "q").splitlines()[1:4]] == [str(n) for n in (later, bad, good)]
+    assert f"{bad}: ValueError: no" in done("tasks", "q")
+    assert [t["task_id"] for t in json.loads(done("tasks", "q", "--status", "finished", "--json"))] == [good]
+    assert [t["task_id"] for t in json.loads(done("tasks", "-n", "1", "q", "--json"))] == [later]
+    assert "There are more than these 2" in done("tasks", "q", "--most", "2")
+    assert "There are more" not in done("tasks", "q", "--most", "3")
+    assert "in a queue named log" in done("tasks")
+    assert "in a queue named log" not in done("tasks", "q")
+    assert "in a queue named log" in done("tasks", "--queue", "log")
+    assert call("tasks", "q", "--queue", "q").exit_code == 64
+    assert call("tasks", "q", "--status", "odd").exit_code == 64
+    assert call("tasks", "q", "--most", "0").exit_code == 64
+
+
+def test_the_log(url: str) -> None:
+    number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
+    assert call("tasks", "log", str(number)).exit_code == 1
+    assert f"Task {number} has not been started yet" in call("tasks", "log", str(number)).stderr
+    work()
+    lines = done("tasks", "log", str(number)).splitlines()
+    assert [line for line in lines if line.startswith(" ")] == [
+        "    The command ended with status 4: one",
+        "    two",
+    ] * 2
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [head.split()[:3] for head in heads] == [["Attempt", "1:", "failed"], ["Attempt", "2:", "failed"]]
+    assert f":{os.getpid()} (q-1)" in heads[0]
+    logged = json.loads(done("tasks", "log", str(number), "--json"))
+    assert [(one["task_id"], one["attempt"], one["outcome"]) for one in logged] == [
+        (number, 1, "failed"),
+        (number, 2, "failed"),
+    ]
+    for wrong in (["tasks", "log"], ["tasks", "log", "x"], ["tasks", "log", "0"]):
+        result = call(*wrong)
+        assert result.exit_code == 64
+        assert "Usage: sqlsem tasks log [OPTIONS] ID" in result.stderr
+
+
+def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    failed = put("--", "test", "-e", "mended")
+    held_up = put("--order", "5", "--shell", "true")
+    work()
+    assert [t.status for t in coordinator.tasks("q")] == ["failed", "pending"]
+    (tmp_path / "mended").touch()
+    assert done("tasks", "retry", str(failed)) == f"Task {failed} is pending again.\n"
+    work()
+    assert {t.task_id: t.status for t in coordinator.tasks("q")} == {failed: "finished", held_up: "finished"}
+    # What cannot be done is said, and the rest is done.
+    waits = put("--sql", "x")
+    result = call("tasks", "cancel", str(failed), str(waits), "987654")
+    assert result.exit_code == 1
+    assert result.stdout == f"Task {waits} was cancelled.\n"
+    assert f"Cannot cancel task {failed}" in result.stderr
+    assert "there is no such task" in result.stderr
+    assert coordinator.tasks("q", "cancelled")[0].task_id == waits
+    assert call("tasks", "retry", str(held_up)).exit_code == 1
+    for wrong in (["tasks", "retry"], ["tasks", "cancel", "x"]):
+        assert call(*wrong).exit_code == 64
+
+
+def test_waiting(bench: Bench) -> None:
+    assert done("tasks", "wait", "q") == ""
+    number = put("--shell", "exit 1")
+    result = call("tasks", "wait", "q", "--timeout", "10ms")
+    assert result.exit_code == 75
+    assert "still has work" in result.stderr
+    waiting = bench.start("tasks", "wait", "q")
+    work()
+    _, err = waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == 1
+    assert f"sqlsem tasks log {number}" in err
+    done("tasks", "cancel", str(number))
+    assert done("tasks", "wait", "q", "--timeout", "1h") == ""
+
+
+def test_help_of_the_commands_below(url: str) -> None:
+    for command in (["tasks", name] for name in ("log", "retry", "cancel", "wait")):
+        text = done(*command, "--help")
+        assert text.startswith(f"Usage: sqlsem {' '.join(command)} ")
+        assert "Example" in text
+        assert "Exit codes" in text
+        assert max(map(len, text.splitlines())) <= 80
+    text = done("rounds", "resume", "--help")
+    assert "Exit codes" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def part(name: str, status: str = "succeeded", **other: object) -> PartEntry:
+    fields: dict[str, object] = {
+        **{
+            "part": name,
+            "status": status,
+            "is_last": False,
+            "attempt": 1,
+            "member_id": 1,
+            "owner": "x",
+            "host": "etl01",
+        },
+        **{"pid": 7, "started_at": NOW, "ended_at": NOW, "seconds": 90.0, "error": None, "missing_for": None},
+    }
+    return PartEntry(**{**fields, **other})  # type: ignore[arg-type]
+
+
+A_ROUND = RoundEntry(
+    *(42, "nightly", "succeeded", 3600.0, NOW, NOW, 125.0, "running", "shell", "./next.sh --all", 1, "x", NOW, None),
+    *(3.0, None, (part("a"), part("b", is_last=True))),
+)
+
+
+def test_the_table_of_rounds_fits() -> None:
+    failed = replace(
+        A_ROUND,
+        round_id=41,
+        status="open",
+        seconds=7200.0,
+        then_status="none",
+        parts=(
+            part("a-part-with-a-long-name-" * 3, "failed", error="ValueError: no\x1b\nmore"),
+            part("b", "running", missing_for=2.0, host="a-long-host-name.example.org"),
+            part("c", "expected", attempt=0, started_at=None, seconds=None, host=None),
+        ),
+    )
+    lines = drawn(cli_work.render_rounds([A_ROUND, failed], 80), 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("42  nightly  succeeded  2m05s of 1h00m  opened ")
+    assert lines[2].split()[:4] == ["a", "succeeded", "1", "1m30s"]
+    assert lines[3].endswith("the last")
+    assert lines[4] == "  then $ ./next.sh --all: running for 3.0s"
+    assert lines[6].startswith("41  nightly  open  2h00m of 1h00m  OVERDUE")
+    text = "\n".join(drawn(cli_work.render_rounds([failed], 160), 160))
+    assert "ValueError: no" in text
+    assert "[not found for 2.0s]" in text
+    assert "\x1b" not in text
+    ended = replace(A_ROUND, then_status="failed", then_error="OSError: full\nmore")
+    assert drawn(cli_work.render_rounds([ended], 80), 80)[4] == (
+        "  then $ ./next.sh --all: failed after 3.0s: OSError: full"
+    )
+
+
+def test_rounds(coordinator: sqlsem.Coordinator) -> None:
+    assert done("rounds") == "There are no rounds.\n"
+    assert done("rounds", "nightly") == "There are no rounds 'nightly'.\n"
+    nightly = sqlsem.round("nightly", ["a", "b"], window="1h", coordinator=coordinator)
+    with nightly.part("a"):
+        pass
+    text = done("rounds", "nightly")
+    assert "nightly  open" in text
+    assert "expected" in text
+    with nightly.part("b"):
+        pass
+    (found,) = json.loads(done("rounds", "--json"))
+    assert (found["name"], found["status"]) == ("nightly", "succeeded")
+    assert [(p["part"], p["is_last"]) for p in found["parts"]] == [("a", False), ("b", True)]
+    assert json.loads(done("rounds", "other", "--json")) == []
+    assert done("rounds", "--name", "nightly", "-n", "1") == done("rounds")
+
+
+def test_resuming_rounds(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    assert done("rounds", "resume") == "Nothing was left to do.\n"
+    assert call("rounds", "resume", "nightly").exit_code == 78
+    assert call("rounds", "resume", "7", "--name", "7").exit_code == 64
+    nightly = sqlsem.round("nightly", ["a"], window="1h", coordinator=coordinator)
+    nightly.then(sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued"))
+    with pytest.raises(sqlsem.RoundFailed):
+        with nightly.part("a"):
+            pass
+    (found,) = json.loads(done("rounds", "--json"))
+    number = str(found["round_id"])
+    assert found["then_status"] == "failed"
+    assert done("rounds", "resume", "nightly") == "Nothing was left to do.\n"
+    failing = call("rounds", "resume", number)
+    assert failing.exit_code == 1
+    assert "status 1" in failing.stderr
+    (tmp_path / "mended").touch()
+    assert "Done" in done("rounds", "resume", number)
+    assert (tmp_path / "continued").exists()
+    assert done("rounds", "resume", number) == "Nothing was left to do.\n"
+    assert "finished" in done("rounds")
+
+
+@posix
+def test_a_continuation_whose_process_died_is_resumed(bench: Bench) -> None:
+    script = """
+import sqlsem
+r = sqlsem.round("nightly", ["a"], window="1h").then(sqlsem.Call("jobs_of_ours:gated", "x"))
+with r.part("a"): pass
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], env=bench.environment, cwd=bench.folder, text=True)
+    try:
+        until(lambda: bench.told("start x"), "the continuation's start")
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+    bench.open("x")
+
+    def resumed() -> bool:
+        return "Done: the continuation of round 'nightly'" in done("--grace", "0.5", "rounds", "resume")
+
+    until(resumed, "taking it over")
+    assert (bench.told("start x"), bench.told("end x")) == (2, 1)
