@@ -105,6 +105,28 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
     assert [(one.outcome, one.error) for one in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
 
 
+def test_what_a_session_does_that_was_given_up_is_undone(database, connect, name, threads):
+    """Its text frees the session's locks, so that it looks dead."""
+    table = f"made_by_{name}"
+    database.rows(f"CREATE TABLE {table} (n integer)")
+    queue = connect().queue(name)
+    number = queue.put(
+        sqlsem.Sql(f"INSERT INTO {table} VALUES (1); SELECT pg_advisory_unlock_all(); SELECT pg_sleep(3)")
+    )
+    results = []
+    threads.start(work, database, name, 0, results)
+    until(lambda: queue.tasks("running"))
+    for task in queue.claim(wait=PATIENCE):
+        with task:
+            assert (task.id, task.attempt) == (number, 2)
+        break
+    threads.join()
+    assert results == [(0, 1)]
+    assert database.rows(f"SELECT n FROM {table}") == []
+    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+    database.rows(f"DROP TABLE {table}")
+
+
 def test_put_belongs_to_the_callers_transaction(database, connect, name):
     queue = connect().queue(name)
     with database.raw(autocommit=False) as connection:

@@ -370,7 +370,8 @@ $$;
 
 -- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds:
 -- what a scheduled job calls, as many of them as shall work side by side. done and failed count the tasks.
--- A text may be several statements, but none that ends a transaction; each task is a transaction of its own.
+-- A text may be several statements, but none that ends a transaction; each task is a transaction of its own, with its end,
+-- so that what it does in this database is done once. Settings that a text makes stay with the session.
 CREATE OR REPLACE PROCEDURE {schema}.work(
     queue text, idle_seconds double precision DEFAULT 30, INOUT done integer DEFAULT 0, INOUT failed integer DEFAULT 0)
 LANGUAGE plpgsql
@@ -416,10 +417,16 @@ BEGIN
                 v_error := v_state || ': ' || v_error;
             END;
         END IF;
-        -- The work and its end are committed together.
-        PERFORM {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt,
-                                  CASE WHEN v_error IS NULL THEN 'finished' ELSE 'failed' END, NULL, v_error);
-        COMMIT;
+        -- The work and its end are committed together, or not at all: the task may be another's by now.
+        IF {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt,
+                             CASE WHEN v_error IS NULL THEN 'finished' ELSE 'failed' END, NULL, v_error) IS NULL THEN
+            ROLLBACK;
+            v_error := 'it was given up';
+            RAISE WARNING 'sqlsem: task % was given up while it ran, and was undone', v_claim.task_id
+                USING HINT = 'Did its text free this session''s advisory locks?';
+        ELSE
+            COMMIT;
+        END IF;
         IF v_broken IS NOT NULL THEN
             RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_broken
                 USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
