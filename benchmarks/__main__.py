@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 import sqlsem
-from benchmarks import measure, servers, subjects
+from benchmarks import measure, queues, servers, subjects
 
-MEASUREMENTS = ("uncontended", "handoff", "waiters", "connections", "throughput")
+MEASUREMENTS = ("uncontended", "handoff", "waiters", "connections", "throughput", "tasks")
 ENGINES = {"postgresql": "PostgreSQL", "mssql": "SQL Server", "sqlite": "SQLite"}
 #: The most that we may take of what the peer takes.
 TARGETS = {
     "uncontended": {"postgresql": 4.0, "mssql": 1.8, "sqlite": 5.0},
     "handoff": {"postgresql": 3.0, "mssql": 1.8, "sqlite": 2.0},
 }
-STATEMENTS, CONNECTIONS = 1.0, 3
+STATEMENTS, CONNECTIONS, CLAIM = 1.0, 3, 1.5
 console = Console(highlight=False)
 if not console.is_terminal:
     console.width = 150
@@ -129,6 +130,52 @@ def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
     return {name: dict(zip(numbers, rates, strict=True)) for name, rates in found.items()}
 
 
+def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
+    if engine == "mssql":
+        console.print("SQL Server: the tasks of no peer could be compared.")
+        return None
+    number, workers = options["tasks"], options["workers"]
+    forms = {"1 worker": (1, 1), f"{workers} processes": (workers, 1), f"{workers} in 1 process": (1, workers)}
+    there = queues.subjects(engine)
+    turns: dict[str, dict[str, list[float]]] = {name: {} for name in there}
+    with console.status("") as status:
+        for turn in range(options["turns"]):
+            for form, (processes, at_once) in forms.items():
+                for name, subject in there.items():
+                    if (processes > 1 and not subject.processes) or (at_once > 1 and not subject.at_once):
+                        continue
+                    status.update(f"{name}, {form}, turn {turn + 1} of {options['turns']}")
+                    found = queues.rate(engine, name, url, number, processes, at_once)
+                    turns[name].setdefault(form, []).append(found)
+    rates = {name: {form: statistics.median(each) for form, each in one.items()} for name, one in turns.items()}
+    table = _table(
+        f"{ENGINES[engine]}: {number:,} empty Python tasks, done a second (medians of {options['turns']})",
+        "",
+        *(column for form in forms for column in (form, "sqlsem's, times")),
+    )
+    for name, one in rates.items():
+        cells = []
+        for form in forms:
+            ratio = rates["sqlsem"][form] / one[form] if form in one else None
+            cells += ["-", ""] if ratio is None else [f"{one[form]:.0f}", _ahead(ratio) if name != "sqlsem" else ""]
+        table.add_row(f"{name} ({queues.version(there[name])})", *cells)
+    console.print(table)
+    with console.status("the cost of a claim"):
+        cost = queues.claim_cost(engine, url, options["pending"], options["finished"], options["claims"])
+    table = _table(
+        f"{ENGINES[engine]}: one claim and its end, µs (medians)",
+        *("", "1,000 pending", f"{options['pending']:,} pending, {options['finished']:,} finished", "ratio"),
+    )
+    table.add_row("sqlsem", f"{cost.few:.0f}", f"{cost.many:.0f}", _judged(cost.many / cost.few, CLAIM))
+    console.print()
+    console.print(table)
+    return {"rates": turns, "claim": asdict(cost)}
+
+
+def _ahead(ratio: float) -> str:
+    return f"[{'green' if ratio > 1 else 'red'}]{ratio:.2f}[/]"
+
+
 @click.command(context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("measurements", nargs=-1, type=click.Choice(MEASUREMENTS), metavar="[MEASUREMENT]...")
 @click.option("--engine", "engines", multiple=True, type=click.Choice(list(ENGINES)), help="Left out: all there are.")
@@ -145,6 +192,11 @@ def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
 @click.option("--wait", default=30.0, help="Seconds that they wait.")
 @click.option("--locks", default=500, help="Locks held by one process.")
 @click.option("--threads", default=20, help="Threads that wait at the same time.")
+@click.option("--tasks", default=20_000, help="Tasks that each subject gets done, each turn.")
+@click.option("--workers", default=8, help="Workers that share them.")
+@click.option("--pending", default=100_000, help="Pending tasks, for the cost of a claim.")
+@click.option("--finished", default=1_000_000, help="Finished tasks beside them.")
+@click.option("--claims", default=900, help="Claims from either table.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, writable=True), help="Write all figures there too.")
 @click.option(
     "--realtime",
@@ -162,8 +214,8 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of uncontended, handoff, waiters, connections, throughput; left out, all of them. Compare the
-    ratios, not the figures: these belong to the machine and its mood.
+    MEASUREMENT is any of uncontended, handoff, waiters, connections, throughput, tasks, claims; left out, all of them.
+    Compare the ratios, not the figures: these belong to the machine and its mood.
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))

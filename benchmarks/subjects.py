@@ -122,9 +122,9 @@ if importlib.util.find_spec("sqlalchemy_dlock") is not None:
     SUBJECTS["mssql"]["sqlalchemy-dlock"] = SqlalchemyDlock
 
 
-def install(url: str) -> None:
+def install(url: str, **options: Any) -> None:
     """The tables, where they do not make themselves."""
-    coordinator = sqlsem.connect(url)
+    coordinator = sqlsem.connect(url, **options)
     session = coordinator.engine.connect("look")
     try:
         session.install(coordinator.engine.plan)

@@ -1,0 +1,469 @@
+"""Work queues: how fast sqlsem and its peers get many empty tasks done, and what a claim costs in a large table.
+
+Every subject has a database of its own for every measurement, and its tasks are put before the clock starts. Workers
+are processes with one task at a time, or one process with many at a time. They begin together; the clock stops when the
+last task is done, as the subject's own tables say, and not when the workers have noticed that nothing is left. Each
+task notes in memory that it was run, so that none may be lost and none run twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import importlib.util
+import itertools
+import logging
+import multiprocessing
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import sqlsem
+from sqlsem.tasks import Worker
+
+QUEUE = "bench"
+#: The tasks that this process has run.
+ran: list[int] = []
+
+
+def note(number: int) -> None:
+    """The task."""
+    ran.append(number)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Somebody's work queue."""
+
+    package: str
+    fill: Callable[[str, int], None]
+    #: Given (url, tasks at a time, gate): passes the gate when all is ready, then works until nothing is left.
+    work: Callable[[str, int, Callable[[], None]], None]
+    #: How many were done, once each, as its tables say; and when the last was (None where they do not tell).
+    done: Callable[[str], tuple[int, float | None]]
+    processes: bool = True  # several may share the work
+    at_once: bool = True  # one process may be told how many tasks it runs at a time
+    settings: str = ""
+
+
+def _rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+@contextlib.contextmanager
+def database(url: str, name: str) -> Iterator[str]:
+    """The URL of a fresh database: on that server, or in the folder of that file."""
+    if url.startswith("sqlite"):
+        with tempfile.TemporaryDirectory(dir=Path(url.removeprefix("sqlite:///")).parent) as folder:
+            yield f"sqlite:///{folder}/{name}.db"
+        return
+    _rows(url, f"CREATE DATABASE {name}")
+    try:
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+    finally:
+        _rows(url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+# -- sqlsem -----------------------------------------------------------------------------------------------------------
+
+
+def _fill(url: str, number: int) -> None:
+    with closing(sqlsem.connect(url)) as coordinator:
+        bodies = [sqlsem.Call(f"{__name__}:note", one) for one in range(number)]
+        sqlsem.queue(QUEUE, coordinator=coordinator).put_many(bodies)
+
+
+def _work(url: str, at_once: int, gate: Callable[[], None]) -> None:
+    with closing(sqlsem.connect(url)) as coordinator:
+        queue = sqlsem.queue(QUEUE, coordinator=coordinator)
+        queue.state()  # connects
+        worker = Worker(queue, threads=at_once, idle_exit=0)
+        gate()
+        worker.run()
+
+
+def _done(url: str) -> tuple[int, float | None]:
+    if url.startswith("sqlite"):
+        statement = "SELECT count(*), max(ended_at) FROM {} WHERE status = 'finished' AND attempt = 1"
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            number, ended = connection.execute(statement.format("sqlsem_task")).fetchone()
+    else:
+        statement = (
+            "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished' AND attempt = 1"
+        )
+        ((number, ended),) = _rows(url, statement.format("sqlsem.task"))
+    return number, float(ended)
+
+
+# -- peers on PostgreSQL ----------------------------------------------------------------------------------------------
+
+
+def _procrastinate(url: str) -> Any:
+    import procrastinate
+
+    logging.getLogger("procrastinate").setLevel(logging.ERROR)
+    app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
+
+    @app.task(queue=QUEUE, name="note")
+    async def _note(number: int) -> None:
+        note(number)
+
+    return app
+
+
+def _procrastinate_fill(url: str, number: int) -> None:
+    async def fill() -> None:
+        app = _procrastinate(url)
+        async with app.open_async():
+            await app.schema_manager.apply_schema_async()
+            for start in range(0, number, 1000):
+                some = range(start, min(start + 1000, number))
+                await app.tasks["note"].batch_defer_async(*({"number": one} for one in some))
+
+    asyncio.run(fill())
+
+
+def _procrastinate_work(url: str, at_once: int, gate: Callable[[], None]) -> None:
+    async def work() -> None:
+        app = _procrastinate(url)
+        async with app.open_async():
+            await app.check_connection_async()
+            gate()
+            await app.run_worker_async(queues=[QUEUE], concurrency=at_once, wait=False, install_signal_handlers=False)
+
+    asyncio.run(work())
+
+
+def _procrastinate_done(url: str) -> tuple[int, float | None]:
+    ((number,),) = _rows(url, "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded' AND attempts = 1")
+    ((ended,),) = _rows(url, "SELECT extract(epoch FROM max(at)) FROM procrastinate_events WHERE type = 'succeeded'")
+    return number, float(ended)
+
+
+async def _pgqueuer(url: str) -> tuple[Any, Any]:
+    import asyncpg  # type: ignore[import-untyped]
+    from pgqueuer import PgQueuer
+    from pgqueuer.db import AsyncpgDriver
+
+    logging.getLogger("pgqueuer").setLevel(logging.ERROR)
+    connection = await asyncpg.connect(url)
+    manager = PgQueuer(AsyncpgDriver(connection))
+
+    @manager.entrypoint("note")
+    async def _note(job: Any) -> None:
+        note(int(job.payload))
+
+    return connection, manager
+
+
+def _pgqueuer_fill(url: str, number: int) -> None:
+    async def fill() -> None:
+        from pgqueuer.queries import Queries
+
+        connection, manager = await _pgqueuer(url)
+        queries = Queries(manager.connection)
+        await queries.install()
+        await queries.optimize_autovacuum()  # `pgq autovac`
+        for start in range(0, number, 1000):
+            some = range(start, min(start + 1000, number))
+            await queries.enqueue(["note"] * len(some), [str(one).encode() for one in some], [0] * len(some))
+        await connection.close()
+
+    asyncio.run(fill())
+
+
+def _pgqueuer_work(batch_size: int) -> Callable[[str, int, Callable[[], None]], None]:
+    def start(url: str, _: int, gate: Callable[[], None]) -> None:
+        async def work() -> None:
+            from pgqueuer.types import QueueExecutionMode
+
+            connection, manager = await _pgqueuer(url)
+            gate()
+            await manager.run(batch_size=batch_size, mode=QueueExecutionMode.drain)
+            await connection.close()
+
+        asyncio.run(work())
+
+    return start
+
+
+def _pgqueuer_done(url: str) -> tuple[int, float | None]:
+    ((number, ended),) = _rows(
+        url,
+        "SELECT count(DISTINCT job_id), extract(epoch FROM max(created)) FROM pgqueuer_log WHERE status = 'successful'",
+    )
+    return number, float(ended)
+
+
+# -- peers on SQLite --------------------------------------------------------------------------------------------------
+
+
+def _beside(url: str, suffix: str) -> str:
+    return url.removeprefix("sqlite:///") + suffix
+
+
+def _in_threads(number: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _litequeue(url: str) -> Any:
+    from litequeue import LiteQueue  # type: ignore[import-untyped]
+
+    return LiteQueue(_beside(url, ".litequeue"), queue_name=QUEUE, timeout=60.0)
+
+
+def _litequeue_fill(url: str, number: int) -> None:
+    queue = _litequeue(url)
+    with queue.transaction():
+        for one in range(number):
+            queue.put(str(one))
+    queue.close()
+
+
+def _litequeue_work(url: str, at_once: int, gate: Callable[[], None]) -> None:
+    queues = iter([_litequeue(url) for _ in range(at_once)])  # a connection each
+
+    def work() -> None:
+        queue = next(queues)
+        while (message := queue.pop()) is not None:
+            note(int(message.data))
+            queue.done(message.message_id)
+
+    gate()
+    _in_threads(at_once, work)
+
+
+def _litequeue_done(url: str) -> tuple[int, float | None]:
+    with closing(sqlite3.connect(_beside(url, ".litequeue"))) as connection:
+        statement = f"SELECT count(*), max(done_time) / 1e9 FROM [{QUEUE}] WHERE status = 2"
+        number, ended = connection.execute(statement).fetchone()
+    return number, ended
+
+
+def _persist_queue(url: str) -> Any:
+    from persistqueue import SQLiteAckQueue
+
+    return SQLiteAckQueue(_beside(url, ".persist-queue"), multithreading=True)
+
+
+def _persist_queue_fill(url: str, number: int) -> None:
+    queue = _persist_queue(url)
+    for one in range(number):
+        queue.put(one)
+    queue.close()
+
+
+def _persist_queue_work(url: str, at_once: int, gate: Callable[[], None]) -> None:
+    from persistqueue import Empty
+
+    queue = _persist_queue(url)
+
+    def work() -> None:
+        last: dict[str, Any] = {}
+        while True:
+            try:
+                # From the last one on: otherwise it would walk past all that were done, each time.
+                item = queue.get(block=False, raw=True, **last)
+            except Empty:
+                return
+            note(item["data"])
+            queue.ack(id=item["pqid"])
+            last = {"id": item["pqid"], "next_in_order": True}
+
+    gate()
+    _in_threads(at_once, work)
+    queue.close()
+
+
+def _persist_queue_done(url: str) -> tuple[int, float | None]:
+    queue = _persist_queue(url)
+    number = queue.acked_count()
+    queue.close()
+    return number, None
+
+
+_OURS = Subject("sqlsem", _fill, _work, _done)
+#: Engine → subjects; the first is ours.
+SUBJECTS: dict[str, dict[str, Subject]] = {
+    "postgresql": {
+        "sqlsem": _OURS,
+        "Procrastinate": Subject("procrastinate", _procrastinate_fill, _procrastinate_work, _procrastinate_done),
+        **{
+            f"PgQueuer, batches of {size}": Subject(
+                *("pgqueuer", _pgqueuer_fill, _pgqueuer_work(size), _pgqueuer_done),
+                at_once=False,  # runs whatever it has claimed at once
+            )
+            for size in (1, 10, 100)
+        },
+    },
+    "sqlite": {
+        "sqlsem": _OURS,
+        "litequeue": Subject("litequeue", _litequeue_fill, _litequeue_work, _litequeue_done),
+        "persist-queue": Subject(
+            *("persistqueue", _persist_queue_fill, _persist_queue_work, _persist_queue_done),
+            processes=False,  # its claims are atomic among the threads of one process only
+        ),
+    },
+}
+
+
+def subjects(engine: str) -> dict[str, Subject]:
+    """Those that are installed."""
+    there = {name: one for name, one in SUBJECTS[engine].items() if importlib.util.find_spec(one.package) is not None}
+    if importlib.util.find_spec("asyncpg") is None:
+        there = {name: one for name, one in there.items() if one.package != "pgqueuer"}
+    return there
+
+
+def version(subject: Subject) -> str:
+    if subject is _OURS:
+        return sqlsem.__version__
+    return importlib.metadata.version({"persistqueue": "persist-queue"}.get(subject.package, subject.package))
+
+
+# -- tasks a second ---------------------------------------------------------------------------------------------------
+
+
+def _child(engine: str, name: str, url: str, at_once: int, gate: Any, results: Any) -> None:
+    began: list[float] = []
+
+    def pass_gate() -> None:
+        gate.wait(120)
+        began.append(time.time())
+
+    try:
+        SUBJECTS[engine][name].work(url, at_once, pass_gate)
+    except BaseException:
+        gate.abort()
+        results.put(None)
+        raise
+    results.put((began[0], time.time(), ran))
+
+
+def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: int) -> float:
+    """Tasks a second, by ``workers`` processes with ``at_once`` tasks at a time each."""
+    subject = SUBJECTS[engine][name]
+    with database(url, "bench_tasks") as place:
+        if subject is _OURS:
+            install(place)
+        subject.fill(place, number)
+        if engine == "postgresql":  # as autovacuum would, sooner or later; and lest one pays for another's writes
+            for statement in ("ANALYZE", "CHECKPOINT"):
+                _rows(place, statement)
+        context = multiprocessing.get_context("spawn")
+        gate, results = context.Barrier(workers), context.Queue()
+        arguments = (engine, name, place, at_once, gate, results)
+        children = [context.Process(target=_child, args=arguments) for _ in range(workers)]
+        for child in children:
+            child.start()
+        outcomes = [results.get(timeout=1800) for _ in children]
+        for child in children:
+            child.join()
+        if None in outcomes:
+            raise RuntimeError(f"A worker of {name} failed; see above")
+        done, ended = subject.done(place)
+    if sorted(itertools.chain.from_iterable(numbers for _, _, numbers in outcomes)) != list(range(number)):
+        raise RuntimeError(f"{name} did not run every task exactly once")
+    if done != number:
+        raise RuntimeError(f"{name} says that {done} of {number} tasks are done")
+    if ended is None:
+        ended = max(end for _, end, _ in outcomes)
+    return number / float(ended - min(begin for begin, _, _ in outcomes))
+
+
+# -- the cost of a claim ----------------------------------------------------------------------------------------------
+
+#: As put_many and workers leave them: ended ones first, as they were put before.
+_COPIES = {
+    "sqlite": """
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {number})
+INSERT INTO sqlsem_task
+    (queue_name, task_order, kind, body, status, is_open, attempt, put_uid, owner, claimed_at, ended_at)
+SELECT 'bench', 0, 'json', '1', '{status}', {is_open}, 1 - {is_open}, '{status}.' || i, 'bench-1',
+       CASE WHEN NOT {is_open} THEN 1.7e9 + i / 1000.0 END, CASE WHEN NOT {is_open} THEN 1.7e9 + i / 1000.0 END
+FROM n WHERE i <= {number}
+""",
+    "postgresql": """
+INSERT INTO sqlsem.task
+    (queue_name, task_order, kind, body, status, is_open, attempt, put_uid, owner, claimed_at, ended_at)
+SELECT 'bench', 0, 'json', '1', '{status}', {is_open} = 1, 1 - {is_open}, '{status}.' || i, 'bench-1',
+       CASE WHEN {is_open} = 0 THEN now() - interval '1 day' + i * interval '1 ms' END,
+       CASE WHEN {is_open} = 0 THEN now() - interval '1 day' + i * interval '1 ms' END
+FROM generate_series(1, {number}) AS i
+""",
+}
+_LOG = """
+INSERT INTO {task}_log (task_id, attempt, outcome, member_id, owner, host, pid, started_at)
+SELECT task_id, attempt, status, 1, owner, 'host', 1, claimed_at FROM {task} WHERE status = 'finished'
+"""
+
+
+def _populate(engine: str, url: str, pending: int, finished: int) -> None:
+    task = "sqlsem_task" if engine == "sqlite" else "sqlsem.task"
+    statements = [
+        _COPIES[engine].format(number=number, status=status, is_open=is_open)
+        for number, status, is_open in ((finished, "finished", 0), (pending, "pending", 1))
+        if number
+    ]
+    statements.append(_LOG.format(task=task))
+    if engine == "sqlite":
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+    else:
+        # Autovacuum would do the last one.
+        for statement in (*statements, f"VACUUM ANALYZE {task}, {task}_log", "CHECKPOINT"):
+            _rows(url, statement)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds, medians: of a claim and its end, in a small table and in a large one."""
+
+    few: float
+    many: float
+
+
+def claim_cost(engine: str, url: str, pending: int, finished: int, claims: int) -> Cost:
+    """Claims by turns from a queue of 1,000 pending tasks and from one with ``pending`` and ``finished`` ones."""
+    times: list[list[float]] = [[], []]
+    with contextlib.ExitStack() as stack:
+        claimed = []
+        for name, sizes in (("few", (1000, 0)), ("many", (pending, finished))):
+            place = stack.enter_context(database(url, f"bench_{name}"))
+            install(place)
+            _populate(engine, place, *sizes)
+            coordinator = stack.enter_context(closing(sqlsem.connect(place)))
+            claimed.append(sqlsem.queue(QUEUE, coordinator=coordinator).claim(wait=0))
+        for number in range(min(claims, 950)):
+            for taken, each in zip(times, claimed, strict=True):
+                before = time.perf_counter()
+                with next(each):
+                    pass
+                if number >= 20:  # until statements are prepared and pages read
+                    taken.append(time.perf_counter() - before)
+    return Cost(*(1e6 * statistics.median(taken) for taken in times))
+
+
+def install(url: str) -> None:
+    """The tables, where they do not make themselves."""
+    from benchmarks import subjects as locks
+
+    locks.install(url)
