@@ -660,10 +660,11 @@ class _Claims:
             self._known.discard(claim)
 
     def take(self) -> list[Task | Part | _Continuing]:
-        """All of them, which are forgotten."""
+        """All that can be lost, and are forgotten; parts and continuations learn at their end what became of them."""
         with self._lock:
-            claims = list(self._known)
-            self._known.clear()
+            claims = [claim for claim in self._known if claim.can_be_lost]
+            for claim in claims:
+                self._known.discard(claim)
         return claims
 
     def __bool__(self) -> bool:

@@ -365,8 +365,8 @@ class Membership:
                 self.call("what was left to do", self.leftovers[0], 0.0)
             except (Disconnected, Busy):
                 raise  # later still
-            except SqlsemError as exc:
-                log.warning("What was left to do cannot be done: %s", exc)
+            except Exception as exc:  # never in the way of what comes after it
+                log.warning("What was left to do cannot be done: %s", exc, exc_info=not isinstance(exc, SqlsemError))
             self.leftovers.popleft()
         for ticket in list(self._late):
 

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
 from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry, check_duration, check_name, monotonic
@@ -259,6 +259,8 @@ class Part:
         is_last: After the end: whether this success was the last, and so the round's.
     """
 
+    can_be_lost: ClassVar[bool] = False
+
     def __init__(self, of: Round, name: str) -> None:
         self._round = of
         self._coordinator = of._coordinator
@@ -485,6 +487,8 @@ def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T]
 
 class _Continuing:
     """A continuation under way, which the pulse must look after."""
+
+    can_be_lost: ClassVar[bool] = False
 
     def __init__(self, then: Continuation) -> None:
         self.then = then

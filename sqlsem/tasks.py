@@ -15,6 +15,7 @@ after its worker died or lost the database for longer than that: make tasks that
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import json
 import logging
@@ -28,9 +29,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlsem.errors import ConfigurationError, LockLost, NotHeld, SqlsemError, TaskFailed, Timeout
+from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, TaskFailed, Timeout
 from sqlsem.model import MAX_INT, MAX_NOTE, Attempt, Claimed, End, NewTask, QueueState, TaskEntry, check_name, monotonic
 
 if TYPE_CHECKING:
@@ -159,15 +160,23 @@ def run(
     if kind == "call":
         wanted = json.loads(body)
         result = _find(wanted["function"])(*wanted["args"], **wanted["kwargs"])
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigurationError(f"{wanted['function']} is a coroutine function; a worker calls plain functions")
         return None if result is None else _as_json(result)
     raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
 
 
 def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+        return _clean(json.dumps(value, allow_nan=False, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return repr(value)[:MOST_KEPT]
+        return _clean(repr(value)[:MOST_KEPT])
+
+
+def _clean(text: str) -> str:
+    """What any database can keep."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def _run_command(command: str, started: Callable[[Stop], None]) -> str:
@@ -232,6 +241,8 @@ class Task:
     the claim was lost meanwhile: the task is or will be run by somebody else.
     """
 
+    can_be_lost: ClassVar[bool] = True
+
     def __init__(self, queue: Queue, claimed: Claimed, uid: str) -> None:
         self._ended = False
         self._why_lost: str | None = None
@@ -250,10 +261,14 @@ class Task:
         self.result: Any = None
 
     def __del__(self) -> None:
-        # An interrupt can strike between the claim and the block that would end it.
-        if not self._ended and self._why_lost is None and self._pid == os.getpid():
-            name, uid = self._queue.name, self._uid
-            self._coordinator._member.leftovers.append(lambda session, me: session.return_claim(me, name, uid))
+        # An interrupt can strike between the claim and the block that would end it. And what was declared lost may be
+        # this member's still, when it came back before anybody gave it up.
+        if not self._ended and self._pid == os.getpid():
+            self._coordinator._member.leftovers.append(self._returning())
+
+    def _returning(self) -> Callable[[Session, int], int]:
+        name, uid = self._queue.name, self._uid
+        return lambda session, me: session.return_claim(me, name, uid)
 
     @property
     def body(self) -> Any:
@@ -295,6 +310,10 @@ class Task:
             raise NotHeld(f"Task {self.id} was ended before")
 
     def _finish(self, end: End) -> None:
+        if self._why_lost is not None and not self._ended and self._pid == os.getpid():
+            # Nobody else gets it while our member lives, and that may have outlived the outage.
+            self._ended = True
+            self._coordinator._member.later(self._returning())
         self._require()
         member = self._coordinator._member
         try:
@@ -351,7 +370,7 @@ def _told(error: BaseException | str) -> str:
         summary = "".join(traceback.format_exception_only(type(error), error)).strip()
         trace = "".join(traceback.format_tb(error.__traceback__))
         told = f"{summary}\n{trace[-MOST_KEPT + len(summary[:MOST_KEPT]) :]}".rstrip()
-    return told.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()[:MOST_KEPT]
+    return _clean(told)[:MOST_KEPT]
 
 
 # -- queues -----------------------------------------------------------------------------------------------------------
@@ -471,7 +490,7 @@ class Queue:
             if task is None:
                 return
             yield task
-            if not task.ended:
+            if not task._ended:
                 task.give_back()
                 raise NotHeld(f"{task!r} was neither finished nor failed; use 'with task:' in the loop")
 
@@ -531,7 +550,11 @@ class Queue:
         if not now and monotonic() - self._recovered < every:
             return
         self._recovered = monotonic()
-        count = coordinator._member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
+        try:
+            count = coordinator._member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
+        except Deadlock as exc:
+            log.info("Looking after the dead again in a moment: %s", exc)
+            return
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.name)
             coordinator.ring()
@@ -747,11 +770,9 @@ class Worker:
 
         try:
             result = run(task.kind, task.text, self.queue._coordinator, started=started)
-        except Exception as exc:
+        except BaseException as exc:
+            # A task that calls sys.exit() has failed, too, and must not end the worker.
             error = _told(exc)
-        except BaseException:
-            # A task that calls sys.exit() has failed, and must not end the worker.
-            error = traceback.format_exc()[-MOST_KEPT:]
         outcome = "failed" if error is not None else "finished"
         end = End(task.id, task.attempt, outcome, result, error)
         following: Task | None = None
@@ -761,8 +782,8 @@ class Worker:
             elif self._stopping.is_set() or task.lost:
                 task._finish(end)
             else:
-                self.queue._recover()
                 try:
+                    self.queue._recover()
                     status, following = self.queue._claim(end)
                 except BaseException:
                     member = task._coordinator._member

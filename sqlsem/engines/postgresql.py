@@ -381,7 +381,9 @@ class PostgresSession(Session):
         with self._translated():
             # Without parameters, so that it may be several statements; all of them are one transaction then.
             self._cursor.execute(text.encode(self._encoding))
-            return self._cursor.statusmessage
+        if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
+        return self._cursor.statusmessage
 
     # -- rounds -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import sqlite3
 import threading
 import time
@@ -657,10 +658,13 @@ class SqliteSession(Session):
         try:
             connection.execute("PRAGMA busy_timeout = 60000")
             # What manages transactions itself, or cannot run in one, is left alone.
-            alone = text.split(None, 1)[0].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
-            connection.executescript(text if alone else f"BEGIN IMMEDIATE;\n{text}\n;\nCOMMIT;")
+            first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
+            alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
+            connection.executescript(text if alone else f"BEGIN IMMEDIATE;\n{text}\n;")
             if connection.in_transaction:
-                raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
+                if alone:
+                    raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
+                connection.execute("COMMIT")
             return None
         except sqlite3.Error as exc:
             raise self._translate(exc) from exc

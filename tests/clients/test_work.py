@@ -105,6 +105,21 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
     assert [(one.outcome, one.error) for one in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
 
 
+def test_what_strikes_only_at_the_end_is_the_tasks_fault(database, connect, name):
+    table = f"made_by_{name}"
+    database.rows(f"CREATE TABLE {table} (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    queue = connect().queue(name, on_failure="continue")
+    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1), (1)"))
+    queue.put(sqlsem.Sql("SET ROLE pg_read_all_data"))
+    queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (2)"))
+    results = []
+    work(database, name, 0, results)
+    assert results == [(1, 2)]
+    assert sorted(entry.error.partition(":")[0] for entry in queue.tasks("failed")) == ["23505", "42501"]
+    assert database.rows(f"SELECT n FROM {table}") == [(2,)]
+    database.rows(f"DROP TABLE {table}")
+
+
 def test_what_a_session_does_that_was_given_up_is_undone(database, connect, name, threads):
     """Its text frees the session's locks, so that it looks dead."""
     table = f"made_by_{name}"

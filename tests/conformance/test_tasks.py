@@ -38,6 +38,18 @@ def fail(word):
     raise RuntimeError(f"cannot {word}")
 
 
+def odd(what):
+    if what == "result":
+        return "half \ud800 \0"
+    if what == "error":
+        raise SystemExit("half \ud800 and \0")
+
+    async def nothing():
+        return 1
+
+    return nothing()
+
+
 def divide(one, other):
     return one / other
 
@@ -455,6 +467,48 @@ def test_sql_is_all_or_nothing(database, connect, queue, name):
         Worker(queue, idle_exit=0).run()
         assert [status for _, status in states(queue)] == ["finished", "failed"]
         assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 2]
+    finally:
+        with database.raw() as raw:
+            raw.execute(f"DROP TABLE {table}")
+
+
+def test_what_cannot_be_kept_does_not_end_the_worker(queue):
+    queue.put(sqlsem.Call(odd, "result"))
+    queue.put(sqlsem.Call(odd, "error"))
+    queue.put(sqlsem.Call(odd, "coroutine"))
+    queue.put(sqlsem.Call(note, "fine"))
+    worker = Worker(queue, idle_exit=0)
+    worker.run()
+    assert (worker.finished, worker.failed) == (2, 2)
+    assert [status for _, status in states(queue)] == ["finished", "failed", "failed", "finished"]
+
+
+def test_a_claim_declared_lost_comes_back_though_its_member_lives(connect, name):
+    """The database was away for longer than we dared to believe, but nobody gave us up."""
+    queue = connect(grace=2).queue(name)
+    queue.put(1)
+    task = queue.try_claim()
+    queue._coordinator.lose(None, "nothing was heard")
+    with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
+        task.finish()
+    for again in queue.claim(wait=PATIENCE):
+        with again:
+            assert again.attempt == 2
+        break
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_sql_with_transactions_of_its_own(database, connect, queue, name):
+    table = f"made_by_{name}"
+    with database.raw() as raw:
+        raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
+    try:
+        queue.put(sqlsem.Sql(f"BEGIN; INSERT INTO {table} VALUES (1); COMMIT;"))
+        queue.put(sqlsem.Sql(f"-- why\nBEGIN; INSERT INTO {table} VALUES (2);"))
+        queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (3); COMMIT; INSERT INTO {table} VALUES (4)"))
+        Worker(queue, idle_exit=0).run()
+        assert [status for _, status in states(queue)] == ["finished", "failed", "finished"]
+        assert sorted(row[0] for row in database.rows(f"SELECT n FROM {table}")) == [1, 3, 4]
     finally:
         with database.raw() as raw:
             raw.execute(f"DROP TABLE {table}")

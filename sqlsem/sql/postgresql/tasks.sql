@@ -187,17 +187,24 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member integer;
+    v_gone   integer[];
     v_count  integer;
 BEGIN
     FOR v_member IN SELECT DISTINCT member_id FROM {schema}.task
         WHERE (p_queue IS NULL OR queue_name = p_queue) AND status = 'running' AND member_id IS DISTINCT FROM p_mine
+        ORDER BY 1  -- in one order for everybody: two of these must not wait for each other
     LOOP
         PERFORM {schema}.test_member(v_member, p_mine);
     END LOOP;
+    -- By number, which is never used again: what another recovers, and a third claims, after the snapshot below was taken
+    -- is looked at again when its row is locked, and only a condition on the row itself is asked again then.
+    v_gone := ARRAY(SELECT DISTINCT t.member_id FROM {schema}.task AS t
+                    WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND t.status = 'running'
+                      AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id));
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at FROM {schema}.task AS t
         WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND t.status = 'running'
-          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id)
+          AND t.member_id = ANY (v_gone)
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
@@ -364,7 +371,7 @@ BEGIN
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.end_task(v_member, t.task_id, t.attempt, 'failed', NULL, 'it was broken off by its client')
     FROM {schema}.task AS t
-    WHERE t.queue_name = p_queue AND t.status = 'running' AND t.member_id = v_member AND t.claim_uid IS NULL;
+    WHERE t.status = 'running' AND t.member_id = v_member AND t.claim_uid IS NULL;
 END
 $$;
 
@@ -382,6 +389,7 @@ DECLARE
     v_pause  double precision := 0.005;
     v_error  text;
     v_state  text;
+    v_status text;
     v_broken text;  -- why all of it was
 BEGIN
     CALL {schema}.stand_alone('work');
@@ -403,11 +411,16 @@ BEGIN
             CONTINUE;
         END IF;
         v_error := NULL;
+        v_status := NULL;
         IF v_claim.kind <> 'sql' THEN
             v_error := format('a database session runs SQL, not kind %s; use sqlsem work', v_claim.kind);
         ELSE
             BEGIN
                 EXECUTE v_claim.body;
+                -- What was put off to the commit, and a role that keeps us from recording the end, is the text's fault: it
+                -- fails here, where that can be said of the task, and is undone.
+                SET CONSTRAINTS ALL IMMEDIATE;
+                v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
             EXCEPTION WHEN query_canceled THEN
                 -- A timeout, or somebody's wish: said of the task first, and then to the caller.
                 GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
@@ -418,8 +431,10 @@ BEGIN
             END;
         END IF;
         -- The work and its end are committed together, or not at all: the task may be another's by now.
-        IF {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt,
-                             CASE WHEN v_error IS NULL THEN 'finished' ELSE 'failed' END, NULL, v_error) IS NULL THEN
+        IF v_error IS NOT NULL THEN
+            v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'failed', NULL, v_error);
+        END IF;
+        IF v_status IS NULL THEN
             ROLLBACK;
             v_error := 'it was given up';
             RAISE WARNING 'sqlsem: task % was given up while it ran, and was undone', v_claim.task_id
