@@ -120,6 +120,11 @@ def waiting(database, name, number=1):
     until(lambda: sum(not granted for _, granted in rows(database, name)) == number, f"{number} to wait")
 
 
+def asleep(database, session):
+    state = "SELECT count(*) FROM pg_stat_activity WHERE pid = ? AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+    until(lambda: database.rows(state, session.pid)[0][0] == 1, "the session to sleep in its wait")
+
+
 def outcomes(database, name):
     return [
         row[0]
@@ -445,10 +450,11 @@ def test_a_cancelled_call_leaves_no_row(database, session, name, how):
     one, two = session(), session()
     one.acquire(name)
     if how == "statement_timeout":
-        two.connection.execute("SET statement_timeout = 600")
+        two.connection.execute("SET statement_timeout = 2000")
     two.start(name)
     waiting(database, name)
     if how == "cancel":
+        asleep(database, two)
         two.connection.cancel()
     with pytest.raises(errors.QueryCanceled, match=f"sqlsem: acquire on '{name}' was cancelled and has left the queue"):
         raise two.failed()

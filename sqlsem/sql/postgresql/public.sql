@@ -352,6 +352,10 @@ BEGIN
                                    timeout_ms = 0, resource, v_access, concurrency_limit, weight, note) AS r;
             v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
                           OR {schema}.attend(v_member, resource, queue_position);
+            IF v_attended AND NOT v_granted AND v_lease_ms IS NULL
+               AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
+                v_result := -3;
+            END IF;
         EXCEPTION WHEN lock_not_available THEN
             queue_position := NULL;
             v_attended := true;
@@ -369,14 +373,14 @@ BEGIN
             EXIT;
         ELSIF NOT v_attended THEN
             v_result := -2;
-        ELSIF v_lease_ms IS NULL AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
-            v_result := -3;
         END IF;
 
+        -- From here on the row is there: little stands outside of the block that tidies up after a cancel. (COMMIT must
+        -- stand outside; a row left between the two goes when nobody has attended to it.)
         WHILE v_attended AND v_result <> -3 LOOP
-            v_left := {schema}.time_left(timeout_ms, v_started);
-            v_slice := least(v_left, 3000, v_lease_ms / 3);
             BEGIN
+                v_left := {schema}.time_left(timeout_ms, v_started);
+                v_slice := least(v_left, 3000, v_lease_ms / 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
                 v_attended := {schema}.attend(v_member, resource, queue_position);
             EXCEPTION
