@@ -122,3 +122,21 @@ def test_close_while_the_database_never_answers(proxied, proxy, name):
     with pytest.raises(sqlsem.LockLost, match="closed"):
         holder.leave()
     assert threads_of_ours() == others
+
+
+@pytest.mark.engines("postgresql")
+def test_a_row_that_is_being_written_is_taken_along(connect, database, name, threads):
+    """As by a wait that is granted in this instant: leaving does not pass over its row."""
+    coordinator = connect()
+    coordinator.mutex(name).acquire()
+    writer = database.raw(autocommit=False)
+    try:
+        writer.execute(database.sql("SELECT FROM {table} WHERE resource_id = %s FOR UPDATE"), (str(name),))
+        closing = threading.Event()
+        threads.start(lambda: (coordinator.close(), closing.set()))
+        asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND strpos(query, 'resign') > 0"
+        until(lambda: closing.is_set() or database.rows(asleep), "the session to leave")
+    finally:
+        writer.close()
+    threads.join()
+    assert database.queue(name) == []

@@ -304,6 +304,12 @@ BEGIN
         RETURN;  -- given up before; its rows go when somebody meets them
     END IF;
     PERFORM {schema}.bury(p_member, 'released');
+    -- Skipped is what a wait of ours is writing on this instant, too.
+    FOR v_look IN 1..20 LOOP
+        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE member_id = p_member);
+        PERFORM pg_sleep(0.005);
+        PERFORM {schema}.bury(p_member, 'released');
+    END LOOP;
     -- Free the locks when this is committed (see release), not before.
     IF v_beacon IS NOT NULL AND pg_try_advisory_xact_lock({schema}.lock_class(1), v_beacon) THEN
         PERFORM pg_advisory_unlock({schema}.lock_class(1), v_beacon);
