@@ -74,12 +74,32 @@ def duration(value: str) -> float:
         raise click.BadParameter(str(exc)) from exc
 
 
-def resource_name(value: str) -> str:
-    """The name of a resource."""
-    try:
-        return model.check_name("The resource name", value)
-    except ConfigurationError as exc:
-        raise click.BadParameter(str(exc)) from exc
+def name_of(what: str) -> Callable[[str], str]:
+    """A type of parameter: the name of something. ``what`` begins the message that refuses it."""
+
+    def check(value: str) -> str:
+        try:
+            return model.check_name(what, value)
+        except ConfigurationError as exc:
+            raise click.BadParameter(str(exc)) from exc
+
+    return check
+
+
+resource_name = name_of("The resource name")
+
+
+def at_most(default: int) -> Callable[[F], F]:
+    """The option for how many lines to list."""
+    return click.option(
+        "-n",
+        "--most",
+        type=click.IntRange(1, 100_000),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help="So many at the most.",
+    )
 
 
 def limited(value: str) -> tuple[str, int, int]:
@@ -586,7 +606,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
 
 @main.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
-@click.option("-n", "most", type=click.IntRange(1, 100_000), default=20, show_default=True, help="So many at the most.")
+@at_most(20)
 @_json_option
 @connecting
 def history(options: Connecting, resource: str | None, most: int, as_json: bool) -> None:

@@ -34,9 +34,11 @@ from sqlsem.cli import (
     _printable,
     _show,
     _table,
+    at_most,
     connecting,
     duration,
     main,
+    name_of,
     seconds_in_words,
 )
 from sqlsem.coordinator import Coordinator
@@ -62,20 +64,8 @@ STYLES = {"running": "green", "failed": "red", "cancelled": "dim", "finished": "
 # -- values on the command line ---------------------------------------------------------------------------------------
 
 
-def _queue_name(value: str) -> str:
-    """The name of a queue."""
-    try:
-        return model.check_name("The queue's name", value)
-    except ConfigurationError as exc:
-        raise click.BadParameter(str(exc)) from exc
-
-
-def _round_name(value: str) -> str:
-    """The name of a round."""
-    try:
-        return model.check_name("The round's name", value)
-    except ConfigurationError as exc:
-        raise click.BadParameter(str(exc)) from exc
+_queue_name = name_of("The queue's name")
+_round_name = name_of("The round's name")
 
 
 def _whole_number(least: int, what: str) -> Callable[[str], int]:
@@ -662,15 +652,7 @@ def _who(host: str | None, pid: int | None) -> str:
     "--queue", "also", type=_queue_name, metavar="QUEUE", help="The queue, should it be named like a command."
 )
 @click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
-@click.option(
-    "-n",
-    "--most",
-    type=click.IntRange(1, 100_000),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="So many at the most.",
-)
+@at_most(100)
 @_json_option
 @connecting
 def tasks_(
@@ -857,15 +839,7 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None) -> int:
 @main.group("rounds", cls=_Listing, invoke_without_command=True, short_help="Show rounds and their parts; resume.")
 @click.argument("name", required=False, type=_round_name)
 @click.option("--name", "also", type=_round_name, metavar="NAME", help="The name, should it be that of a command.")
-@click.option(
-    "-n",
-    "--most",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="So many at the most.",
-)
+@at_most(20)
 @_json_option
 @connecting
 def rounds_(options: Connecting, name: str | None, also: str | None, most: int, as_json: bool) -> None:
