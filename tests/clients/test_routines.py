@@ -121,8 +121,8 @@ def waiting(database, name, number=1):
 
 
 def asleep(database, session):
-    state = "SELECT count(*) FROM pg_stat_activity WHERE pid = ? AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
-    until(lambda: database.rows(state, session.pid)[0][0] == 1, "the session to sleep in its wait")
+    state = "SELECT 1 FROM pg_stat_activity WHERE pid = ? AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+    until(lambda: database.rows(state, session.pid), "the session to sleep in its wait")
 
 
 def outcomes(database, name):
