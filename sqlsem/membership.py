@@ -322,6 +322,8 @@ class Membership:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
                 self.closing.wait(min(0.25, self._ping_every))
+                if self.leftovers:
+                    self.urge()
             except Exception:
                 log.exception("The ping of %s failed unexpectedly", self.engine.where)
                 self.closing.wait(min(0.25, self._ping_every))

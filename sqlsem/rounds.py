@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import os
 import random
 import threading
 import time
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from sqlsem import bodies
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
 from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry, check_duration, check_name, monotonic
 
@@ -104,16 +106,14 @@ class Round:
 
         Raises `ConfigurationError` for what cannot be called, imported or kept.
         """
-        from sqlsem import tasks
-
         function = None
-        if isinstance(what, tasks.Call):
-            found = tasks._find(what.function)
+        if isinstance(what, bodies.Call):
+            found = bodies.find(what.function)
             if not callable(found) or inspect.iscoroutinefunction(found):
                 raise ConfigurationError(f"{what.function} is no plain function, so round {self.name!r} cannot call it")
-            kept = tasks.encode(what)
-        elif isinstance(what, tasks.Sql | tasks.Shell):
-            kept = tasks.encode(what)
+            kept = bodies.encode(what)
+        elif isinstance(what, bodies.Sql | bodies.Shell):
+            kept = bodies.encode(what)
         elif not callable(what) or inspect.iscoroutinefunction(what):
             raise ConfigurationError(
                 f"Round {self.name!r} cannot continue with {what!r}; give it a plain function, Call, Sql or Shell"
@@ -121,7 +121,7 @@ class Round:
         else:
             function = what
             try:
-                kept = tasks.encode(what)
+                kept = bodies.encode(what)
             except ConfigurationError:
                 kept = ("local", "")
         self._then = (kept[0], kept[1] or None)
@@ -191,12 +191,11 @@ class Round:
         there was. Raises `RoundFailed` when it fails.
         """
         self._recover()
-        own = self._then[0] is not None
-        then = _claim(self._coordinator, self.name, None, own)
-        if then is None:
+        duty = _claim(self._coordinator, self.name, None, self._then[0] is not None)
+        if duty is None:
             return False
-        log.warning("Taking over the continuation of round %d of %r", then.round_id, self.name)
-        self._carry_out(then)
+        log.warning("Taking over the continuation of round %d of %r", duty.then.round_id, self.name)
+        self._carry_out(duty)
         return True
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -224,9 +223,17 @@ class Round:
     def _recover(self) -> None:
         """Act for those whose process died; the alarm for each round in which a part failed by that."""
         for number in self._call("recovery of a round", lambda session, me: session.recover_rounds(self.name, me)):
-            entry = self._entry(number)
-            failed = _errors(entry, "failed") if entry is not None else {}
+            failed = self._wrong(number, "failed")
             self._alarm(self._failure(f"has failed parts: {_told(failed)}; run these again", number, failed))
+
+    def _wrong(self, number: int, *states: str) -> dict[str, str]:
+        """As `_errors`. For what is told once: rather with less than not at all."""
+        try:
+            entry = self._entry(number)
+        except SqlsemError as exc:
+            log.warning("The parts of round %d of %r cannot be read: %s", number, self.name, exc)
+            return {}
+        return _errors(entry, *states) if entry is not None else {}
 
     def _take_over(self) -> None:
         """What others have left undone must not keep us from our own."""
@@ -235,11 +242,11 @@ class Round:
         except SqlsemError as exc:
             log.warning("Looking after earlier rounds of %r: %s", self.name, exc)
 
-    def _carry_out(self, then: Continuation) -> None:
+    def _carry_out(self, duty: _Continuing) -> None:
         kind, body = self._then
         if kind is not None:  # what was kept is for those who declare nothing themselves
-            then = dataclasses.replace(then, kind=kind, body=body)
-        _carry_out(self._coordinator, then, self._function, self._alarm)
+            duty.then = dataclasses.replace(duty.then, kind=kind, body=body)
+        _carry_out(duty, self._function, self._alarm)
 
     def __repr__(self) -> str:
         return f"<Round {self.name!r} of {', '.join(self.parts)}>"
@@ -260,12 +267,14 @@ class Part:
     """
 
     can_be_lost: ClassVar[bool] = False
+    # (Of the class too, for one whose making was interrupted.)
+    _uid: str | None = None
+    _ended = False
 
     def __init__(self, of: Round, name: str) -> None:
         self._round = of
         self._coordinator = of._coordinator
-        self._uid: str | None = None
-        self._ended = False
+        self._pid = os.getpid()
         self.name = name
         self.round_id: int | None = None
         self.attempt: int | None = None
@@ -280,23 +289,28 @@ class Part:
         if self._uid is not None:
             raise NotHeld(f"{self!r} was started before; each run needs a part of its own: round.part({self.name!r})")
         self._round._take_over()
+        self._pid = os.getpid()
         self._uid = uuid.uuid4().hex
-        self._coordinator._claims.add(self)
         try:
+            self._coordinator._claims.add(self)
+            self._coordinator._member.stir()
             began = self._start()
+            if began.code != "started":
+                self._settle()
+                raise ConfigurationError(self._why_refused(began), resource=self._round.name)
+            self.round_id, self.attempt = began.round_id, began.attempt
+            if began.previous is not None:
+                self._tell_expired(began.previous)
+            return self
         except BaseException:
-            # It may be recorded as started all the same.
-            self._later("interrupted while it was started")
+            # It may be recorded as started, and who called does not have it.
+            self._give_up("interrupted while it was started")
             raise
-        if began.code != "started":
-            self._ended = True
-            self._coordinator._claims.discard(self)
-            raise ConfigurationError(self._why_refused(began), resource=self._round.name)
-        self._coordinator._member.stir()
-        self.round_id, self.attempt = began.round_id, began.attempt
-        if began.previous is not None:
-            self._tell_expired(began.previous)
-        return self
+
+    def __del__(self) -> None:
+        # An interrupt can strike between the start and the block that would end it.
+        if self._uid is not None and not self._ended and self._pid == os.getpid():
+            self._coordinator._member.leftovers.append(self._ending("it was dropped without an end"))
 
     def _start(self) -> PartStart:
         asked = self._round
@@ -312,7 +326,7 @@ class Part:
         deadline = monotonic() + self._coordinator.retry
         pause = SHORTEST
         while True:
-            began: PartStart = asked._call("start of a part", start)
+            began: PartStart = _call(self._coordinator, "start of a part", start)
             if began.code != "running" or monotonic() > deadline:
                 return began
             entry = asked._entry(began.round_id)
@@ -350,29 +364,37 @@ class Part:
         return f"Part {self.name!r} of round {name!r} runs already ({told}); wait until it has ended"
 
     def _tell_expired(self, number: int) -> None:
-        entry = self._round._entry(number)
-        lacks = _errors(entry, "failed", "expected", "running") if entry is not None else {}
-        if lacks:
-            self._round._alarm(
-                self._round._failure(f"has expired: {_told(lacks)}; a new round has begun without it", number, lacks)
-            )
+        lacks = self._round._wrong(number, "failed", "expected", "running")
+        self._round._alarm(
+            self._round._failure(f"has expired: {_told(lacks)}; a new round has begun without it", number, lacks)
+        )
 
     def done(self) -> bool:
         """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
         it raises.
         """
         self._require()
+        duty: _Continuing | None = None
         try:
-            ended = self._end(None)
+            ended, duty = self._end(None)
             self.is_last = ended.is_last
-            if ended.then is not None:
-                self._round._carry_out(ended.then)
-        except RoundFailed:
+            self._settle()
+        except BaseException as exc:
+            # Should it have been recorded all the same, this gives the continuation back.
+            self._give_up("its end could not be recorded")
+            if duty is not None:
+                duty.close()
+            failure = self._round._failure(
+                f"may lack part {self.name!r}, whose end could not be recorded ({_first_line(bodies.told(exc))}); see "
+                f"sqlsem rounds, and if it has failed run it again",
+                self.round_id,
+                {self.name: "its end could not be recorded"},
+            )
+            failure.__cause__ = exc
+            self._round._alarm(failure)
             raise
-        except BaseException:
-            # Should the continuation be ours all the same: somebody else must be able to run it.
-            self._later("its end could not be recorded")
-            raise
+        if duty is not None:
+            self._round._carry_out(duty)
         self._require_success(ended)
         self._round._take_over()
         return self.is_last
@@ -394,8 +416,7 @@ class Part:
                 {self.name: "its process was given up"},
             )
         elif ended.round_status == "failed":
-            entry = self._round._entry(ended.round_id) if ended.round_id is not None else None
-            failed = _errors(entry, "failed") if entry is not None else {}
+            failed = self._round._wrong(ended.round_id, "failed") if ended.round_id is not None else {}
             failure = self._round._failure(
                 f"has failed, though part {self.name!r} has succeeded: {_told(failed)}; run these parts again, and the "
                 f"last of them continues the round",
@@ -409,9 +430,7 @@ class Part:
     def failed(self, error: BaseException | str) -> None:
         """The part has failed. Tells the alarm hook at once."""
         self._require()
-        from sqlsem import tasks
-
-        told = tasks._told(error) or "it said nothing"
+        told = bodies.told(error) or "it said nothing"
         failure = self._round._failure(
             f"has a failed part: {self.name!r} ({_first_line(told)}); run it again", self.round_id, {self.name: told}
         )
@@ -419,38 +438,50 @@ class Part:
             failure.__cause__ = error
         try:
             self._end(told)
+            self._settle()
         except BaseException:
-            self._later(told)
+            self._give_up(told)
             raise
         finally:
             self._round._alarm(failure)
         self._round._take_over()
 
-    def _end(self, error: str | None) -> PartEnd:
-        asked = self._round
+    def _end(self, error: str | None) -> tuple[PartEnd, _Continuing | None]:
+        asked, coordinator, uid = self._round, self._coordinator, self._uid
         try:
             asked._recover()
         except SqlsemError as exc:
             log.warning("Looking after other parts of %r: %s", asked.name, exc)
+        assert uid is not None
+        ending = self._ending(error)
+
+        def end(session: Session, member_id: int) -> tuple[PartEnd, _Continuing | None]:
+            ended = ending(session, member_id)
+            return ended, None if ended.then is None else _Continuing(coordinator, ended.then, uid)
+
+        return _call(coordinator, "end of a part", end)
+
+    def _settle(self) -> None:
         self._ended = True
-        ended: PartEnd = asked._call("end of a part", self._ending(error))
         self._coordinator._claims.discard(self)
-        return ended
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
-        asked, owner, uid = self._round, _owner(), self._uid
+        """What ends it. (Not of this object itself, which may be on its way out.)"""
+        round_name, name, uid, owner, then = self._round.name, self.name, self._uid, _owner(), self._round._then
         assert uid is not None
-        return lambda session, me: session.end_part(me, asked.name, self.name, uid, error, owner, asked._then)
+        return lambda session, me: session.end_part(me, round_name, name, uid, error, owner, then)
 
-    def _later(self, error: str) -> None:
-        """End it as soon as the database can be reached again."""
-        self._ended = True
-        self._coordinator._member.later(self._ending(error))
-        self._coordinator._claims.discard(self)
+    def _give_up(self, error: str) -> None:
+        """Where it has not ended, let it fail as soon as the database can be reached again."""
+        if not self._ended and self._pid == os.getpid():
+            self._coordinator._member.later(self._ending(error))
+            self._settle()  # afterwards: what is said twice does no harm
 
     def _require(self) -> None:
         if self._uid is None or self.round_id is None:
             raise NotHeld(f"{self!r} was not started")
+        if self._pid != os.getpid():
+            raise NotHeld(f"{self!r} belongs to the process that this one was forked from")
         if self._ended:
             raise NotHeld(f"{self!r} has ended before")
 
@@ -461,15 +492,19 @@ class Part:
         return self.start()
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:
-        if self._ended:  # by hand
-            return
-        if exc is None:
-            self.done()
-            return
         try:
-            self.failed(exc)
-        except SqlsemError as struck:
-            log.warning("%r: %s", self, struck)  # what went wrong inside matters more
+            if self._ended:  # by hand
+                return
+            if exc is None:
+                self.done()
+                return
+            try:
+                self.failed(exc)
+            except SqlsemError as struck:
+                log.warning("%r: %s", self, struck)  # what went wrong inside matters more
+        except BaseException:
+            self._give_up("interrupted while it ended")
+            raise
 
     def __repr__(self) -> str:
         return f"<Part {self.name!r} of round {self._round.name!r}>"
@@ -486,12 +521,47 @@ def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T]
 
 
 class _Continuing:
-    """A continuation under way, which the pulse must look after."""
+    """A continuation that is ours to run. The pulse must look after it; and as nobody takes it over while this process
+    lives, it gives itself back when an interrupt parts it from whoever would have run and ended it.
+    """
 
     can_be_lost: ClassVar[bool] = False
+    ended = True  # (until it is complete)
 
-    def __init__(self, then: Continuation) -> None:
+    def __init__(self, coordinator: Coordinator, then: Continuation, uid: str) -> None:
+        self.coordinator = coordinator
         self.then = then
+        self.closing: Callable[[Session, int], bool] = lambda session, me: session.return_then(me, uid)
+        self.pid = os.getpid()
+        self.ended = False
+        coordinator._claims.add(self)
+        coordinator._member.stir()
+
+    def __del__(self) -> None:
+        if not self.ended and self.pid == os.getpid():
+            self.coordinator._member.leftovers.append(self.closing)
+
+    def end(self, error: str | None) -> bool:
+        """Record how it ended, at the latest when the database can be reached again; False when it was given up."""
+        number, attempt = self.then.round_id, self.then.attempt
+        self.closing = lambda session, me: session.end_then(me, number, attempt, error)
+        try:
+            told = _call(self.coordinator, "end of a continuation", self.closing)
+        except BaseException:
+            self.close()
+            raise
+        self._settle()
+        return told
+
+    def _settle(self) -> None:
+        self.ended = True
+        self.coordinator._claims.discard(self)
+
+    def close(self) -> None:
+        """Where nothing has been recorded yet, see to it that something is: others may run it, or how it ended."""
+        if not self.ended and self.pid == os.getpid():
+            self.coordinator._member.later(self.closing)
+            self._settle()  # afterwards, as above
 
     def _lose(self, why: str) -> None:
         """As for a part."""
@@ -500,44 +570,45 @@ class _Continuing:
         return f"<Continuation of round {self.then.round_id} of {self.then.name!r}>"
 
 
-def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: bool) -> Continuation | None:
+def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: bool) -> _Continuing | None:
     uid, owner = uuid.uuid4().hex, _owner()
-    member = coordinator._member
+
+    def claim(session: Session, member_id: int) -> _Continuing | None:
+        then = session.claim_then(member_id, name, number, owner, uid, own)
+        return None if then is None else _Continuing(coordinator, then, uid)
+
     try:
-        found = _call(
-            coordinator,
-            "resuming a round",
-            lambda session, me: session.claim_then(me, name, number, owner, uid, own),
-        )
+        return _call(coordinator, "resuming a round", claim)
     except BaseException:
-        member.later(lambda session, me: session.return_then(me, uid))
+        coordinator._member.later(lambda session, me: session.return_then(me, uid))
         raise
-    return found
 
 
-def _carry_out(
-    coordinator: Coordinator, then: Continuation, function: Callable[[], object] | None, alarm: Alarm
-) -> None:
-    """Run a claimed continuation and record how it ended. Raises `RoundFailed` when it failed."""
-    from sqlsem import tasks
+def _carry_out(duty: _Continuing, function: Callable[[], object] | None, alarm: Alarm) -> None:
+    """Run a continuation and record how it ended. Raises `RoundFailed` when it failed."""
+    try:
+        _run_and_end(duty, function, alarm)
+    except BaseException:
+        duty.close()
+        raise
 
+
+def _run_and_end(duty: _Continuing, function: Callable[[], object] | None, alarm: Alarm) -> None:
+    then = duty.then
     which = f"The continuation of round {then.round_id} of {then.name!r}"
-    duty = _Continuing(then)
-    coordinator._claims.add(duty)
-    coordinator._member.stir()
     try:
         if function is not None:
             function()
         else:
-            tasks.run(then.kind, then.body or "", coordinator)
+            bodies.run(then.kind, then.body or "", duty.coordinator)
     except BaseException as exc:
-        told = tasks._told(exc)
+        if duty.pid != os.getpid():
+            raise  # a child that was forked in it: its parent has it
+        told = bodies.told(exc)
         try:
-            _end_then(coordinator, then, told)
+            duty.end(told)
         except SqlsemError as struck:
             log.warning("%s: %s", which, struck)
-        if not isinstance(exc, Exception):
-            raise
         failure = RoundFailed(
             f"{which} has failed: {_first_line(told)}; mend that and run: sqlsem rounds resume {then.round_id}",
             resource=then.name,
@@ -545,10 +616,12 @@ def _carry_out(
         )
         failure.__cause__ = exc
         alarm(failure)
+        if not isinstance(exc, Exception):
+            raise
         raise failure from exc
-    finally:
-        coordinator._claims.discard(duty)
-    if not _end_then(coordinator, then, None):
+    if duty.pid != os.getpid():
+        raise NotHeld(f"{which} belongs to the process that this one was forked from")
+    if not duty.end(None):
         failure = RoundFailed(
             f"{which} has ended, but this process had been out of the database's reach for longer than its grace: "
             f"another may have run it too",
@@ -559,19 +632,9 @@ def _carry_out(
         raise failure
 
 
-def _end_then(coordinator: Coordinator, then: Continuation, error: str | None) -> bool:
-    def end(session: Session, member_id: int) -> bool:
-        return session.end_then(member_id, then.round_id, then.attempt, error)
-
-    try:
-        return _call(coordinator, "end of a continuation", end)
-    except BaseException:
-        coordinator._member.later(end)
-        raise
-
-
 def _owner() -> str:
-    return threading.current_thread().name[:255]
+    name = threading.current_thread().name[:255]
+    return name.replace("\0", "?").encode(errors="replace").decode()  # what any database can keep
 
 
 def _errors(entry: RoundEntry, *states: str) -> dict[str, str]:
@@ -615,9 +678,10 @@ def resume(coordinator: Coordinator, which: int | str) -> bool:
     look = coordinator._look(lambda session: session.list_rounds(name, number, 20))
     if not look:
         raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
-    _call(coordinator, "recovery of a round", lambda session, me: session.recover_rounds(look[0].name, me))
-    then = _claim(coordinator, name, number, False)
-    if then is None:
+    operator = Round(look[0].name, [part.part for part in look[0].parts], window=1, coordinator=coordinator)
+    operator._recover()  # logs what it finds out
+    duty = _claim(coordinator, name, number, False)
+    if duty is None:
         for entry in coordinator._look(lambda session: session.list_rounds(name, number, 20)):
             if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
@@ -626,7 +690,7 @@ def resume(coordinator: Coordinator, which: int | str) -> bool:
                     f"it is resumed by whoever declared it (Round.resume(), the next start of a part, or round_resume)"
                 )
         return False
-    _carry_out(coordinator, then, None, lambda failure: log.error("%s", failure))
+    _carry_out(duty, None, lambda failure: log.error("%s", failure))
     return True
 
 

@@ -35,8 +35,22 @@ from sqlsem.model import (
     Ticket,
 )
 
-__all__ = ["Busy", "Check", "Creator", "Disconnected", "Engine", "Options", "Plan", "Session", "bounded"]
+__all__ = [
+    "GROUPED",
+    "GROUP_SIZE",
+    "Busy",
+    "Check",
+    "Creator",
+    "Disconnected",
+    "Engine",
+    "Options",
+    "Plan",
+    "Session",
+    "bounded",
+]
 
+#: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
+GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: What ``creator=`` is: returns a new DB-API connection.
 Creator = Callable[[], Any]
 #: The scripts to run on a schema of some version (0: none there), each with the version that it leads to, if any.
@@ -176,6 +190,24 @@ class Session(abc.ABC):
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
         """`end_task` and `claim_task` in one round trip."""
+
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        """End several tasks, whose new statuses are given as by `end_task`, and claim up to ``most``: those that come
+        first, as far as they are calls or SQL whose worker has never died; another one is claimed alone.
+
+        Both may be repeated. Engines that can do this in one round trip do; here one is claimed.
+        """
+        if not most:
+            return [self.end_task(member_id, end) for end in ends], []
+        if not ends:
+            claimed = self.claim_task(member_id, queue, owner, uid, again)
+            return [], [] if claimed is None else [claimed]
+        *before, last = ends
+        statuses = [self.end_task(member_id, end) for end in before]
+        status, claimed = self.next_task(member_id, last, queue, owner, uid, again)
+        return [*statuses, status], [] if claimed is None else [claimed]
 
     @abc.abstractmethod
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:

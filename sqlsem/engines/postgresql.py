@@ -356,6 +356,20 @@ class PostgresSession(Session):
         )
         return status.decode() if isinstance(status, bytes) else status, self._claimed(row)
 
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        asked = json.dumps(
+            [
+                {"task": e.task_id, "attempt": e.attempt, "outcome": e.outcome, "result": e.result, "error": e.error}
+                for e in ends
+            ]
+        )
+        answer = self._call("next_tasks", member_id, asked, queue, owner, uid, again, most)
+        ended, claimed = (one.decode(self._encoding) if isinstance(one, bytes) else one for one in answer)
+        statuses = json.loads(ended or "{}")  # by task
+        return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]
+
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
         return int(self._first("return_claim", member_id, queue, uid)[0])
 

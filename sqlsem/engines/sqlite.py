@@ -8,6 +8,7 @@ waiting for its grace. (A beacon file that is *not there* proves nothing; then g
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import re
@@ -24,7 +25,18 @@ from typing import Any
 
 import filelock
 
-from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.engines.base import (
+    GROUP_SIZE,
+    GROUPED,
+    Busy,
+    Check,
+    Creator,
+    Disconnected,
+    Engine,
+    Options,
+    Plan,
+    Session,
+)
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -45,6 +57,8 @@ from sqlsem.model import (
     Ticket,
 )
 
+log = logging.getLogger("sqlsem")
+
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
 #: looks so many times more seldom: as many must leave before, one after the other.
 SHORTEST, LONGEST = 0.0001, 0.02
@@ -53,6 +67,8 @@ SHARE, SLOWEST = 0.05, 0.5
 #: How often the next in line tests whether those ahead of it still live. Who is further back does so more seldom, too.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 LAST = 2**63 - 1
+#: Seconds for which the SQL of a task waits for the file's write lock.
+SQL_PATIENCE = 60.0
 
 
 class SqliteEngine(Engine):
@@ -107,6 +123,9 @@ class SqliteSession(Session):
         self._beacon: filelock.BaseFileLock | None = None
         self._interrupted = False
         self._given_up = False
+        self._working: sqlite3.Connection | None = None  # runs the SQL of a task
+        self._executing_in = 0  # which thread
+        self._cancelled = threading.Event()
         # How the last wait ended: position, the file's version then, quiet since when, when the others were tested.
         self._left: tuple[int, Any, float, float] | None = None
         _sessions.add(self)
@@ -600,6 +619,31 @@ class SqliteSession(Session):
         with _busy, self._writing():
             return self._end(member_id, end), self._claim(values, again)
 
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        with _busy, self._writing():
+            statuses = [self._end(member_id, end) for end in ends]
+            return statuses, self._claim_group(member_id, queue, owner, uid, again, most) if most else []
+
+    def _claim_group(self, member_id: int, queue: str, owner: str, uid: str, again: bool, most: int) -> list[Claimed]:
+        key = {"queue": queue, "member": member_id, "uid": uid}
+        if again and (found := self._all("claimed_before", key)):
+            return [Claimed(*self._one("claimed", (task_id,))) for task_id, _ in found]
+        self._require_member(member_id)
+        group: list[Claimed] = []
+        size = 0
+        for task, kind, losses in self._all("next_group", {"queue": queue, "most": most}):
+            alone = losses > 0 or kind not in GROUPED
+            if group and (alone or size > GROUP_SIZE):
+                break
+            self._query("claim_task", {"task": task, "member": member_id, "owner": owner, "uid": uid})
+            group.append(Claimed(*self._one("claimed", (task,))))
+            size += len(group[-1].body)
+            if alone:
+                break
+        return group
+
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
         with _busy, self._writing():
             found = self._all("claimed_before", {"queue": queue, "member": member_id, "uid": uid})
@@ -653,23 +697,64 @@ class SqliteSession(Session):
             return self._query("prune_tasks", {"most": most}).rowcount
 
     def execute(self, text: str) -> str | None:
-        # Not through _open: a connection of its own, whose transactions are the text's.
-        connection = self._engine.open()
+        with _calm:
+            while _forks:
+                _calm.wait()
+            self._executing_in = threading.get_ident()
+            _executing.add(self)
         try:
-            connection.execute("PRAGMA busy_timeout = 60000")
-            # What manages transactions itself, or cannot run in one, is left alone.
-            first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
-            alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
-            connection.executescript(text if alone else f"BEGIN IMMEDIATE;\n{text}\n;")
+            self._execute_text(text)
+        finally:
+            self._end_executing()
+        return None
+
+    def _execute_text(self, text: str) -> None:
+        # Not through _open: a connection of its own, whose transactions are the text's.
+        self._working = connection = self._engine.open()
+        asked = 0
+
+        def allow(*_: object) -> int:
+            # Asked before each statement: what has not begun when it is cancelled does not begin.
+            nonlocal asked
+            asked += 1
+            return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
+
+        # What manages transactions itself, or cannot run in one, is left alone.
+        first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
+        alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
+        timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE * 1000:.0f};"
+        script = f"{timeout}\n{text}" if alone else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
+        deadline = time.monotonic() + SQL_PATIENCE
+        pause = 0.001
+        try:
+            connection.set_authorizer(allow)
+            while True:
+                asked = 0
+                try:
+                    connection.executescript(script)
+                    break
+                except sqlite3.Error as exc:
+                    # Waiting for the write lock can be cancelled, as SQLite's own cannot.
+                    if alone or asked > 1 or not _is_busy(exc) or time.monotonic() > deadline:
+                        raise
+                self._cancelled.wait(random.uniform(0.5, 1) * pause)
+                pause = min(pause * 1.5, 0.05)
             if connection.in_transaction:
                 if alone:
                     raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
                 connection.execute("COMMIT")
-            return None
         except sqlite3.Error as exc:
+            if self._cancelled.is_set():
+                raise Unavailable(f"{self._engine.where}: the SQL was ended before its time ({exc})") from exc
             raise self._translate(exc) from exc
         finally:
+            self._working = None
             connection.close()
+
+    def _end_executing(self) -> None:
+        with _calm:
+            _executing.discard(self)
+            _calm.notify_all()
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
@@ -722,6 +807,8 @@ class SqliteSession(Session):
                 elif part_status == "running" and self._one("member", (part_member,)) is not None:
                     return PartStart("running", round_id, None, None)
                 if ended is None:
+                    if now == opened:  # the clock ticks in milliseconds, but only one part begins with its round
+                        now += 1e-6
                     self._query("reopen_round", {"round": round_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(window * 1000), "now": now}
@@ -910,17 +997,31 @@ class SqliteSession(Session):
 
     @property
     def usable(self) -> bool:
-        return not self._given_up
+        return not (self._given_up or self._interrupted)
 
     def interrupt(self) -> None:
         self._interrupted = True
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.interrupt()
+        for connection in (self._connection, self._working):
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.interrupt()
+
+    def cancel_running(self) -> None:
+        self._cancelled.set()
+        with _calm:
+            # Again and again: an interrupt between two statements interrupts nothing.
+            while self in _executing:
+                connection = self._working
+                if connection is not None:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.interrupt()
+                if self._executing_in == threading.get_ident():
+                    return  # in a signal handler: it ends when that has returned
+                _calm.wait(0.02)
 
     def close(self) -> None:
         self._interrupted = True
+        self._end_executing()  # should an interrupt have parted it from its end
         self._put_out()
         self.let_go()
 
@@ -936,24 +1037,48 @@ class SqliteSession(Session):
 # SQLite keeps tables of its file locks for the whole process; a child that was forked while they were in use would
 # believe in locks that are not there, and wait for others for ever (sqlite.org/howtocorrupt.html, "Carrying an open
 # database connection across a fork"). So no statement runs during a fork, and no connection is open. The beacons are
-# file locks of their own, so nothing is lost by that.
+# file locks of their own, so nothing is lost by that. The SQL of a task cannot be cut in two: a fork waits for its end.
 _busy = threading.RLock()
 _sessions: weakref.WeakSet[SqliteSession] = weakref.WeakSet()
+#: Guards what follows: which sessions run the SQL of tasks, and how many forks wait for their end, or are under way.
+_calm = threading.Condition()
+_executing: weakref.WeakSet[SqliteSession] = weakref.WeakSet()
+_forks = 0
+_still: int | None = None  # the thread that has taken _busy for its fork
 
 
 def _before_fork() -> None:
+    global _forks, _still
+    mine = threading.get_ident()
+    with _calm:
+        _forks += 1
+        # (Bounded, as a session that was dropped does not tell. Of this thread: a signal handler forks in the middle.)
+        told = False
+        while any(session._executing_in != mine for session in list(_executing)):
+            if not _calm.wait(1.0) and not told:
+                told = True
+                log.warning("A fork waits until the SQL that a task runs on SQLite has ended")
     _busy.acquire()
+    _still = mine
     for session in list(_sessions):
         session.let_go()
 
 
 def _after_fork_in_parent() -> None:
-    _busy.release()
+    global _forks, _still
+    # (What a signal handler raises while we wait ends the wait, but not the fork.)
+    if _still == threading.get_ident():
+        _still = None
+        _busy.release()
+    with _calm:
+        _forks -= 1
+        _calm.notify_all()
 
 
 def _after_fork_in_child() -> None:
-    global _busy
-    _busy = threading.RLock()
+    global _busy, _calm, _executing, _forks, _still
+    _busy, _calm = threading.RLock(), threading.Condition()
+    _executing, _forks, _still = weakref.WeakSet(), 0, None
     _sessions.clear()
 
 

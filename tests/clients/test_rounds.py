@@ -111,6 +111,45 @@ def test_late_and_expired(session, name, connect):
     assert "a (ended after the window), b" in told.pop()
 
 
+def test_a_start_within_a_transaction_is_refused(session, name, database):
+    """The other parts would wait for its end."""
+    ask, other = session(), session()
+    database.rows(f"CREATE TABLE work_{name} (x integer)")
+    start(ask, name, "b")  # (so it is a member already)
+    with pytest.raises(errors.ActiveSqlTransaction, match="round_part_start must not be called inside an open transac"):
+        with ask.connection.transaction():
+            ask.connection.execute(f"INSERT INTO work_{name} VALUES (1)")
+            start(ask, name, "a")
+    other.connection.execute("SET lock_timeout = '100ms'")
+    start(other, name, "a")
+    assert done(other, name, "a") == (0, "succeeded")
+    assert done(ask, name, "b") == (1, "succeeded")
+    ask("SELECT sqlsem.round_continued(%s)", name)
+
+
+def test_who_notices_that_a_session_died_is_told(session, name):
+    one, other, told = session(), session(), []
+    other.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    number = start(one, name, "a")
+    start(other, name, "b")
+    one.connection.close()
+
+    def noticed():
+        other("SELECT sqlsem.round_resume(%s)", name)
+        return told
+
+    assert until(noticed) == [f"sqlsem: round {number} of {name} has failed parts: a (its process died)"]
+    assert done(other, name, "b") == (0, "failed")
+
+
+def test_of_two_continuations_the_latest_is_ended_first(session, name, connect):
+    ask, numbers = session(), []
+    for _ in range(2):
+        numbers.append(start(ask, name, "a", "a"))
+        assert done(ask, name, "a") == (1, "succeeded")
+    assert [ask("SELECT sqlsem.round_continued(%s)", name)[0] for _ in range(2)] == numbers[::-1]
+
+
 def test_done_within_the_callers_transaction(session, name, database):
     ask = session()
     start(ask, name, "a", "a")
@@ -183,6 +222,83 @@ def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
         pass
     assert last.is_last
     assert made.entry().then_status == "pending"
+    coordinator.close()
+
+
+def test_what_is_another_logins_cannot_be_ended(login, connect, name):
+    """Not even by one that knows its member and the uid of its start."""
+    coordinator = connect()
+    running = rounds.round(name, ["a"], window=60, coordinator=coordinator).part("a").start()
+    other = login("sqlsem_user")
+    member, uid = coordinator._member._member_id, running._uid
+
+    def end_part(outcome):
+        text = "SELECT code FROM sqlsem.end_part(?, ?, 'a', ?, ?, NULL, 'x', 'session', NULL)"
+        return other.rows(text, member, name, uid, outcome)
+
+    assert end_part("succeeded") == end_part("failed") == [("lost",)]
+    with pytest.raises(psycopg.Error, match="not there"):
+        start = "SELECT * FROM sqlsem.start_part(?, ?, 'a', '[\"a\"]', 60000, 'x', ?, NULL, NULL)"
+        other.rows(start, member, name, uid)
+    assert running._round.entry().parts[0].status == "running"
+    told = []
+
+    def then():
+        entry = running._round.entry()
+        for text, values in (
+            ("SELECT sqlsem.end_then(?, ?, ?, NULL)", (member, entry.round_id, entry.then_attempt)),
+            ("SELECT sqlsem.return_then(?, ?)", (member, uid)),
+        ):
+            told.append(other.rows(text, *values))
+        told.append(running._round.entry().then_status)
+
+    running._round.then(then)
+    assert running.done()
+    assert told == [[(False,)], [(False,)], "running"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "start_part(NULL, 'x', 'a', '[\"a\"]', 1000, 'x', 'u', NULL, NULL)",
+        "claim_then(NULL, 'x', NULL, 'x', 'u', true)",
+        "round_part_done(NULL, 'a')",
+        "round_part_done('x', NULL)",
+        "round_part_failed(NULL, NULL, NULL)",
+        "round_resume(NULL)",
+        "round_continued(NULL)",
+        "end_part(1, 'x', 'a', 'u', NULL, NULL, NULL, NULL, NULL)",
+    ],
+)
+def test_nulls_are_refused(session, call):
+    with pytest.raises(psycopg.Error, match=r"NULL|not there"):
+        session()(f"SELECT sqlsem.{call}")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "(SELECT nullif(code, 'lost') FROM sqlsem.end_part(NULL, NULL, NULL, NULL, 'failed', NULL, NULL, NULL, NULL))",
+        "sqlsem.end_then(NULL, NULL, NULL, NULL)",
+        "sqlsem.return_then(NULL, NULL)",
+    ],
+)
+def test_nulls_end_nothing(session, connect, name, call):
+    ask = session()
+    start(ask, name, "a", "a")
+    assert ask(f"SELECT {call}")[0] in (False, None)
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert entry.parts[0].status == "running"
+
+
+def test_a_plain_user_does_not_undo_what_an_operator_has_kept(user, connect, name):
+    coordinator = user.coordinator()
+    for one in (connect(), coordinator):
+        made = rounds.round(name, ["a", "b", "c"], window=60, coordinator=one)
+        with made.then(sqlsem.Sql("SELECT 1")).part("b" if one is coordinator else "a"):
+            pass
+    entry = made.entry()
+    assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
     coordinator.close()
 
 

@@ -1,18 +1,21 @@
 """Rounds: the last part to succeed, and only that one, starts what comes next."""
 
+import gc
+import os
 import pickle
 import random
+import sys
 import threading
 import time
 from datetime import timedelta
 
 import pytest
-from support import PATIENCE, until
+from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import rounds
 from sqlsem.engines.base import Disconnected
-from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout
+from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout, Unavailable
 
 GRACE = 1.0
 NOTHING = (None, None)
@@ -253,7 +256,7 @@ def test_yesterdays_success_does_not_count(make):
     assert {part.part: part.status for part in entry.parts} == {"a": "succeeded", "b": "expected"}
 
 
-def grow_older(database, number, seconds):
+def grow_older(database, number, seconds, connection=None):
     """Make a round one that began so much earlier."""
     earlier = {
         "sqlite": f"opened_at - {seconds}",
@@ -261,7 +264,11 @@ def grow_older(database, number, seconds):
         "mssql": f"DATEADD(second, -{seconds}, opened_at)",
     }[database.engine]
     table = database.beside("[round]" if database.engine == "mssql" else "round")
-    database.rows(f"UPDATE {table} SET opened_at = {earlier} WHERE round_id = {number}")
+    text = f"UPDATE {table} SET opened_at = {earlier} WHERE round_id = {number}"
+    if connection is None:
+        database.rows(text)
+    else:
+        connection.cursor().execute(text)
 
 
 def test_a_success_older_than_the_window_does_not_count(make, database):
@@ -281,6 +288,27 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
     assert ran == []
     assert run(made, "a").is_last
     assert ran == [1]
+
+
+def test_what_has_expired_is_told_once(database, name):
+    session, last = database.session(), None
+    try:
+        member = session.enrol("here", 1, "test")
+        for number in range(30):
+
+            def start(part, number=number):
+                parts = ["a", "b", "c"]
+                return session.start_part(member, name, part, parts, 60.0, "me", f"{number}{part}", NOTHING)
+
+            began = [start(part) for part in ("a", "b", "a", "c")]
+            assert {one.round_id for one in began} == {began[0].round_id}
+            assert began[2] == began[0]  # (a lost reply)
+            assert [one.previous for one in began] == [last, None, last, None]
+            last = began[0].round_id
+            grow_older(database, last, 60)
+        session.resign(member)
+    finally:
+        session.close()
 
 
 def test_a_part_that_takes_longer_than_the_window_fails(make):
@@ -450,6 +478,62 @@ def test_the_next_start_takes_a_continuation_over(make, spawn, name):
     until(lambda: made._recover() or made.entry().then_status == "pending")
     assert run(made, "b").round_id > first
     assert ran == [first]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_a_paused_process_keeps_its_continuation(make, spawn, name):
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True)
+    child.expect("started")
+    child.send(end=True)
+    child.expect("continuing")
+    made = make("a", then=lambda: pytest.fail("must not run"))
+    child.pause()
+    try:
+        remains(lambda: made.resume() is False, 2.5 * GRACE, "nobody takes it from a process that lives")
+    finally:
+        child.resume()
+    child.send(end=True)
+    assert child.expect("ended")["is_last"]
+    assert (made.entry().then_status, made.entry().then_attempt) == ("finished", 1)
+
+
+@pytest.mark.engines("postgresql")
+def test_a_lost_connection_does_not_lose_a_continuation(make, spawn, name, database):
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True, options={"grace": 3.0})
+    child.expect("started")
+    child.send(end=True)
+    child.expect("continuing")
+    made = make("a", then=lambda: pytest.fail("must not run"))
+
+    def backend():
+        return database.rows("SELECT backend_pid FROM sqlsem.member WHERE pid = ?", child.pid)
+
+    for _ in range(3):
+        before = backend()
+        assert len(before) == 1
+        database.rows("SELECT pg_terminate_backend(?)", before[0][0])
+        until(lambda before=before: made.resume() is False and backend() not in ([], before), "it is back")
+    child.send(end=True)
+    assert child.expect("ended")["is_last"]
+    assert (made.entry().then_status, made.entry().then_attempt) == ("finished", 1)
+
+
+def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
+    number = leave_a_continuation(database, name, "sql", ledger.insert)
+    made = rounds.round(name, ["a"], window=60, coordinator=connect())
+    gather, resumed = threading.Barrier(6, timeout=PATIENCE), []
+    until(lambda: made._recover() or made.entry().then_status == "pending")
+
+    def work(coordinator):
+        coordinator._member.ping()
+        gather.wait()
+        resumed.append(rounds.resume(coordinator, number))
+
+    for _ in range(6):
+        threads.start(work, connect())
+    threads.join()
+    assert resumed.count(True) == 1
+    assert ledger() == 1
 
 
 def leave_a_continuation(database, name, kind, body, grace=0.0):
@@ -703,6 +787,345 @@ def test_a_continuation_of_a_process_that_was_given_up(make, database):
         run(made, "a")
 
 
+class Stop(BaseException):
+    """What strikes."""
+
+
+def strike(number, body):
+    """Run it, with an exception at the so-manieth line of the module; False when it has fewer."""
+    seen = 0
+
+    def local(frame, event, _):
+        nonlocal seen
+        if event in ("line", "return"):
+            seen += 1
+            if seen == number:
+                raise Stop
+        return local
+
+    def tracer(frame, event, _):
+        # (Python itself drops what is raised in a finalizer.)
+        code = frame.f_code
+        return local if code.co_filename == rounds.__file__ and code.co_name != "__del__" else None
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        body()
+    except (Stop, RoundFailed):  # the second: what a part is told of which the first was the end
+        pass
+    finally:
+        sys.settrace(before)
+    return seen >= number
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.parametrize("what", ["part", "last part", "failing part", "continuation", "expired round"])
+def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database, what):
+    """Nothing that this process does not know to be its own may stay so in the record: it lives, so nobody else would
+    ever be let to it.
+    """
+    coordinator, raw = connect(grace=GRACE), database.raw()
+    ran, number = [], 0
+    rounds.list_rounds(coordinator)
+
+    def prepare(made):
+        if what == "continuation":
+            knows_nothing = rounds.round(made.name, ["a"], window=60, coordinator=coordinator)
+            coordinator._member.call("keep", lambda session, me: leave_behind(session, me, made.name))
+            assert knows_nothing.resume() is False
+        elif what == "expired round":
+            early = rounds.round(made.name, ["a", "b"], window=60, coordinator=coordinator)
+            run(early, "a")
+            grow_older(database, early.entry().round_id, 60, raw)
+
+    def body(made):
+        if what == "continuation":
+            made.resume()
+        else:
+            with made.part("b" if what == "expired round" else "a"):
+                if what == "failing part":
+                    raise RoundFailed("x")
+
+    while True:
+        number += 1
+        parts = ["a", "b"] if what in ("part", "expired round") else ["a"]
+        made = rounds.round(name(str(number)), parts, window=60, coordinator=coordinator)
+        made.then(lambda: ran.append(1))
+        prepare(made)
+        if not strike(number, lambda made=made: body(made)):
+            break
+    raw.close()
+    assert number > (50 if what == "continuation" else 100)
+    gc.collect()
+
+    def running():
+        return [
+            entry.name.rpartition("-")[2]
+            for entry in rounds.list_rounds(coordinator, most=2 * number)
+            if entry.name.startswith(name)
+            and (entry.then_status == "running" or any(part.status == "running" for part in entry.parts))
+        ]
+
+    until(lambda: running() == [], "all have ended, or were given back", 30)
+    # What was given back is run by whoever looks next.
+    for entry in rounds.list_rounds(coordinator, most=2 * number):
+        if entry.then_status == "pending" and entry.name.startswith(name):
+            assert rounds.round(entry.name, parts, window=60, coordinator=coordinator).then(list).resume()
+
+
+def leave_behind(session, member, name):
+    """A round whose continuation waits for somebody."""
+    session.start_part(member, name, "a", ["a"], 60.0, "me", name, ("local", None))
+    assert session.end_part(member, name, "a", name, None, "me", ("local", None)).then is not None
+    assert session.return_then(member, name)
+
+
+def test_a_part_that_is_dropped_has_failed(make):
+    made = make("a")
+    made.part("a").start()
+    until(lambda: (gc.collect(), made.entry().parts[0].status == "failed")[1])
+    assert made.entry().parts[0].error == "it was dropped without an end"
+    assert run(made, "a").is_last
+
+
+def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
+    made = make("a", "b", on_failed=lambda failure: sys.exit(3))
+    grow_older(database, run(made, "a").round_id, 3600)
+    with pytest.raises(SystemExit):
+        run(made, "b")
+    until(lambda: made.entry().parts[1].status == "failed")
+    assert run(made, "b").attempt == 2
+
+
+def deaf(monkeypatch, made, after):
+    """From the moment that this call has been answered, no list of rounds can be had."""
+    made.entry()
+    kind = type(made._coordinator._member._main)
+    right, list_rounds, away = getattr(kind, after), kind.list_rounds, []
+
+    def call(self, *arguments):
+        answer = right(self, *arguments)
+        away.append(1)
+        return answer
+
+    def look(self, *arguments):
+        if away:
+            raise Unavailable("the line is dead")
+        return list_rounds(self, *arguments)
+
+    monkeypatch.setattr(kind, after, call)
+    monkeypatch.setattr(kind, "list_rounds", look)
+
+
+def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatch, database):
+    made = make("a", "b")
+    with pytest.raises(ValueError):
+        run(made, "a", fail=ValueError())
+    made.alarms.clear()
+    deaf(monkeypatch, made, "end_part")
+    with pytest.raises(RoundFailed, match="has failed, though part 'b' has succeeded") as caught:
+        run(made, "b")
+    assert made.alarms == [caught.value]
+    monkeypatch.undo()
+
+    grow_older(database, made.entry().round_id, 3600)
+    made.alarms.clear()
+    deaf(monkeypatch, made, "start_part")
+    part = made.part("a").start()
+    assert part.attempt == 1
+    assert ["has expired" in str(alarm) for alarm in made.alarms] == [True]
+    monkeypatch.undo()
+    part.done()
+
+
+def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
+    made = make("a", then=lambda: pytest.fail("must not run"))
+    made.entry()
+    kind = type(made._coordinator._member._main)
+
+    def wrong(self, *arguments):
+        raise Unavailable("the line is dead")
+
+    with pytest.raises(Unavailable), made.part("a"):
+        monkeypatch.setattr(kind, "end_part", wrong)
+    assert ["the line is dead" in str(alarm) for alarm in made.alarms] == [True]
+    assert made.alarms[0].failed == {"a": "its end could not be recorded"}
+    monkeypatch.undo()
+    # (What was left to do may have been tried, and given up, while that was so.)
+    until(lambda: made.entry().status == "failed" or not made._coordinator._member.leftovers)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_continuation_that_ends_the_program_has_failed(make, error):
+    def then():
+        raise error
+
+    made = make("a", then=then)
+    with pytest.raises(type(error)):
+        run(made, "a")
+    assert ["has failed: " + type(error).__name__ in str(alarm) for alarm in made.alarms] == [True]
+    entry = made.entry()
+    assert (entry.then_status, entry.status) == ("failed", "succeeded")
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+def forked(work):
+    """What ``work()`` gives, in a forked child, as text."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(work()).encode()[:4000])
+        except BaseException as exc:
+            os.write(write, f"{type(exc).__name__}: {exc}".encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        told = file.read().decode()
+    os.waitpid(child, 0)
+    return told
+
+
+@needs_fork
+def test_a_connection_that_was_interrupted_is_replaced(connect, name):
+    """As the watch does with one that does not answer."""
+    coordinator = connect(lease=30, retry=2)
+    made = rounds.round(name, ["a"], window=60, coordinator=coordinator)
+    with made.part("a") as one:
+        coordinator._member._main.interrupt()
+        forked(lambda: None)  # before which connections are closed, where that is needed
+    assert one.is_last
+    assert made.entry().status == "succeeded"
+
+
+@needs_fork
+def test_a_forked_child_has_no_part_in_what_its_parent_runs(make, tmp_path):
+    told = []
+
+    def leave(part):
+        with part:
+            return forked(lambda: part.__exit__(None, None, None))
+
+    made = make("a", "b", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
+    told = leave(made.part("a"))
+    assert "NotHeld: " in told
+    assert "forked from" in told
+    part = made.part("b").start()
+    assert forked(lambda: part.__exit__(ZeroDivisionError, ZeroDivisionError(), None)) == "None"
+    assert forked(lambda: part.__del__()) == "None"
+    assert part.done() is True
+    assert not (tmp_path / "alarm").exists()
+    assert {one.status for one in made.entry().parts} == {"succeeded"}
+
+
+@needs_fork
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_a_child_that_is_forked_in_a_continuation_does_not_end_it(make, tmp_path, how):
+    read, write = os.pipe()
+
+    def then():
+        if os.fork() == 0 and how == "raises":
+            raise SystemExit(3)
+
+    parent = os.getpid()
+    made = make("a", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
+    part = made.then(then).part("a").start()
+    told = "nothing"
+    try:
+        part.done()
+    except BaseException as exc:
+        told = f"{type(exc).__name__}: {exc}"
+    finally:
+        if os.getpid() != parent:
+            os.write(write, told.encode())
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        assert ("forked from" if how == "returns" else "SystemExit: 3") in file.read().decode()
+    assert told == "nothing"
+    assert made.entry().then_status == "finished"
+    assert not (tmp_path / "alarm").exists()
+
+
+#: Takes seconds, and the file's write lock.
+LONG = (
+    "INSERT INTO {table} (who) SELECT 'x' FROM (WITH RECURSIVE a (n) AS"
+    " (SELECT 1 UNION ALL SELECT n + 1 FROM a WHERE n < {most}) SELECT count(*) FROM a)"
+)
+
+
+@needs_fork
+@pytest.mark.engines("sqlite")
+def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, ledger, name, caplog):
+    """Else the child would believe in the lock for ever."""
+    made = make("a", then=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
+    threads.start(run, made, "a")
+
+    def locked():
+        connection = database.raw()
+        try:
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except Exception as exc:
+            return "locked" in str(exc)
+        finally:
+            connection.close()
+        return False
+
+    until(locked, "the SQL runs")
+    assert forked(locked) == "False"
+    assert ledger() == 1
+    threads.join()
+    with make("b", coordinator=made._coordinator).part("b"):  # and no new SQL is kept waiting
+        pass
+    assert run(made, "a").is_last
+    assert ledger() == 2
+
+
+@pytest.mark.engines("sqlite")
+@pytest.mark.parametrize("when", ["before", "waiting", "running", "between", "alone"])
+def test_sql_can_be_ended(database, threads, ledger, name, when):
+    engine = database.make_engine()
+    session, told = engine.connect("work"), []
+    table = f"ledger_{name}"
+    text = {
+        "between": f"INSERT INTO {table} (who) VALUES ('x');" * 20000,
+        "alone": "PRAGMA user_version; BEGIN; " + LONG.format(table=table, most=10**9) + "; COMMIT",
+    }.get(when, LONG.format(table=table, most=10**9))
+    holder = database.raw()
+    if when == "waiting":
+        holder.execute("BEGIN IMMEDIATE")
+
+    def work():
+        try:
+            session.execute(text)
+        except Unavailable as exc:
+            told.append(str(exc))
+        finally:
+            session.close()
+
+    if when == "before":
+        session.cancel_running()
+    threads.start(work)
+    if when != "before":
+        until(lambda: session._working is not None or told)
+        if when == "waiting":
+            remains(lambda: not told, 0.2, "it waits for the lock")
+        session.cancel_running()
+        assert told or session._working is None
+    threads.join(10)
+    holder.close()
+    assert "ended before its time" in told[0]
+    assert ledger() == 0
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -778,6 +1201,14 @@ def test_the_error_survives_pickling():
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.resource, copy.round_id, copy.failed) == ("it failed", "x", 7, {"a": "why"})
     assert isinstance(copy, RuntimeError)
+
+
+def test_any_thread(make, threads):
+    made = make("a")
+    thread = threading.Thread(target=run, args=(made, "a"), name="a\0b\ud800c")
+    thread.start()
+    thread.join()
+    assert (made.entry().status, made.entry().parts[0].owner) == ("succeeded", "a?b?c")
 
 
 def test_any_names(connect, name):

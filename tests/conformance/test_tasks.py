@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,8 +14,9 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
+from sqlsem.bodies import PATIENCE as ENDING
 from sqlsem.model import End, NewTask
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Task, Worker
 
 #: Set when the late task of the reference load was put.
 late = threading.Event()
@@ -165,6 +168,56 @@ def test_not_before_its_time(queue):
     assert time.monotonic() - began >= 1.0
 
 
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
+    """As by an hour, since these were put."""
+    queue.put("at once")
+    queue.put("later", after=0.5)
+    failed = queue.put("failed", order=1)
+    with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
+        assert task.body == "at once"
+        raise ValueError("no")
+    queue._coordinator.retry_task(task.id)
+    move_clock(database, queue, -3600)
+    with queue.try_claim() as task:
+        assert task.body == "at once"
+    assert queue.try_claim() is None, "what is to wait for its time waits"
+    move_clock(database, queue, 3600)
+    for body in ("later", "failed"):
+        with next(queue.claim(wait=5)) as task:
+            assert task.body == body
+    assert task.id == failed
+
+
+def move_clock(database, queue, seconds):
+    """As if the clock had been moved since the tasks were put."""
+    if database.engine == "sqlite":
+        set_times, table = f"put_at = put_at - {seconds}, ready_at = ready_at - {seconds}", "sqlsem_task"
+    else:
+        by = f"interval '{seconds} seconds'"
+        set_times, table = f"put_at = put_at - {by}, ready_at = ready_at - {by}", "sqlsem.task"
+    with database.raw() as raw:
+        raw.execute(f"UPDATE {table} SET {set_times} WHERE queue_name = '{queue.name}'")
+
+
+def test_what_is_put_in_bulk_is_put_in_portions(queue):
+    """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
+    queue.state()
+    session = queue._coordinator._member._main
+    put, portions = session.put_tasks, []
+
+    def watch(name, uid, tasks):
+        portions.append([len(one.body) for one in tasks])
+        return put(name, uid, tasks)
+
+    session.put_tasks = watch
+    large = queue.put_many(["x" * 1_500_000] * 5 + ["y" * 5_000_000, "z"])
+    assert [len(some) for some in portions] == [2, 2, 1, 1, 1]
+    small = queue.put_many(range(1200))
+    assert [len(some) for some in portions[5:]] == [500, 500, 200]
+    assert [*large, *small] == sorted(entry.task_id for entry in queue.tasks(most=2000))
+
+
 def test_wait_and_join(connect, queue, name):
     other = connect().queue(name)
     assert queue.wait(0) is True
@@ -239,6 +292,18 @@ def test_a_claim_that_nobody_knows_is_given_back(connect, name):
         with again:
             assert again.attempt == 2
         break
+
+
+def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
+    """As when an interrupt strikes while it is made."""
+    struck = []
+    monkeypatch.setattr(sys, "unraisablehook", struck.append)
+    queue.state()
+    with pytest.raises(AttributeError):
+        Task(queue, object(), "uid")
+    Task.__new__(Task)
+    assert struck == []
+    assert not queue._coordinator._member.leftovers
 
 
 def test_ended_twice(queue):
@@ -527,21 +592,209 @@ def test_a_worker_is_stopped_in_order(queue):
     assert Counter(status for _, status in states(queue)) == {"finished": 2, "pending": 2}
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-def test_a_worker_that_is_aborted_ends_its_command_and_gives_back(connect, queue, name, tmp_path):
-    pid = tmp_path / "pid"
-    queue.put(sqlsem.Shell(f"trap '' TERM; echo $$ > {pid}; sleep 60; sleep 60"))
-    worker = Worker(queue)
+def working(worker):
     thread = threading.Thread(target=worker.run)
     thread.start()
-    until(lambda: pid.exists() and pid.read_text().strip())
+    return thread
+
+
+def ended(pid):
+    """Whether a process has ended, even if nobody has asked for its status."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+
+
+def stubborn(file):
+    """A command that has to be killed, and tells its number."""
+    return f"trap '' TERM; echo $$ > {file}.new; mv {file}.new {file}; sleep 60; sleep 60"
+
+
+@posix
+def test_a_worker_that_is_aborted_ends_its_commands_and_gives_back(connect, queue, name, tmp_path):
+    files = [tmp_path / "one", tmp_path / "other"]
+    queue.put_many([sqlsem.Shell(stubborn(file)) for file in files])
+    worker = Worker(queue, threads=2)
+    thread = working(worker)
+    until(lambda: all(file.exists() for file in files))
+    began = time.monotonic()
     worker.abort()
-    assert not psutil.pid_exists(int(pid.read_text()))
+    assert time.monotonic() - began < 1.8 * ENDING, "not one after the other"
+    assert all(ended(int(file.read_text())) for file in files)
+    assert Counter(status for _, status in states(queue)) == {"pending": 2}
     with connect().queue(name).try_claim() as task:
         assert task.attempt == 2
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert [one.outcome for one in queue.log(task.id)] == ["returned", "finished"]
+
+
+@posix
+def test_what_outlives_its_shell_is_ended_as_well(queue, tmp_path):
+    file = tmp_path / "pid"
+    within = stubborn(file).replace("$$", "\\$\\$")
+    queue.put(sqlsem.Shell(f'sh -c "{within}"; true'))
+    worker = Worker(queue)
+    thread = working(worker)
+    until(file.exists)
+    worker.abort()
+    assert ended(int(file.read_text()))
+    assert [status for _, status in states(queue)] == ["pending"]
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def interrupted(channel, url, options, name):
+    try:
+        Worker(sqlsem.connect(url, **options).queue(name)).run()
+    except KeyboardInterrupt:
+        channel.tell("interrupted")
+        channel.ask()
+
+
+@posix
+def test_an_interrupt_of_run_ends_what_runs(spawn, queue, name, tmp_path):
+    """It must not run on beside its next attempt, while this process ends or does something else."""
+    pid = tmp_path / "pid"
+    number = queue.put(sqlsem.Shell(f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 60; sleep 60"))
+    child = spawn(interrupted, name=str(name))
+    until(pid.exists)
+    os.kill(child.pid, signal.SIGINT)
+    child.expect("interrupted")
+    assert ended(int(pid.read_text()))
+    assert [one.outcome for one in queue.log(number)] == ["returned"]
+    child.send(go=True)
+    child.rest()
+
+
+@posix
+def test_what_a_command_leaves_behind_does_not_hold_it_up(queue, tmp_path):
+    """As a service does that it starts, and that has its output still open."""
+    pid = tmp_path / "pid"
+    queue.put(sqlsem.Shell(f"sleep 60 & echo $! > {pid}; echo started"))
+    began = time.monotonic()
+    Worker(queue, idle_exit=0).run()
+    assert time.monotonic() - began < 30
+    (entry,) = queue.tasks()
+    assert (entry.status, entry.result) == ("finished", "started\n")
+    assert not ended(int(pid.read_text()))
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@posix
+def test_all_that_a_command_says_last_is_kept(queue):
+    queue.put(sqlsem.Shell("seq 1 100000"))
+    Worker(queue, idle_exit=0).run()
+    (entry,) = queue.tasks()
+    assert entry.result.endswith("\n99999\n100000\n")
+    assert len(entry.result) == 8000
+
+
+class Work:
+    """The sessions in which the SQL of tasks runs, in this process; hooks may come between."""
+
+    def __init__(self, coordinator):
+        self.connect = coordinator.engine.connect
+        self.on_connect = self.on_cancel = self.on_execute = lambda: None
+        self.cancels = 0
+        coordinator.engine.connect = self.open
+
+    def open(self, purpose):
+        session = self.connect(purpose)
+        if purpose != "work":
+            return session
+        self.on_connect()
+        execute, cancel = session.execute, session.cancel_running
+
+        def executed(text):
+            self.on_execute()
+            return execute(text)
+
+        def cancelled():
+            self.on_cancel()
+            self.cancels += 1
+            cancel()
+
+        session.execute, session.cancel_running = executed, cancelled
+        return session
+
+
+@pytest.fixture
+def table(database, name):
+    table = f"made_by_{name}"
+    with database.raw() as raw:
+        raw.execute(f"CREATE TABLE {table} (n integer NOT NULL)")
+    yield table
+    with database.raw() as raw:
+        raw.execute(f"DROP TABLE {table}")
+
+
+def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, table):
+    """Only who ran it knows."""
+    work, begun, told = Work(queue._coordinator), threading.Event(), threading.Event()
+    connect = work.connect
+
+    def deaf(purpose):  # to being cancelled
+        session = connect(purpose)
+        session.cancel_running = lambda: None
+        return session
+
+    def late():
+        begun.set()
+        assert told.wait(PATIENCE)
+
+    work.connect, work.on_execute, work.on_cancel = deaf, late, told.set
+    number = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1)"))
+    worker = Worker(queue)
+    thread = working(worker)
+    assert begun.wait(PATIENCE)
+    worker.abort()
+    thread.join(PATIENCE)
+    assert [one.outcome for one in queue.log(number)] == ["finished"]
+    assert database.rows(f"SELECT n FROM {table}") == [(1,)]
+
+
+def test_what_was_about_to_begin_does_not(database, queue, table):
+    work, begun = Work(queue._coordinator), threading.Event()
+    worker = Worker(queue)
+
+    def wait():
+        begun.set()
+        until(lambda: worker._aborted)
+
+    work.on_connect = wait
+    number = queue.put(sqlsem.Sql(f"INSERT INTO {table} VALUES (1)"))
+    thread = working(worker)
+    assert begun.wait(PATIENCE)
+    worker.abort()
+    thread.join(PATIENCE)
+    assert [one.outcome for one in queue.log(number)] == ["returned"]
+    assert database.rows(f"SELECT n FROM {table}") == []
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_what_is_told_to_end_too_early_is_told_again(queue):
+    """Between its session's start and its statement's."""
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    work, begun = Work(queue._coordinator), threading.Event()
+
+    def wait():
+        begun.set()
+        until(lambda: work.cancels)
+
+    work.on_execute = wait
+    number = queue.put(sqlsem.Sql(endless))
+    worker = Worker(queue)
+    thread = working(worker)
+    assert begun.wait(PATIENCE)
+    worker.abort()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert [one.outcome for one in queue.log(number)] == ["returned"]
 
 
 def test_idle_is_not_while_others_of_the_worker_work(queue):

@@ -11,6 +11,9 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
+from sqlsem import workers
+from sqlsem.model import End
+from sqlsem.tasks import Worker
 
 GRACE = 1.5
 
@@ -182,6 +185,141 @@ def lines(journal):
 def test_workers_killed_at_random(spawn, connect, name, tmp_path):
     killed = check_killed_at_random(spawn, connect, name, tmp_path, 1500, 3)
     assert len(killed) == 3
+
+
+def jot(journal, number):
+    """What tasks do: a line of the journal."""
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{number}\n".encode())
+    os.close(file)
+
+
+def poison(journal, number):
+    jot(journal, number)
+    os._exit(1)
+
+
+def pause(journal, number):
+    jot(journal, number)
+    time.sleep(PATIENCE)
+
+
+def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=True):
+    """A worker until nothing is left, or until it dies."""
+    if eager:  # every group is as large as it can be
+        workers._Pace.most = lambda pace: pace._limit
+    queue = sqlsem.connect(url, **options, grace=grace).queue(name)
+    channel.tell("ready")
+    Worker(queue, threads=threads, idle_exit=idle).run()
+    channel.tell("left")
+
+
+def test_what_a_killed_worker_had_in_a_group_comes_back(spawn, connect, name, tmp_path):
+    """All of it; what was done before is not done again."""
+    queue, journal = connect(grace=0.5).queue(name), str(tmp_path / "journal")
+    numbers = queue.put_many([sqlsem.Call(f"{__name__}:jot", journal, number) for number in range(120)])
+    child = spawn(crew, name=str(name), grace=0.5)
+    child.expect("ready")
+    # (In the second group: 1, 100, 19.)
+    other = connect(grace=0.5).queue(name)
+    other.put(sqlsem.Call(f"{__name__}:pause", journal, 120), order=1)
+    until(lambda: lines(tmp_path / "journal") == 121)
+    child.kill()
+    until(lambda: queue.wait(0.2) or not queue.state().running, "it is pending again")
+    assert [one.outcome for one in queue.log(numbers[0])] == ["finished"]
+    (entry,) = queue.tasks("pending")
+    assert (entry.attempt, entry.losses) == (1, 1)
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_worker_killed_in_the_middle_of_a_group(spawn, connect, name, tmp_path):
+    queue, journal = connect(grace=0.5).queue(name), str(tmp_path / "journal")
+    bodies = [sqlsem.Call(f"{__name__}:jot", journal, number) for number in range(30)]
+    bodies[11] = sqlsem.Call(f"{__name__}:poison", journal, 11)
+    numbers = queue.put_many(bodies)
+    spawn(crew, name=str(name), grace=0.5).expect("ready")
+    until(lambda: lines(tmp_path / "journal") == 12)
+    until(lambda: queue.wait(0.2) or not queue.state().running, "all of them are pending again")
+    assert [one.outcome for one in queue.log(numbers[0])] == ["finished"], "alone, and ended before the group"
+    for number in numbers[1:]:
+        assert [one.outcome for one in queue.log(number)] == ["lost"]
+    # Again and again, but never with others.
+    for _ in range(4):
+        child = spawn(crew, name=str(name), grace=0)
+        child.expect("ready")
+        assert child.next() is None, "it died"
+    until(lambda: queue.wait(0.2) or not queue.state().running)
+    Worker(queue, idle_exit=0).run()
+    entries = sorted(queue.tasks(), key=lambda entry: entry.task_id)
+    assert [(entry.status, entry.losses) for entry in entries] == [
+        *[("finished", 0)],
+        *[("finished", 1)] * 10,
+        *[("failed", 5)],
+        *[("finished", 1)] * 18,
+    ]
+    assert Counter(map(int, (tmp_path / "journal").read_text().split())) == {
+        **{0: 1, 11: 5},
+        **dict.fromkeys(range(1, 11), 2),  # done, but not recorded
+        **dict.fromkeys(range(12, 30), 1),
+    }
+
+
+@pytest.mark.timeout(400)
+def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
+    count, threads = 6000, 2
+    queue, journal = connect(grace=GRACE).queue(name), tmp_path / "journal"
+    numbers = queue.put_many([sqlsem.Call(f"{__name__}:jot", str(journal), number) for number in range(count)])
+    # They stay until what another left is pending again.
+    settings = {"name": str(name), "threads": threads, "idle": 3 * GRACE, "eager": False}
+    children = [spawn(crew, **settings) for _ in range(2)]
+    for child in children:
+        child.expect("ready")
+    kills = 3
+    for kill in range(kills):
+        until(lambda kill=kill: lines(journal) > count * (kill + 1) / (kills + 2), timeout=4 * PATIENCE)
+        victim = kill % len(children)
+        children[victim].kill()
+        children[victim] = spawn(crew, **settings)
+    assert queue.wait(2 * PATIENCE)
+    for child in children:
+        assert "left" in [told["event"] for told in child.rest()], "in order"
+    entries = {entry.task_id: entry for entry in queue.tasks(most=count + 1)}
+    assert sorted(entries) == numbers
+    assert {entry.status for entry in entries.values()} == {"finished"}
+    ran = Counter(map(int, journal.read_text().split()))
+    assert set(ran) == set(range(count)), "none lost"
+    again = sum(ran.values()) - count
+    assert again <= kills * threads * workers.MOST, "only what a killed worker had in its groups is done again"
+    lost = sum(entries[number].losses for number in numbers)
+    assert again <= lost <= kills * threads * workers.MOST
+
+
+@pytest.mark.engines("postgresql")
+def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
+    """And not at the next ping, which may be far off."""
+    queue = connect(grace=90, retry=0.5).queue(name)
+    number = queue.put(1)
+    task = queue.try_claim()
+    engine, member = queue._coordinator.engine, queue._coordinator._member
+    ping, failed = member.ping, threading.Event()
+
+    def watched():
+        try:
+            ping()
+        except sqlsem.Unavailable:
+            failed.set()
+            raise
+
+    engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
+    member._main.interrupt()
+    member.ping = watched
+    end = End(number, task.attempt, "finished")
+    member.later(lambda session, me: session.end_task(me, end))
+    task._settle()
+    assert failed.wait(PATIENCE)
+    del engine.reach
+    until(lambda: not member.leftovers, timeout=10)  # a ping is due every 30 s
+    assert [one.outcome for one in queue.log(number)] == ["finished"]
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
 """
 
+import functools
 import itertools
 import secrets
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sqlsem.engines.base import Session
 from sqlsem.model import End, NewTask
 
 
@@ -30,6 +32,7 @@ class Thing:
     order: int
     most: int
     on_failure: str
+    kind: str = "json"
     status: str = "pending"
     attempt: int = 0
     failures: int = 0
@@ -67,26 +70,30 @@ class Machine(RuleBasedStateMachine):
         order=st.sampled_from([-1, 0, 0, 1]),
         most=st.integers(1, 2),
         on_failure=st.sampled_from(["stop", "continue"]),
-        count=st.integers(1, 3),
+        kinds=st.lists(st.sampled_from(["call", "call", "sql", "json", "shell"]), min_size=1, max_size=4),
     )
-    def put(self, order, most, on_failure, count):
-        new = [NewTask("json", "1", order, 0.0, most, 0.0, on_failure) for _ in range(count)]
-        for number in self.operator.put_tasks(self.queue, secrets.token_hex(8), new):
-            self.things.append(Thing(number, order, most, on_failure))
+    def put(self, order, most, on_failure, kinds):
+        new = [NewTask(kind, "1", order, 0.0, most, 0.0, on_failure) for kind in kinds]
+        numbers = self.operator.put_tasks(self.queue, secrets.token_hex(8), new)
+        for number, kind in zip(numbers, kinds, strict=True):
+            self.things.append(Thing(number, order, most, on_failure, kind))
 
-    def expected(self):
+    def expected(self, most=1):
         orders = [one.order for one in self.things if one.open]
         ready = [one for one in self.things if one.status == "pending" and one.order == min(orders)]
-        return min(ready, key=lambda one: one.number, default=None)
+        group = sorted(ready, key=lambda one: one.number)[:most]
+        alone = [place for place, one in enumerate(group) if one.losses or one.kind not in ("call", "sql")]
+        return group[: max(alone[0], 1)] if alone else group
 
     def check_claim(self, slot, claimed):
-        thing = self.expected()
-        if thing is None:
-            assert claimed is None
-            return
-        assert claimed is not None, thing
-        thing.status, thing.attempt, thing.worker = "running", thing.attempt + 1, slot
-        assert (claimed.task_id, claimed.order, claimed.attempt) == (thing.number, thing.order, thing.attempt)
+        self.check_claims(slot, [] if claimed is None else [claimed], self.expected())
+
+    def check_claims(self, slot, claimed, expected):
+        for thing in expected:
+            thing.status, thing.attempt, thing.worker = "running", thing.attempt + 1, slot
+        assert [(one.task_id, one.order, one.kind, one.attempt) for one in claimed] == [
+            (one.number, one.order, one.kind, one.attempt) for one in expected
+        ]
 
     @rule(slot=st.integers(0, 2), repeat=st.booleans())
     def claim(self, slot, repeat):
@@ -130,6 +137,35 @@ class Machine(RuleBasedStateMachine):
         )
         self.check_end(thing, outcome, status)
         self.check_claim(slot, claimed)
+
+    @rule(
+        data=st.data(),
+        slot=st.integers(0, 2),
+        most=st.sampled_from([0, 1, 2, 3, 100]),
+        repeat=st.booleans(),
+        singly=st.booleans(),
+    )
+    def end_some_and_claim_some(self, data, slot, most, repeat, singly):
+        session, member = self.workers[slot]
+        next_tasks = session.next_tasks
+        if singly or type(session).next_tasks is Session.next_tasks:  # what engines do that have no groups
+            next_tasks, most = functools.partial(Session.next_tasks, session), min(most, 1)
+        mine = self.running(slot)
+        ended = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []
+        outcomes = ["finished", "finished", "failed", "returned"]
+        ends = [End(one.number, one.attempt, data.draw(st.sampled_from(outcomes)), error="why") for one in ended]
+        others = [one for one in self.running() if one.worker != slot]
+        theirs = [End(one.number, one.attempt, "finished") for one in others[:1]]
+        arguments = (member, [*ends, *theirs], self.queue, "w", secrets.token_hex(8))
+        statuses, claimed = next_tasks(*arguments, False, most)
+        assert statuses[len(ends) :] == [None] * len(theirs), "another's"
+        for thing, end, status in zip(ended, ends, statuses, strict=False):
+            self.check_end(thing, end.outcome, status)
+        self.check_claims(slot, claimed, self.expected(most))
+        if repeat and (claimed or not most):
+            again, found = next_tasks(*arguments, True, most)
+            assert found == claimed
+            assert [one is None for one in again] == [one is None for one in statuses]
 
     @precondition(lambda self: self.running())
     @rule(data=st.data(), slot=st.integers(0, 2), late=st.integers(0, 1))
@@ -193,7 +229,7 @@ class Machine(RuleBasedStateMachine):
         state = self.operator.queue_state(self.queue)
         assert state.pending == any(one.status == "pending" for one in self.things)
         assert state.running == bool(self.running())
-        assert state.next_pending == (self.expected() is not None)
+        assert state.next_pending == bool(self.expected())
         blocking = [one for one in self.things if one.status == "failed" and one.open]
         first = min(blocking, key=lambda one: (one.order, one.number), default=None)
         assert state.failed == (first.number if first else None)

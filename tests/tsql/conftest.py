@@ -165,6 +165,27 @@ def new_session(database: Database) -> Iterator[Callable[[], Session]]:
             one.close()
 
 
+@pytest.fixture
+def held_member(database: Database) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """``with held_member(number): …``: whoever wants to write that member's row waits."""
+
+    @contextlib.contextmanager
+    def held_member(member: int) -> Iterator[None]:
+        connection = database.raw()
+        try:
+            connection.execute("BEGIN TRANSACTION")
+            held = connection.execute(
+                f"UPDATE {database.beside('member')} SET host = host WHERE member_id = ?", member
+            ).rowcount
+            assert held == 1
+            yield
+            connection.execute("ROLLBACK TRANSACTION")
+        finally:
+            connection.close()
+
+    return held_member
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _close_idle() -> Iterator[None]:
     yield

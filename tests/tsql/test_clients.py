@@ -175,9 +175,31 @@ def test_three_of_ten(session, connect, database, work):
     assert database.queue("parts") == []
 
 
+# -- worker-job-step.sql
+
+
+@pytest.mark.leaves_rows
+def test_the_worker_step_does_what_there_is_and_fails_as_a_task_does(session, database, refused, work):
+    one, other = session(), session()
+    work("TABLE", "dbo.loaded", "CREATE TABLE dbo.loaded (n int NOT NULL)")
+    texts = [text.replace("= 30", "= 0") for text in batches(database, "worker-job-step.sql")]
+    for n in (1, 2):
+        one.rows("EXEC {s}.put N'nightly', ?, @order = 100", f"INSERT INTO dbo.loaded VALUES ({n})")
+    assert run(other, texts) == []
+    assert sorted(database.rows("SELECT n FROM dbo.loaded")) == [(1,), (2,)]
+    one.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (NULL)', @on_failure = N'continue'")
+    one.rows("EXEC {s}.put N'nightly', N'INSERT INTO dbo.loaded VALUES (3)', @order = 1")
+    with refused(50010, "1 tasks were done, and 1 attempts have failed"):
+        run(other, texts)
+    assert sorted(database.rows("SELECT n FROM dbo.loaded")) == [(1,), (2,), (3,)]
+    assert len(one.rows("EXEC {s}.list_tasks N'nightly', N'failed'")) == 1
+    assert run(other, texts) == []
+
+
 def test_every_file_is_run():
     assert sorted(path.name for path in FILES.glob("*.sql")) == [
         "agent-job-step.sql",
         "guarded-load.sql",
         "three-of-ten.sql",
+        "worker-job-step.sql",
     ]

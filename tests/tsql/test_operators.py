@@ -46,6 +46,18 @@ def test_reap_answers_by_its_code_and_by_a_row(session, new_session, database, n
     assert database.queue(name) == []
 
 
+def test_reap_as_drivers_in_manual_commit_call_it(new_session, database, name, refused):
+    holder, operator = new_session(), new_session()
+    holder.acquire(name)
+    operator.rows("BEGIN TRANSACTION")
+    with refused(50001, "reap must not be called inside an open transaction"):
+        operator.call("reap")
+    operator.rows("ROLLBACK TRANSACTION; SET IMPLICIT_TRANSACTIONS ON; SET ROWCOUNT 1")
+    holder.close()
+    until(lambda: operator.call("reap") >= 1 or not database.queue(name), "the row of the dead session going")
+    assert operator.rows("SELECT @@TRANCOUNT") == [(0,)]
+
+
 def test_status_of_all_and_of_one(session, name):
     one, other = session(), session()
     one.acquire(name("a"))

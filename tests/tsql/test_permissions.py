@@ -182,6 +182,15 @@ def grant_all(database, user, request):
         database.rows(f"GRANT {right} TO {user}")
 
 
+def first_value(connection, text, *parameters):
+    """The first value of the first row that a batch answers with."""
+    cursor = connection.cursor()
+    cursor.execute(text, parameters)
+    while cursor.description is None:
+        cursor.nextset()
+    return cursor.fetchone()[0]
+
+
 def test_who_may_put_what(session, database, as_login, request, name):
     """Code runs with the rights of whoever works: only operators put it, whatever else a login may do."""
     import pyodbc
@@ -245,18 +254,50 @@ def test_another_login_cannot_act_for_a_worker(session, database, as_login, requ
     )
     stranger, user = as_login("user")
     grant_all(database, user, request)
-    cursor = stranger.cursor()
-    cursor.execute(f"EXEC {database.schema}.end_task ?, ?, 1, N'finished', @answer = 1", member, task)
-    while cursor.description is None:
-        cursor.nextset()
-    assert cursor.fetchone()[0] is None
-    cursor.close()
+    text = f"EXEC {database.schema}.end_task ?, ?, 1, N'finished', @answer = 1"
+    assert first_value(stranger, text, member, task) is None
     with pytest.raises(pyodbc.Error, match="belongs to another login"):
         stranger.execute(f"EXEC {database.schema}.claim_task ?, ?, N'me', N'uid'", member, name)
     rows = {row[0]: row[6] for row in one.rows("EXEC {s}.list_tasks ?", name)}
     assert sorted(rows.values()) == ["pending", "running"]
     assert rows[task] == "running"
     assert one.rows("EXEC {s}.end_task ?, ?, 1, N'finished', @answer = 1", member, task) == [("finished",)]
+
+
+def test_another_login_cannot_act_for_a_part(session, database, as_login, request, name):
+    """Nor take over the continuation of one that lives, nor leave behind what is run with another's rights."""
+    import pyodbc
+
+    one = session()
+    ((number,),) = one.rows("EXEC {s}.round_part_start ?, N'a', N'a, b', 60", name)
+    parts = f"SELECT member_id, start_uid FROM {database.beside('round_part')} WHERE round_id = ? AND part = N'a'"
+    ((member, uid),) = database.rows(parts, number)
+    stranger, user = as_login("user")
+    grant_all(database, user, request)
+
+    def call(text, *parameters):
+        return first_value(stranger, f"EXEC {database.schema}.{text}, @answer = 1", *parameters)
+
+    enrolled = call("enrol N'host', 1, N'program', 60000")
+    for whose in (member, enrolled):
+        assert call("end_part ?, ?, N'a', ?, N'succeeded', NULL, N'me'", whose, name, uid) == "lost"
+    with pytest.raises(pyodbc.Error, match="another login"):
+        call("start_part ?, ?, N'b', N'a\nb', 60000, N'me', N'uid'", member, name)
+    assert call("start_part ?, ?, N'a', N'a\nb', 60000, N'me', N'uid'", enrolled, name) == "running"
+    text = "start_part ?, ?, N'b', N'a\nb', 60000, N'me', N'uid', N'sql', N'DROP TABLE x'"
+    assert call(text, enrolled, name) == "started"
+    text = "end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm'"
+    assert call(text, enrolled, name) == "succeeded"
+    assert one.rows("EXEC {s}.round_part_done ?, N'a'", name) == [(1, "succeeded")]
+    then = f"SELECT then_status, then_kind, then_body, then_attempt FROM {database.beside('round')} WHERE round_id = ?"
+    assert database.rows(then, number) == [("running", "local", None, 1)]
+    assert call("end_then ?, ?, 1", member, number) == 0
+    assert call("return_then ?, ?", member, uid) == 0
+    with pytest.raises(pyodbc.Error, match="another login"):
+        call("claim_then ?, ?, NULL, N'me', ?, 1", member, name, uid)
+    stranger.execute(f"EXEC {database.schema}.claim_then ?, NULL, ?, N'me', N'uid', 1", enrolled, number)
+    assert database.rows(then, number) == [("running", "local", None, 1)]
+    assert one.rows("EXEC {s}.round_continued ?", name) == [(number,)]
 
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
@@ -268,11 +309,7 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     grant_all(database, user, request)
 
     def call(text, *parameters):
-        cursor = stranger.cursor()
-        cursor.execute(f"DECLARE @c int; EXEC @c = {database.schema}.{text}; SELECT @c", parameters)
-        while cursor.description is None:
-            cursor.nextset()
-        return cursor.fetchone()[0]
+        return first_value(stranger, f"DECLARE @c int; EXEC @c = {database.schema}.{text}; SELECT @c", *parameters)
 
     for resource, answer in ((name, held), (name("lease"), leased)):
         assert call("release ?, ?, N'package'", resource, answer.position) == -1

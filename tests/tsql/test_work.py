@@ -141,6 +141,46 @@ def test_the_task_of_a_killed_session_runs_again_elsewhere(session, new_session,
     assert attempts(killer, task) == [("lost", "its worker died"), ("finished", None)]
 
 
+def test_what_another_recovered_and_a_third_claimed_meanwhile_is_left_alone(
+    session, new_session, database, put, name, held_member
+):
+    """The recovery is kept waiting between its look at the queue and its decision."""
+    task = put("SELECT 1")
+    victim, one, live = new_session(), session(), session()
+    claim = "DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT; SELECT @m, @t"
+    ((dead, claimed),) = victim.rows(claim, name)
+    assert claimed == task
+    ((member, none),) = live.rows(claim, name)
+    assert none is None
+    with held_member(dead):
+        victim.close()
+        recovering = one.later(one.call, "recover_tasks", name, None)
+        remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
+        database.rows(
+            f"UPDATE {database.beside('task')} SET attempt = attempt + 1, member_id = ? WHERE task_id = ?", member, task
+        )
+    assert recovering.result(PATIENCE) == 0
+    until(lambda: one.call("recover_tasks", name, None) == 0 and not members(database, dead), "the dead one gone")
+    (row,) = state(one, name).values()
+    assert (row[6], row[8], row[10], row[17]) == ("running", 2, 0, member)
+    assert live.rows("EXEC {s}.end_task ?, ?, 2, N'finished', @answer = 1", member, task) == [("finished",)]
+
+
+def members(database, member):
+    return database.rows(f"SELECT member_id FROM {database.beside('member')} WHERE member_id = ?", member)
+
+
+def test_a_task_that_is_given_up_while_it_runs_is_not_counted_as_done(session, database, put, notes, name):
+    task = put(
+        f"IF NOT EXISTS (SELECT 1 FROM {notes}) DELETE FROM {database.beside('member')} WHERE session_id = @@SPID; "
+        f"{note(notes, 1)}"
+    )
+    one = session()
+    assert work(one, name, 1) == (1, 1)
+    assert attempts(one, task) == [("lost", "its worker died"), ("finished", None)]
+    assert written(database, notes) == [1, 1]
+
+
 @pytest.mark.parametrize("how", ["work", "reap"])
 def test_the_task_of_a_closed_session_runs_again_elsewhere(session, new_session, put, name, how):
     task = put("SELECT 1")
@@ -232,13 +272,71 @@ def test_attempts_end(session, put, name):
     assert work(one, name) == (0, 0)
 
 
-def test_what_a_task_sets_ends_with_it(session, put, name):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SET XACT_ABORT ON; SET LOCK_TIMEOUT 17; SET NOCOUNT ON",
+        "SET NOCOUNT OFF; SET DATEFIRST 3; SET DEADLOCK_PRIORITY LOW",
+        "SET IMPLICIT_TRANSACTIONS ON",
+        "SET ROWCOUNT 1",
+        "SET NOEXEC ON",
+        "USE tempdb",
+        "DECLARE kept CURSOR LOCAL FOR SELECT 1; OPEN kept",
+        "RETURN",
+    ],
+)
+def test_what_a_task_sets_ends_with_it(session, database, put, notes, name, text):
     one = session()
-    before = one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS, @@DATEFIRST")
-    put("SET XACT_ABORT ON; SET LOCK_TIMEOUT 17; SET NOCOUNT ON")
-    put("IF @@LOCK_TIMEOUT <> -1 OR @@OPTIONS & 16384 <> 0 OR @@TRANCOUNT <> 0 THROW 51000, N'not as it was', 1")
-    assert work(one, name) == (2, 0)
-    assert one.rows("SELECT @@LOCK_TIMEOUT, @@OPTIONS, @@DATEFIRST") == before
+    look = "SELECT @@OPTIONS, @@LOCK_TIMEOUT, @@TRANCOUNT, DB_ID(), @@DATEFIRST"
+    before = one.rows(look)
+    seen = (
+        f"INSERT INTO {notes} (n) SELECT n FROM ({look}) AS s (a, b, c, d, e) "
+        f"CROSS APPLY (VALUES (a), (b), (c), (d), (e)) AS v (n)"
+    )
+    for body in (seen, text, text, seen):
+        put(body)
+    assert work(one, name) == (4, 0)
+    found = written(database, notes)
+    assert len(found) == 10
+    assert found[5:] == found[:5]
+    assert one.rows(look) == before
+    assert one.rows("SELECT n FROM (VALUES (1), (2)) AS v (n)") == [(1,), (2,)]
+
+
+def test_a_transaction_that_a_setting_begins(session, database, put, notes, name):
+    one = session()
+    task = put(f"SET IMPLICIT_TRANSACTIONS ON; {note(notes, 1)}", on_failure="continue")
+    put(f"SET IMPLICIT_TRANSACTIONS ON; {note(notes, 2)}; COMMIT TRANSACTION")
+    assert work(one, name) == (1, 1)
+    assert written(database, notes) == [2]
+    ((outcome, error),) = attempts(one, task)
+    assert outcome == "failed"
+    assert "left a transaction open" in error
+
+
+def test_the_sessions_own_settings_do_no_harm(new_session, session, database, put, notes, name):
+    """As a driver in manual commit has them, or a script that wants to see few rows."""
+    one, tasks = new_session(), [put(note(notes, n)) for n in range(3)]
+    with_settings = f"SET ROWCOUNT 1; SET IMPLICIT_TRANSACTIONS ON; EXEC {{s}}.work N'{name}', 0"
+    after = "; SELECT @@OPTIONS & 2, @@TRANCOUNT; SELECT n FROM (VALUES (1), (2)) AS v (n)"
+    database.rows(
+        f"UPDATE {database.beside('task')} SET status = 'running', member_id = -1, attempt = 1, "
+        f"claimed_at = SYSUTCDATETIME() WHERE queue_name = ?",
+        name,
+    )
+    one.rows("SET ROWCOUNT 1")
+    assert one.call("recover_tasks", name, None) == 3
+    assert one.rows(with_settings + after) == [(2, 0), (1,)]
+    one.rows("SET ROWCOUNT 0; SET IMPLICIT_TRANSACTIONS OFF")
+    assert sorted(written(database, notes)) == [0, 1, 2]
+    assert [attempts(one, task)[-1] for task in tasks] == [("finished", None)] * 3
+    database.rows(
+        f"UPDATE {database.beside('task')} SET ended_at = DATEADD(day, -31, ended_at) WHERE queue_name = ?", name
+    )
+    one.rows("SET ROWCOUNT 1")
+    until(lambda: one.call("prune_tasks", 100) == 0, "all of them being pruned")
+    one.rows("SET ROWCOUNT 0")
+    assert [attempts(one, task) for task in tasks] == [[]] * 3
 
 
 def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
@@ -253,15 +351,39 @@ def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
     assert attempts(one, inner) == attempts(one, outer) == [("finished", None)]
 
 
-def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name):
-    one = session()
+@pytest.mark.parametrize("other", ["", "other"])
+def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, other):
+    """Also by a call for another queue."""
+    one, looker = session(), session()
     task = put("SELECT 1", max_attempts=2, backoff_seconds=0)
     one.rows("DECLARE @m int, @t bigint; EXEC {s}.session_claim ?, N'me', @m OUTPUT, @t OUTPUT", name)
-    until(lambda: work(one, name, 0.1) == (1, 0), "the task being done")
+    assert work(looker, name) == (0, 0)
+    until(lambda: work(one, name(other) if other else name) and statuses(looker, name) != ["running"], "its end")
+    assert work(looker, name) == ((1, 0) if other else (0, 0))
     (outcome, error), last = attempts(one, task)
     assert outcome == "failed"
     assert "broken off by its client" in error
     assert last == ("finished", None)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "SET IMPLICIT_TRANSACTIONS ON",
+        "SET ROWCOUNT 1",
+        "SET NOCOUNT ON",
+        "SET NOEXEC ON",
+        "SET FMTONLY ON",
+        "USE tempdb",
+    ],
+)
+def test_a_worker_process_commits_whatever_a_text_leaves_set(connect, database, notes, left):
+    connect()._execute(f"{note(notes, 1)}; {left}", lambda session: None)
+    assert written(database, notes) == [1]
+
+
+def test_a_text_that_is_only_parsed_has_an_end(connect):
+    connect()._execute("SET PARSEONLY ON", lambda session: None)
 
 
 # -- orders ---------------------------------------------------------------------------------------------------------
@@ -333,6 +455,26 @@ def test_not_before_its_time(session, put, name):
 
 
 # -- calls ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_steps_back_holds_nothing_up(session, database, put, name):
+    """As by an hour, since these were put."""
+    one = session()
+    put("SELECT 1")
+    put("SELECT 2", after_seconds=0.2)
+    failed = put("THROW 51000, N'bad', 1", order=-1)
+    assert work(one, name) == (0, 1)
+    assert one.call("set_task", failed, "retry") == 0
+    database.rows(
+        f"UPDATE {database.beside('task')} SET put_at = DATEADD(hour, 1, put_at), "
+        f"ready_at = DATEADD(hour, 1, ready_at) WHERE queue_name = ?",
+        name,
+    )
+    assert work(one, name) == (0, 1), "what was told to be done again is ready, too"
+    assert one.call("set_task", failed, "cancel") == 0
+    assert work(one, name, 0.5) == (1, 0)
+    assert statuses(one, name) == ["finished", "pending", "cancelled"]
+    assert all(row[13] >= row[12] for row in state(one, name).values()), "shown as ready since it was put"
 
 
 def test_put_is_part_of_the_callers_transaction(session, new_session, put, name):

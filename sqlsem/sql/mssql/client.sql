@@ -126,7 +126,9 @@ EXEC {schema}.prune_tasks ?, 1
 SET NOCOUNT OFF; BEGIN TRANSACTION
 
 -- name: executed
--- The text may have ended the transaction; one that it began itself it must have ended.
+-- The text may have ended the transaction; one that it began itself it must have ended. It may have switched off what
+-- comes after it, too, which is its own affair.
+SET NOEXEC OFF; SET PARSEONLY OFF; SET FMTONLY OFF;
 DECLARE @open int = @@TRANCOUNT; IF @open = 1 COMMIT TRANSACTION; IF @open > 1 ROLLBACK TRANSACTION; SELECT @open
 
 -- name: recover_rounds

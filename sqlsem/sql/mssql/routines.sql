@@ -1106,7 +1106,11 @@ ALTER PROCEDURE {schema}.reap @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: reap must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;  -- the session may have set another, and @busy must be complete
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
             @member int = -1, @member_before int, @beacon int, @name nvarchar(255);

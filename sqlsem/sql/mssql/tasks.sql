@@ -13,6 +13,9 @@
 --
 -- Errors as in routines.sql, and 50006: this user may not.
 -- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
+-- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
+-- that steps back.
+-- SET ROWCOUNT 0 where several rows are written: the session may have set another.
 -- Application lock: N'sqlsem.{schema}.put.' and a uid, Transaction: held while tasks are put under that uid.
 
 SET QUOTED_IDENTIFIER ON;
@@ -100,8 +103,9 @@ BEGIN
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
                                    put_uid, ready_at)
         VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid,
-                DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
-                        DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())));
+                CASE WHEN @after_ms = 0 THEN CAST(N'19000101' AS datetime2(6))
+                     ELSE DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
+                                  DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())) END);
         SET @task_id = SCOPE_IDENTITY();
     END;
     IF @mine = 1
@@ -128,18 +132,20 @@ BEGIN
         THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @order int, @count int = 0;
+    DECLARE @order int, @count int = 0, @tries int = 0;
+    IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     IF @again = 1
         SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
           AND status = N'running' AND member_id = @member AND claim_uid = @uid;
     IF @task IS NOT NULL
         RETURN 0;
-    IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
-        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     BEGIN TRY
-        WHILE @count = 0
+        -- Whoever keeps a row locked, but not its index entry, must not keep us here.
+        WHILE @count = 0 AND @tries < 100
         BEGIN
+            SET @tries = @tries + 1;
             SET @order = NULL;
             SET @task = NULL;
             SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
@@ -152,16 +158,19 @@ BEGIN
             WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
               AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
             ORDER BY task_id;
-            -- Where an engine has no such hints two sessions may have found the same task: one of them looks again.
+            -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
+            -- may even have been run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
                 claimed_at = SYSUTCDATETIME()
-            WHERE task_id = @task AND status = N'pending';
+            WHERE task_id = @task AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
             SET @count = @@ROWCOUNT;
             COMMIT TRANSACTION;
             IF @task IS NULL
                 BREAK;
         END;
+        IF @count = 0
+            SET @task = NULL;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
@@ -311,36 +320,40 @@ BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id int NULL);
-    DECLARE @member int = -1, @before int, @task bigint = 0, @attempt int, @count int = 0, @running_now int;
+    SET ROWCOUNT 0;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id int NOT NULL);
+    DECLARE @member int = -1, @before int, @task bigint = 0, @attempt int, @count int = 0, @found int;
     SET @mine = COALESCE(@mine, 0);
+    -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
     IF @queue IS NULL
         INSERT INTO @running (task_id, attempt, member_id)
-        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
         WHERE is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
     ELSE
         INSERT INTO @running (task_id, attempt, member_id)
-        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT task_id, attempt, member_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND status = N'running' AND member_id <> @mine;
-    SET @running_now = @@ROWCOUNT;
-    WHILE @running_now > 0
+    SET @found = @@ROWCOUNT;
+    WHILE @found > 0
     BEGIN
         SET @before = @member;
         SELECT TOP (1) @member = member_id FROM @running WHERE member_id > @before ORDER BY member_id;
         IF @member = @before
             BREAK;
         EXEC {schema}.test_member @member, @mine;
+        -- Decided by number, once: who is gone does not come back, and the number is never used again.
+        IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
+            DELETE FROM @running WHERE member_id = @member;
     END;
-    WHILE @running_now > 0
+    WHILE @found > 0
     BEGIN
-        SET @running_now = 0;
-        SELECT TOP (1) @running_now = 1, @task = r.task_id, @attempt = r.attempt, @member = r.member_id
-        FROM @running AS r
-        WHERE r.task_id > @task AND NOT EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = r.member_id)
-        ORDER BY r.task_id;
-        IF @running_now = 0
+        SET @found = 0;
+        SELECT TOP (1) @found = 1, @task = task_id, @attempt = attempt, @member = member_id FROM @running
+        WHERE task_id > @task ORDER BY task_id;
+        IF @found = 0
             BREAK;
-        UPDATE {schema}.task WITH (ROWLOCK)
+        -- This very claim: the task may have been recovered by another meanwhile, and be a third's by now.
+        UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         SET status = CASE WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
             is_open = CASE WHEN losses < 4 OR on_failure = N'stop' THEN 1 ELSE 0 END, losses = losses + 1,
             ended_at = CASE WHEN losses < 4 THEN NULL ELSE SYSUTCDATETIME() END,
@@ -349,7 +362,7 @@ BEGIN
         OUTPUT inserted.task_id, inserted.attempt, N'lost', @member, inserted.owner, inserted.claimed_at,
                N'its worker died'
         INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, started_at, error)
-        WHERE task_id = @task AND attempt = @attempt AND status = N'running';
+        WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
         SET @count = @count + @@ROWCOUNT;
     END;
     IF @answer = 1
@@ -427,7 +440,8 @@ BEGIN
           AND (@status IS NULL OR status = @status)
         ORDER BY ended_at DESC, task_id DESC;
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures,
-           t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
+           t.losses, t.max_attempts, t.put_at,
+           CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
@@ -477,7 +491,7 @@ BEGIN
     SET XACT_ABORT ON;
     IF @what = N'retry'
         UPDATE {schema}.task WITH (ROWLOCK)
-        SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = SYSUTCDATETIME(), ended_at = NULL
+        SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
         WHERE task_id = @task AND status IN (N'failed', N'cancelled');
     ELSE
         UPDATE {schema}.task WITH (ROWLOCK)
@@ -499,6 +513,7 @@ ALTER PROCEDURE {schema}.prune_tasks @most int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @old TABLE (task_id bigint NOT NULL PRIMARY KEY);
@@ -573,10 +588,11 @@ BEGIN
 END;
 GO
 
--- Ends an attempt of this session's, however long somebody is in the way.
+-- Ends an attempt of this session's, however long somebody is in the way. @status as of end_task.
 IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.session_end @member int, @task bigint, @attempt int, @error nvarchar(max)
+ALTER PROCEDURE {schema}.session_end
+    @member int, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -588,7 +604,7 @@ BEGIN
     BEGIN
         SET @again = 0;
         BEGIN TRY
-            EXEC {schema}.end_task @member, @task, @attempt, @outcome, NULL, @error;
+            EXEC {schema}.end_task @member, @task, @attempt, @outcome, NULL, @error, @status OUTPUT;
         END TRY
         BEGIN CATCH
             IF @@TRANCOUNT > 0
@@ -601,30 +617,36 @@ BEGIN
 END;
 GO
 
--- What an earlier call left behind that its client broke off (a command timeout): the session lives, so nobody else
--- ends it. A task that was claimed since the session's present request began is that of a work which called this one.
+-- What an earlier call left behind, of whatever queue, that its client broke off (a command timeout): the session
+-- lives, so nobody else ends it. A task that was claimed since the session's present request began is that of a work
+-- which called this one.
 IF OBJECT_ID(N'{schema}.session_leftovers') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_leftovers AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.session_leftovers @queue nvarchar(400)
+ALTER PROCEDURE {schema}.session_leftovers
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @member int, @task bigint = 0, @before bigint, @attempt int, @claimed_at datetime2(6), @age bigint;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @member int, @task bigint = 0, @found int, @attempt int, @claimed_at datetime2(6), @age bigint;
     EXEC {schema}.session_member NULL, @member OUTPUT;
     SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
-    WHILE @age IS NOT NULL
+    -- What is locked is somebody else's. What has not ended has no end.
+    INSERT INTO @running (task_id)
+    SELECT task_id FROM {schema}.task WITH (INDEX (task_ended), READPAST, READCOMMITTEDLOCK)
+    WHERE is_open = CAST(1 AS bit) AND ended_at IS NULL AND status = N'running';
+    SET @found = @@ROWCOUNT;
+    WHILE @found > 0
     BEGIN
-        SET @before = @task;
-        SELECT TOP (1) @task = task_id, @attempt = attempt FROM {schema}.task WITH (INDEX (task_open))
-        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
-          AND status = N'running' AND member_id = @member AND task_id > @before
-        ORDER BY task_id;
-        IF @task = @before
-            BREAK;
-        SELECT @claimed_at = claimed_at FROM {schema}.task WHERE task_id = @task;
+        SET @found = 0;
+        SELECT TOP (1) @found = 1, @task = task_id FROM @running WHERE task_id > @task ORDER BY task_id;
+        SET @claimed_at = NULL;
+        IF @found = 1
+            SELECT @attempt = attempt, @claimed_at = claimed_at FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK)
+            WHERE task_id = @task AND status = N'running' AND member_id = @member AND claim_uid IS NULL;
         -- Two clocks: the one of the requests is coarse.
         IF DATEDIFF_BIG(millisecond, @claimed_at, SYSUTCDATETIME()) > @age + 50
             EXEC {schema}.session_end @member, @task, @attempt,
@@ -637,6 +659,9 @@ GO
 -- what an Agent job calls, as many of them as shall work side by side. @done and @failed count the tasks.
 -- A text is run as EXEC (text) does, with the session's settings and no transaction around it; one that it leaves open
 -- is rolled back, and the task has failed. Give the call all the time that it needs (no command timeout).
+-- EXEC ends what a text sets, the database it uses, whom it impersonates (WITH NO REVERT is refused there) and its
+-- local tables. What belongs to the session stays until that ends: application locks, global cursors, SESSION_CONTEXT,
+-- and sqlsem's own locks and parts of rounds.
 IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.work
@@ -651,7 +676,8 @@ BEGIN
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @owner nvarchar(400), @member int, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
-            @error nvarchar(max), @message nvarchar(1000), @pause int = 5, @since datetime2(6) = SYSUTCDATETIME();
+            @error nvarchar(max), @message nvarchar(1000), @status nvarchar(16), @pause int = 5,
+            @since datetime2(6) = SYSUTCDATETIME();
     EXEC {schema}.check_name N'queue', @queue;
     IF @idle_seconds IS NULL OR @idle_seconds < 0
     BEGIN
@@ -660,7 +686,7 @@ BEGIN
         THROW 50000, @message, 1;
     END;
     EXEC {schema}.session_name @owner OUTPUT;
-    EXEC {schema}.session_leftovers @queue;
+    EXEC {schema}.session_leftovers;
     WHILE 1 = 1
     BEGIN
         EXEC {schema}.session_claim @queue, @owner, @member OUTPUT, @task OUTPUT;
@@ -694,8 +720,14 @@ BEGIN
             ROLLBACK TRANSACTION;
             SET @error = COALESCE(@error, N'it left a transaction open, which was rolled back; commit at its end');
         END;
-        EXEC {schema}.session_end @member, @task, @attempt, @error;
-        IF @error IS NULL
+        EXEC {schema}.session_end @member, @task, @attempt, @error, @status OUTPUT;
+        IF @status IS NULL
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: task ', @task, N' was given up while it ran, as if this session had ',
+                N'ended; it is run again, though what it did is not undone');
+            RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+        END;
+        IF @error IS NULL AND @status IS NOT NULL
             SET @done = @done + 1;
         ELSE
             SET @failed = @failed + 1;

@@ -92,6 +92,10 @@ SELECT * FROM {schema}.next_task(
     %s::integer, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text,
     %s::varchar, %s::varchar, %s::varchar, %s::boolean)
 
+-- name: next_tasks
+SELECT * FROM {schema}.next_tasks(
+    %s::integer, %s::json, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::integer)
+
 -- name: return_claim
 SELECT {schema}.return_claim(%s, %s, %s)
 

@@ -46,7 +46,7 @@ BEGIN
                                        'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself',
                                        'free_waits', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'session_claim',
                                        'session_leftovers')
-                OR v_function.name IN ('put_tasks', 'claim_task', 'end_task', 'next_task', 'return_claim', 'recover_tasks',
+                OR v_function.name IN ('put_tasks', 'claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'recover_tasks',
                                        'queue_state', 'prune_tasks', 'put', 'work')
                 OR v_function.name IN ('recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
                                        'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued')

@@ -20,8 +20,8 @@ BEGIN
 END
 $$;
 
--- Keeps what the last part shall start. Of a login that is no operator's only that there is something: what is kept may
--- be run with the rights of whoever resumes it.
+-- Keeps what the last part shall start. Of a login that is no operator's only that there is something (and what operators
+-- have kept stays): what is kept may be run with the rights of whoever resumes it.
 CREATE OR REPLACE FUNCTION {schema}.keep_then(p_round bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
@@ -33,7 +33,8 @@ DECLARE
 BEGIN
     IF p_kind IS NOT NULL AND p_kind <> 'session' THEN
         UPDATE {schema}.round
-        SET then_kind = CASE WHEN v_may THEN p_kind ELSE 'local' END, then_body = CASE WHEN v_may THEN p_body END
+        SET then_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(then_kind, 'local') END,
+            then_body = CASE WHEN v_may THEN p_body ELSE then_body END
         WHERE round_id = p_round;
     END IF;
 END
@@ -179,7 +180,8 @@ BEGIN
     IF v_part.attempt = 1 AND v_part.started_at = v_round.opened_at THEN  -- this is what opened the round
         previous := (SELECT r.round_id FROM {schema}.round AS r
                      WHERE r.round_name = p_name AND r.round_id < id AND r.status = 'expired'
-                       AND r.ended_at = v_round.opened_at);
+                       AND r.ended_at = v_round.opened_at
+                     ORDER BY r.round_id DESC LIMIT 1);
     END IF;
 END
 $$;
@@ -202,8 +204,8 @@ DECLARE
     v_part  {schema}.round_part;
     v_now   timestamptz;
 BEGIN
-    IF p_outcome NOT IN ('succeeded', 'failed') THEN
-        RAISE EXCEPTION 'sqlsem: a part ends as succeeded or failed, not %', p_outcome USING ERRCODE = '22023';
+    IF (p_outcome IN ('succeeded', 'failed')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: a part ends as succeeded or failed, not %', quote_nullable(p_outcome) USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.lock_round(p_name);
     v_now := clock_timestamp();
@@ -385,7 +387,22 @@ AS $$
     FROM {schema}.round_part AS p WHERE p.round_id = p_round AND p.status = ANY (p_states)
 $$;
 
+-- recover_rounds for a session, which is told what that has found out.
+CREATE OR REPLACE FUNCTION {schema}.recover_told(p_name text, p_member integer) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_round bigint;
+BEGIN
+    FOR v_round IN SELECT r FROM {schema}.recover_rounds(p_name, p_member) AS r LOOP
+        RAISE WARNING 'sqlsem: round % of % has failed parts: %', v_round, p_name,
+            {schema}.parts_in(v_round, ARRAY['failed']) USING HINT = 'Run these parts again.';
+    END LOOP;
+END
+$$;
+
 -- Starts a part for this session: the number of the round. The part has failed when the session ends before the part.
+-- On its own: in a transaction it would keep all other parts of the round waiting until that ends.
 CREATE OR REPLACE FUNCTION {schema}.round_part_start(name text, part text, parts text, window_seconds double precision)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -400,8 +417,9 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: window_seconds must be above 0 and at most ten years, not %', window_seconds
             USING ERRCODE = '22023';
     END IF;
+    PERFORM {schema}.guard('round_part_start');
     v_member := {schema}.session_member(NULL);
-    PERFORM {schema}.recover_rounds(name, v_member);
+    PERFORM {schema}.recover_told(name, v_member);
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
                                    {schema}.session_id(), replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
     IF v_start.code = 'running' THEN
@@ -437,7 +455,7 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('round', p_name);
     PERFORM {schema}.check_name('part', p_part);
-    PERFORM {schema}.recover_rounds(p_name, v_member);
+    PERFORM {schema}.recover_told(p_name, v_member);
     v_uid := (SELECT p.start_uid FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
               WHERE r.round_name = p_name AND p.part = p_part AND p.member_id = v_member AND p.status = 'running'
               ORDER BY r.round_id DESC LIMIT 1);
@@ -492,14 +510,15 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('round', name);
     v_member := {schema}.session_member(NULL);
-    PERFORM {schema}.recover_rounds(name, v_member);
+    PERFORM {schema}.recover_told(name, v_member);
     RETURN (SELECT (c.id IS NOT NULL)::integer
             FROM {schema}.claim_then(v_member, name, NULL, {schema}.session_id(),
                                      replace(gen_random_uuid()::text, '-', ''), true) AS c);
 END
 $$;
 
--- The continuation that this session has to run has ended: well, or with an error. The number of the round.
+-- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
+-- The number of the round.
 CREATE OR REPLACE FUNCTION {schema}.round_continued(name text, error text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -510,7 +529,8 @@ BEGIN
     PERFORM {schema}.check_name('round', name);
     v_member := {schema}.session_member(NULL);
     SELECT r.round_id, r.then_attempt INTO v_round FROM {schema}.round AS r
-    WHERE r.round_name = name AND r.then_status = 'running' AND r.then_member = v_member ORDER BY r.round_id LIMIT 1;
+    WHERE r.round_name = name AND r.then_status = 'running' AND r.then_member = v_member
+    ORDER BY r.then_started DESC, r.round_id DESC LIMIT 1;
     IF NOT FOUND OR NOT {schema}.end_then(v_member, v_round.round_id, v_round.then_attempt, error) THEN
         RAISE EXCEPTION 'sqlsem: this session has no continuation of round % to run', quote_literal(name)
             USING ERRCODE = '55000', HINT = 'round_part_done says is_last = 1, or round_resume 1, to the one that has.';

@@ -28,6 +28,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     IF EXISTS (SELECT FROM jsonb_array_elements(p_tasks) WHERE value ->> 'kind' IS DISTINCT FROM 'json')
@@ -36,10 +38,10 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % may put JSON tasks only: SQL, commands and functions run with the rights of the workers', session_user
             USING ERRCODE = '42501', HINT = 'An administrator can GRANT {schema}_operator.';
     END IF;
-    INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, ready_at)
+    INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
+                               put_at, ready_at)
     SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
-           coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal,
-           clock_timestamp() + coalesce(r.after_ms, 0) * interval '1 millisecond'
+           coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now, v_now + coalesce(r.after_ms, 0) * interval '1 millisecond'
     FROM ROWS FROM (jsonb_to_recordset(p_tasks)
         AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
             backoff_ms integer, on_failure varchar)) WITH ORDINALITY
@@ -81,7 +83,8 @@ BEGIN
     ORDER BY o.task_order LIMIT 1;
     -- Between rows, not equal to: or the planner might walk the primary key, past all that has ended, to the first task_id.
     SELECT t.task_id INTO v_task FROM {schema}.task AS t
-    WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= clock_timestamp()
+    WHERE t.is_open AND t.status = 'pending'
+      AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
       AND (t.queue_name, t.task_order) >= (p_queue, v_order) AND (t.queue_name, t.task_order) <= (p_queue, v_order)
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
     ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
@@ -97,6 +100,24 @@ BEGIN
     RETURNING t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
     INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts;
 END
+$$;
+
+-- What a task is after an attempt that ended so; and when one that has failed is tried again. (Plain SQL, which the planner
+-- puts in their place.)
+CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer)
+RETURNS varchar
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN p_outcome = 'finished' THEN 'finished'
+                WHEN p_outcome = 'returned' OR p_failures + 1 < p_max_attempts THEN 'pending' ELSE 'failed' END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
+LANGUAGE sql VOLATILE
+AS $$
+    -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+    SELECT clock_timestamp() + least(300000, p_backoff_ms * 2 ^ least(p_failures, 20)) * (0.5 + random() / 2)
+                               * interval '1 millisecond'
 $$;
 
 -- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), or
@@ -117,16 +138,12 @@ BEGIN
     END IF;
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     UPDATE {schema}.task AS t
-    SET status = CASE WHEN p_outcome = 'finished' THEN 'finished'
-                      WHEN p_outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END,
+    SET status = {schema}.status_after(p_outcome, failures, max_attempts),
         is_open = p_outcome = 'returned' OR p_outcome = 'failed' AND (failures + 1 < max_attempts OR on_failure = 'stop'),
-        failures = failures + CASE WHEN p_outcome = 'failed' THEN 1 ELSE 0 END,
+        failures = failures + (p_outcome = 'failed')::integer,
         ready_at = CASE WHEN p_outcome = 'failed' AND failures + 1 < max_attempts
-                        -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
-                        THEN clock_timestamp() + least(300000, backoff_ms * 2 ^ least(failures, 20))
-                                                 * (0.5 + random() / 2) * interval '1 millisecond'
-                        ELSE ready_at END,
-        ended_at = CASE WHEN p_outcome = 'finished' OR p_outcome = 'failed' AND failures + 1 >= max_attempts
+                        THEN {schema}.retry_at(failures, backoff_ms) ELSE ready_at END,
+        ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts) <> 'pending'
                         THEN clock_timestamp() END,
         error = p_error, result = p_result, member_id = NULL, claim_uid = NULL
     WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND status = 'running'
@@ -157,6 +174,121 @@ BEGIN
     SELECT c.task_id, c.task_order, c.kind, c.body, c.note, c.attempt, c.failures, c.max_attempts
     INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
     FROM {schema}.claim_task(p_member, p_queue, p_owner, p_uid, p_again) AS c;
+END
+$$;
+
+-- Ends several attempts, all of different tasks, and claims up to p_most (may be 0) in the same call: what a worker does
+-- between groups of short tasks. May be repeated: see end_task and claim_task.
+-- p_ends: [{"task": …, "attempt": …, "outcome": …, "result": …, "error": …}, …]
+-- ended: {task: its new status, …}, without those that were this member's no more; claimed: [[task_id, task_order, kind,
+-- body, note, attempt, failures, max_attempts], …]. A group are those that come first, up to one that must be claimed
+-- alone, and up to a megabyte.
+CREATE OR REPLACE FUNCTION {schema}.next_tasks(
+    p_member integer, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_most integer,
+    OUT ended text, OUT claimed text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_count  integer;
+    v_order  integer;
+    v_first  bigint;
+    v_last   bigint;
+    v_alone  boolean;
+BEGIN
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF json_array_length(p_ends) > 0 THEN
+        WITH done AS (
+            UPDATE {schema}.task AS t
+            SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts),
+                is_open = e.outcome = 'returned'
+                          OR e.outcome = 'failed' AND (t.failures + 1 < t.max_attempts OR t.on_failure = 'stop'),
+                failures = t.failures + (e.outcome = 'failed')::integer,
+                ready_at = CASE WHEN e.outcome = 'failed' AND t.failures + 1 < t.max_attempts
+                                THEN {schema}.retry_at(t.failures, t.backoff_ms) ELSE t.ready_at END,
+                ended_at = CASE WHEN {schema}.status_after(e.outcome, t.failures, t.max_attempts) <> 'pending'
+                                THEN clock_timestamp() END,
+                error = e.error, result = e.result, member_id = NULL, claim_uid = NULL
+            FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
+            WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
+              AND t.status = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
+            RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result),
+        kept AS (
+            INSERT INTO {schema}.task_log
+                (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result)
+            SELECT d.task_id, d.attempt, d.outcome, p_member, d.owner, v_member.host, v_member.pid, v_member.backend_pid,
+                   d.claimed_at, d.error, d.result
+            FROM done AS d)
+        SELECT json_object_agg(d.task_id, d.status), count(*) INTO ended, v_count FROM done AS d;
+        IF v_count < json_array_length(p_ends) THEN
+            -- Ended before, by us?
+            SELECT json_object_agg(t.task_id, t.status) INTO ended
+            FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar)
+            JOIN {schema}.task_log AS l ON l.task_id = e.task AND l.attempt = e.attempt
+            JOIN {schema}.task AS t ON t.task_id = l.task_id
+            WHERE l.member_id = p_member AND l.outcome = e.outcome;
+        END IF;
+    END IF;
+    IF p_most < 1 THEN
+        RETURN;
+    END IF;
+    IF v_member.member_id IS NULL THEN
+        PERFORM {schema}.require_member(p_member);  -- raises
+    END IF;
+    IF p_again THEN
+        SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
+                                         t.max_attempts) ORDER BY t.task_id)
+        INTO claimed
+        FROM {schema}.task AS t
+        WHERE t.queue_name = p_queue AND t.status = 'running' AND t.member_id = p_member AND t.claim_uid = p_uid;
+        IF claimed IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    -- The first one, as in claim_task.
+    SELECT o.task_order INTO v_order FROM {schema}.task AS o WHERE o.queue_name = p_queue AND o.is_open
+    ORDER BY o.task_order LIMIT 1;
+    SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO v_first, v_alone FROM {schema}.task AS t
+    WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+      AND (t.queue_name, t.task_order) >= (p_queue, v_order) AND (t.queue_name, t.task_order) <= (p_queue, v_order)
+    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
+    FOR UPDATE OF t SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    v_last := v_first;
+    IF p_most > 1 AND NOT v_alone THEN
+        -- How far the group goes. Looked at without locks: what is not taken must look free to everybody meanwhile.
+        SELECT max(w.task_id) INTO v_last
+        FROM (SELECT n.task_id,
+                     bool_or(n.alone) OVER (ORDER BY n.task_id) AS barred,
+                     sum(n.size) OVER (ORDER BY n.task_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+              FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
+                    FROM {schema}.task AS t
+                    WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                      AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_order, v_first)
+                      AND (t.queue_name, t.task_order) <= (p_queue, v_order)
+                    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT p_most) AS n) AS w
+        WHERE NOT w.barred AND coalesce(w.before, 0) <= 1000000;
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+          AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_order, v_first)
+          AND (t.queue_name, t.task_order, t.task_id) <= (p_queue, v_order, v_last)
+          AND (t.task_id = v_first OR t.losses = 0)
+        ORDER BY t.queue_name, t.task_order, t.task_id
+        FOR UPDATE OF t SKIP LOCKED),
+    taken AS (
+        UPDATE {schema}.task AS t
+        SET status = 'running', attempt = t.attempt + 1, member_id = p_member, owner = p_owner, claim_uid = p_uid,
+            claimed_at = clock_timestamp()
+        FROM chosen AS c WHERE t.task_id = c.task_id
+        RETURNING t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts)
+    SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
+                                     t.max_attempts) ORDER BY t.task_id)
+    INTO claimed FROM taken AS t;
 END
 $$;
 
@@ -295,7 +427,9 @@ BEGIN
         RETURN 1;
     ELSIF p_what = 'retry' AND v_status IN ('failed', 'cancelled') THEN
         UPDATE {schema}.task
-        SET status = 'pending', is_open = true, failures = 0, losses = 0, ready_at = clock_timestamp(), ended_at = NULL
+        SET status = 'pending', is_open = true, failures = 0, losses = 0,
+            ready_at = put_at,  -- from the first, whatever the clock says
+            ended_at = NULL
         WHERE task_id = p_task;
     ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
         UPDATE {schema}.task SET status = 'cancelled', is_open = false, ended_at = clock_timestamp() WHERE task_id = p_task;

@@ -206,9 +206,17 @@ SELECT task_id FROM {schema}_task WHERE put_uid = ?
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
-WHERE queue_name = :queue AND is_open AND status = 'pending' AND ready_at <= (julianday('now') - 2440587.5) * 86400.0
+WHERE queue_name = :queue AND is_open AND status = 'pending'
+  AND ready_at <= max((julianday('now') - 2440587.5) * 86400.0, put_at)  -- should the clock have stepped back since
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT 1
+
+-- name: next_group
+SELECT task_id, kind, losses FROM {schema}_task INDEXED BY {schema}_task_open
+WHERE queue_name = :queue AND is_open AND status = 'pending'
+  AND ready_at <= max((julianday('now') - 2440587.5) * 86400.0, put_at)
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+ORDER BY task_id LIMIT :most
 
 -- name: claim_task
 UPDATE {schema}_task
@@ -221,6 +229,7 @@ SELECT task_id, task_order, kind, body, note, attempt, failures, max_attempts FR
 -- name: claimed_before
 SELECT task_id, attempt FROM {schema}_task
 WHERE queue_name = :queue AND status = 'running' AND member_id = :member AND claim_uid = :uid
+ORDER BY task_id
 
 -- name: keep_attempt
 -- Written first, while the row still tells who and when.
@@ -306,8 +315,9 @@ ORDER BY 2
 SELECT status FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
+-- Ready from the first, whatever the clock says.
 UPDATE {schema}_task
-SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = (julianday('now') - 2440587.5) * 86400.0, ended_at = NULL
+SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL
 WHERE task_id = ?
 
 -- name: cancel_task
@@ -400,6 +410,7 @@ UPDATE {schema}_round SET then_kind = :kind, then_body = :body WHERE round_id = 
 SELECT round_id FROM {schema}_round
 WHERE round_name = :name AND round_id < :round AND status = 'expired'
   AND ended_at = (SELECT opened_at FROM {schema}_round WHERE round_id = :round)
+ORDER BY round_id DESC LIMIT 1
 
 -- name: started_part
 SELECT r.round_id, r.status, r.opened_at + r.window_ms / 1000.0, p.status, p.member_id, p.error

@@ -1,0 +1,256 @@
+"""What a task is made of: SQL, a command, a call or a JSON value; how it is kept as text, and how it is carried out."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import IO, TYPE_CHECKING, Any
+
+from sqlsem.errors import ConfigurationError, TaskFailed
+
+if TYPE_CHECKING:
+    from sqlsem.coordinator import Coordinator
+
+__all__ = ["PATIENCE", "Call", "Shell", "Sql", "Stop", "as_json", "encode", "find", "run", "told"]
+
+#: What is kept of an error or of a command's output, characters.
+MOST_KEPT = 8000
+#: Seconds that a command gets to end after it was told to.
+PATIENCE = 5.0
+#: Seconds for what is left of a command's output when it has ended.
+LAST_WORDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """A task that is SQL text, run on the worker's database in one transaction (or those that the text begins)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A task that is a command for the shell of the worker's host; it fails when its exit status is not 0."""
+
+    command: str
+
+
+@dataclass(frozen=True, init=False)
+class Call:
+    """A task that calls a function: its name and the arguments are kept, so it must be importable, and they JSON.
+
+    >>> Call("shutil:rmtree", "/tmp/old", ignore_errors=True).function
+    'shutil:rmtree'
+    """
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, function: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        object.__setattr__(self, "function", function if isinstance(function, str) else _name_of(function))
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+        if not all(part.isidentifier() for part in self.function.replace(":", ".", 1).split(".")) or (
+            ":" not in self.function
+        ):
+            raise ConfigurationError(f"A function is named as package.module:function, not {self.function!r}")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or "<" in name or module == "__main__":
+        raise ConfigurationError(
+            f"{function!r} cannot be found by a worker, which imports it by name; use a function (no lambda, none "
+            f"defined inside another) of a module that workers can import"
+        )
+    if find(f"{module}:{name}") is not function:
+        raise ConfigurationError(
+            f"{module}:{name} is another function than the one that was given; name it by a string"
+        )
+    return f"{module}:{name}"
+
+
+def find(name: str) -> Any:
+    """The object that ``package.module:function`` names."""
+    module, _, path = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"There is no function {name} here: {exc}") from exc
+    return found
+
+
+def encode(body: Any) -> tuple[str, str]:
+    """The kind of a body, and its text as it is kept. Raises `ConfigurationError` for what cannot be kept."""
+    if isinstance(body, Sql | Shell):
+        kind, text = ("sql", body.text) if isinstance(body, Sql) else ("shell", body.command)
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigurationError(f"The text of a task is empty: {body!r}")
+    else:
+        if callable(body) and not isinstance(body, Call):
+            body = Call(body)
+        kind = "json"
+        if isinstance(body, Call):
+            kind, body = "call", {"function": body.function, "args": body.args, "kwargs": body.kwargs}
+        try:
+            text = json.dumps(body, allow_nan=False, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put what it is made of") from exc
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("The text of a task holds half a surrogate pair and is not valid text") from None
+    if "\0" in text:
+        raise ConfigurationError("The text of a task contains a NUL character, which databases cannot keep")
+    return kind, text
+
+
+#: How to end what a task does.
+Stop = Callable[[], None]
+
+
+def run(
+    kind: str, body: str, coordinator: Coordinator, *, started: Callable[[Stop], None] = lambda _: None
+) -> str | None:
+    """Carry out a task of any kind but JSON; what came of it, as text. Raises whatever goes wrong.
+
+    ``started`` is given a function that ends a command or SQL from another thread; what it raises ends that, too.
+    """
+    if kind == "sql":
+        return coordinator._execute(body, lambda session: started(session.cancel_running))
+    if kind == "shell":
+        return _run_command(body, started)
+    if kind == "call":
+        wanted = json.loads(body)
+        result = find(wanted["function"])(*wanted["args"], **wanted["kwargs"])
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigurationError(f"{wanted['function']} is a coroutine function; a worker calls plain functions")
+        return None if result is None else as_json(result)
+    raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
+
+
+def as_json(value: Any) -> str:
+    """A result as it is kept, whatever it is."""
+    try:
+        return _clean(json.dumps(value, allow_nan=False, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        return _clean(repr(value)[:MOST_KEPT])
+
+
+def _clean(text: str) -> str:
+    """What any database can keep."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def told(error: BaseException | str) -> str:
+    """An error as the log keeps it: what it says first, then where it happened."""
+    if isinstance(error, str):
+        words = error
+    elif isinstance(error, TaskFailed):
+        words = str(error)
+    else:
+        summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        words = f"{summary}\n{trace[-MOST_KEPT + len(summary[:MOST_KEPT]) :]}".rstrip()
+    return _clean(words)[:MOST_KEPT]
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _run_command(command: str, started: Callable[[Stop], None]) -> str:
+    # A session of its own: a Ctrl-C is for the worker, which lets the task end.
+    process = subprocess.Popen(  # noqa: S602 - a shell is what the task wants
+        command,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=os.name == "posix",
+    )
+    ending = threading.Lock()
+
+    def stop() -> None:
+        with ending:
+            _end(process)
+
+    try:
+        started(stop)
+        assert process.stdout is not None
+        output = _Output(process.stdout)
+        status = process.wait()
+        with ending:  # what it has started may take longer
+            pass
+    except BaseException:
+        _end(process)
+        raise
+    words = output.end()
+    if status != 0:
+        raise TaskFailed(f"The command ended with status {status}: {words.strip() or 'it said nothing'}")
+    return words
+
+
+class _Output:
+    """The end of what a command says.
+
+    Read by a thread, as the command may leave behind a service that has the pipe open: the task ends with the command,
+    and the service may still write, to nobody.
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._kept = b""
+        self._reader = threading.Thread(target=self._read, name="sqlsem-output", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self._pipe:
+            while chunk := self._pipe.read1(65536):  # type: ignore[attr-defined]
+                self._kept = (self._kept + chunk)[-4 * MOST_KEPT :]
+
+    def end(self) -> str:
+        """What was said by now, when the command has ended."""
+        self._reader.join(LAST_WORDS)
+        return self._kept.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[-MOST_KEPT:]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command, and what it has started."""
+    if process.returncode is not None:
+        return  # what it left behind shall stay, and its number may be another's by now
+    if os.name == "posix":
+        _signal(process, signal.SIGTERM)
+        # The shell may be gone before what it runs; of that nothing tells us.
+        deadline, pause = monotonic() + PATIENCE, 0.001
+        while _signal(process, 0) and monotonic() < deadline:
+            process.poll()
+            sleep(pause)
+            pause = min(2 * pause, 0.05)
+        _signal(process, signal.SIGKILL)
+    else:
+        process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Whether there was anybody of its group to get the signal."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,367 @@
+"""Short tasks are claimed and ended in groups; nobody else may notice but by the clock."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem import workers
+from sqlsem.engines.base import Disconnected
+from sqlsem.errors import Unavailable
+from sqlsem.model import End, NewTask
+from sqlsem.tasks import Worker
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+#: What tasks have done in this process, and what holds one of them up.
+done: list[int] = []
+reached, go = threading.Event(), threading.Event()
+
+
+def note(number):
+    done.append(number)
+
+
+def hold(number):
+    reached.set()
+    assert go.wait(PATIENCE)
+    done.append(number)
+
+
+def fail(number):
+    done.append(number)
+    raise ValueError(number)
+
+
+@pytest.fixture(autouse=True)
+def nothing_done():
+    done.clear()
+    reached.clear()
+    go.clear()
+    yield
+    go.set()
+
+
+@pytest.fixture
+def queue(connect, name):
+    return connect().queue(name)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Every group is as large as it can be, however long tasks take."""
+    monkeypatch.setattr(workers._Pace, "most", lambda pace: pace._limit)
+
+
+def put(queue, count, **options):
+    return queue.put_many([sqlsem.Call(note, number) for number in range(count)], **options)
+
+
+def statuses(queue):
+    return [entry.status for entry in sorted(queue.tasks(most=1000), key=lambda entry: entry.task_id)]
+
+
+def outcomes(queue, number):
+    return [one.outcome for one in queue.log(number)]
+
+
+def working(worker):
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    return thread
+
+
+class Calls:
+    """How the main session is used; ``before`` and ``after`` come between, with the name of the call."""
+
+    def __init__(self, queue):
+        queue.state()  # connects
+        self.made = Counter()
+        self.before = self.after = lambda name: None
+        session = queue._coordinator._member._main
+        for name in ("claim_task", "next_task", "next_tasks", "end_task"):
+            setattr(session, name, self.watched(name, getattr(session, name)))
+
+    def watched(self, name, call):
+        def made(*arguments):
+            self.made[name] += 1
+            self.before(name)
+            answer = call(*arguments)
+            self.after(name)
+            return answer
+
+        return made
+
+
+# -- what a worker does -----------------------------------------------------------------------------------------------
+
+
+def test_short_tasks_are_done_in_few_calls_and_in_order(queue):
+    numbers = put(queue, 500)
+    calls, told = Calls(queue), []
+    worker = Worker(queue, idle_exit=0, on_task=lambda task, outcome, error: told.append((task.id, outcome)))
+    worker.run()
+    assert done == list(range(500))
+    assert (worker.finished, worker.failed, worker.running) == (500, 0, set())
+    assert sum(calls.made.values()) < 100
+    assert set(statuses(queue)) == {"finished"}
+    assert sorted(told, key=lambda one: one[0]) == [(key, what) for key in numbers for what in (None, "finished")]
+    for number in (numbers[0], numbers[-1]):
+        (attempt,) = queue.log(number)
+        assert (attempt.attempt, attempt.outcome) == (1, "finished")
+        assert attempt.host
+        assert attempt.pid
+        assert attempt.started_at <= attempt.ended_at
+
+
+def test_long_tasks_are_claimed_one_by_one(queue):
+    queue.put_many([sqlsem.Call("time:sleep", 0.03)] * 10)
+    calls = Calls(queue)
+    Worker(queue, idle_exit=0).run()
+    assert calls.made["next_task"] == 10
+    assert calls.made["next_tasks"] == 0
+
+
+def test_groups_may_be_refused(queue):
+    put(queue, 20)
+    calls = Calls(queue)
+    Worker(queue, idle_exit=0, group=False).run()
+    assert calls.made["next_task"] == 20
+    assert calls.made["next_tasks"] == 0
+    assert done == list(range(20))
+
+
+def test_results_and_errors_are_each_tasks_own(queue, eager):
+    put(queue, 2)
+    queue.put(sqlsem.Call(fail, 2), on_failure="continue")
+    queue.put(sqlsem.Call(fail, 3), max_attempts=2, backoff=0)
+    queue.put(sqlsem.Call("math:sqrt", 16))
+    queue.put(sqlsem.Sql("SELECT 1"))
+    queue.put(sqlsem.Call("math:sqrt", -1), on_failure="continue")
+    worker = Worker(queue, idle_exit=0.2)
+    worker.run()
+    assert statuses(queue) == ["finished"] * 2 + ["failed"] * 2 + ["finished"] * 2 + ["failed"]
+    assert (worker.finished, worker.failed) == (4, 4)
+    entries = sorted(queue.tasks(), key=lambda entry: entry.task_id)
+    assert entries[4].result == "4.0"
+    assert [entry.error.partition("\n")[0] for entry in entries if entry.error] == [
+        "ValueError: 2",
+        "ValueError: 3",
+        "ValueError: math domain error",
+    ]
+    assert [(entry.attempt, entry.failures) for entry in entries[2:4]] == [(1, 1), (2, 2)]
+
+
+def test_orders_stay_barriers(connect, name, eager):
+    queue = connect().queue(name)
+    for order in (3, 1, 2):
+        queue.put_many([sqlsem.Call(note, order)] * 50, order=order)
+    crew = [working(Worker(connect().queue(name), threads=2, idle_exit=0.2)) for _ in range(2)]
+    for thread in crew:
+        thread.join(PATIENCE)
+    assert done == sorted(done)
+    assert Counter(done) == {1: 50, 2: 50, 3: 50}
+
+
+def test_a_failure_holds_up_later_orders(queue, eager):
+    put(queue, 5)
+    queue.put(sqlsem.Call(fail, 5))
+    put(queue, 5, order=1)
+    Worker(queue, idle_exit=0).run()
+    assert done == [0, 1, 2, 3, 4, 5]
+    assert queue.state().stuck
+
+
+def test_what_is_no_call_keeps_its_place(queue, eager, tmp_path):
+    file = tmp_path / "file"
+    put(queue, 3)
+    queue.put(sqlsem.Shell(f"touch {file}"))
+    queue.put(sqlsem.Call("os:rename", str(file), str(file) + ".seen"))
+    Worker(queue, idle_exit=0).run()
+    assert set(statuses(queue)) == {"finished"}
+
+
+def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
+    coordinator = connect()
+    coordinator._member.ping()
+    me = coordinator._member._member_id
+    session = database.session()
+    try:
+        session.put_tasks(queue.name, "large" + queue.name, [NewTask("sql", "x" * 400_000) for _ in range(8)])
+        sizes = [len(session.next_tasks(me, [], queue.name, "w", f"u{n}", False, 100)[1]) for n in range(4)]
+        assert sizes == [3, 3, 2, 0]
+    finally:
+        session.close()
+
+
+def test_the_pace():
+    """Twice as many each time, while they fit."""
+    pace = workers._Pace(100)
+    assert pace.most() == 2, "nothing is known"
+    for seconds, most in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
+        for _ in range(10):
+            pace.took(seconds)
+        assert pace.most() == most
+    for _ in range(100):
+        pace.took(0.0)
+    assert [pace.most() for _ in range(7)] == [2, 4, 8, 16, 32, 64, 100]
+    pace.took(0.04)
+    assert pace.most() > 50, "it may have waited for others"
+    pace.took(0.06)
+    assert pace.most() == 1, "too long for a group, whatever it was"
+
+
+# -- when one of a group takes long, or the worker is to leave --------------------------------------------------------
+
+
+def with_a_slow_one(queue):
+    """The third of ten takes until it may go on."""
+    return queue.put_many([sqlsem.Call(hold if number == 2 else note, number) for number in range(10)])
+
+
+def test_a_slow_task_does_not_keep_its_neighbours(connect, queue, name, eager):
+    """Neither from running elsewhere, nor from having ended; and its own attempt ends as its own."""
+    numbers = with_a_slow_one(queue)
+    first = queue.put(sqlsem.Call(note, 99), order=-1)  # runs alone, and first
+    thread = working(Worker(queue, idle_exit=0))
+    assert reached.wait(PATIENCE)
+    began = time.monotonic()
+    until(lambda: Counter(statuses(queue)) == {"finished": 3, "running": 1, "pending": 7})
+    assert time.monotonic() - began < 1.0
+    Worker(connect().queue(name), idle_exit=0).run()
+    assert done == [99, 0, 1, 3, 4, 5, 6, 7, 8, 9]
+    go.set()
+    thread.join(PATIENCE)
+    assert [outcomes(queue, number) for number in (first, *numbers)] == [
+        ["finished"],
+        ["finished"],
+        ["finished"],
+        ["finished"],
+        *[["returned", "finished"]] * 7,
+    ]
+
+
+def test_who_is_stopped_returns_what_has_not_begun(queue, eager):
+    put(queue, 1, order=-1)
+    numbers = with_a_slow_one(queue)
+    worker = Worker(queue)
+    thread = working(worker)
+    assert reached.wait(PATIENCE)
+    worker.stop()
+    until(lambda: Counter(statuses(queue)) == {"finished": 3, "running": 1, "pending": 7})
+    go.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert worker.finished == 4
+    assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 3 + [["returned"]] * 7
+
+
+def test_who_is_aborted_returns_all_but_what_is_done(queue, eager):
+    put(queue, 1, order=-1)
+    numbers = with_a_slow_one(queue)
+    worker = Worker(queue)
+    thread = working(worker)
+    assert reached.wait(PATIENCE)
+    worker.abort()
+    assert Counter(statuses(queue)) == {"finished": 3, "pending": 8}
+    assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 2 + [["returned"]] * 8
+    go.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert outcomes(queue, numbers[2]) == ["returned"], "and that it went on is nobody's business"
+
+
+def test_what_is_lost_does_not_begin(connect, queue, name, eager):
+    put(queue, 1, order=-1)
+    numbers = with_a_slow_one(queue)
+    worker = Worker(queue, idle_exit=0)
+    relieved = threading.Event()
+    worker._relieve = lambda: relieved.wait(PATIENCE)  # not before it is lost
+    thread = working(worker)
+    assert reached.wait(PATIENCE)
+    queue._coordinator.lose(None, "nothing was heard")
+    assert done == [0, 0, 1]
+    go.set()
+    thread.join(PATIENCE)
+    relieved.set()
+    Worker(connect().queue(name), idle_exit=2).run()
+    assert Counter(done) == {0: 1 + 2, 1: 2, 2: 2, **dict.fromkeys(range(3, 10), 1)}
+    assert {entry.status for entry in queue.tasks()} == {"finished"}
+    assert [outcomes(queue, number) for number in numbers] == [["returned", "finished"]] * 10
+
+
+# -- when answers are lost --------------------------------------------------------------------------------------------
+
+
+def test_lost_answers_change_nothing(connect, name, eager):
+    """Every task is run once, whichever answer is lost, and whether the call got through or not."""
+    queue = connect(retry=PATIENCE).queue(name)
+    numbers = put(queue, 450)
+    calls, chance = Calls(queue), iter(["asked", "answered", "lost", "unasked"] * 1000)
+
+    def cut(moment):
+        def maybe(name):
+            if name.startswith("next") and next(chance) == moment:
+                raise Disconnected(f"{name} was cut")
+
+        return maybe
+
+    calls.before, calls.after = cut("unasked"), cut("lost")
+    worker = Worker(queue, threads=3, idle_exit=0)
+    worker.run()
+    assert sorted(done) == list(range(450))
+    assert worker.finished == 450
+    assert set(statuses(queue)) == {"finished"}
+    assert {entry.attempt for entry in queue.tasks(most=1000)} == {1}
+    assert outcomes(queue, numbers[-1]) == ["finished"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_answers_that_never_come(connect, name, eager, moment):
+    """The worker ends; what was done is recorded once, and what it may have claimed comes back."""
+    queue = connect(grace=1).queue(name)
+    put(queue, 301)
+    calls = Calls(queue)
+
+    def cut(name):
+        if calls.made["next_tasks"] == 3:
+            calls.made["next_tasks"] += 1  # no more of that
+            raise Unavailable(f"{name} was cut for good")
+
+    setattr(calls, moment, cut)
+    with pytest.raises(Unavailable, match="for good"):
+        Worker(queue, idle_exit=0).run()
+    assert len(done) == 201
+    until(lambda: Counter(statuses(queue)) == {"finished": 201, "pending": 100})
+    Worker(queue, idle_exit=0).run()
+    assert done == list(range(301))
+
+
+def test_repeated_calls_change_nothing(database, connect, queue):
+    numbers = put(queue, 6)
+    coordinator = connect()
+    coordinator._member.ping()
+    me = coordinator._member._member_id
+    session = database.session()
+    try:
+        _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)
+        assert [one.task_id for one in first] == numbers[:3]
+        assert session.next_tasks(me, [], queue.name, "w", "one", True, 3) == ([], first)
+        ended = zip(numbers[:3], ("finished", "returned", "failed"), strict=True)
+        ends = [End(number, 1, outcome) for number, outcome in ended]
+        stranger = End(numbers[5], 1, "finished")
+        told, second = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", False, 2)
+        assert told == ["finished", "pending", "failed", None]
+        assert [(one.task_id, one.attempt) for one in second] == [(numbers[1], 2), (numbers[3], 1)]
+        told, again = session.next_tasks(me, [*ends, stranger], queue.name, "w", "two", True, 2)
+        assert told == ["finished", "running", "failed", None], "as it is by now"
+        assert again == second
+        assert session.next_tasks(me, ends[:1], queue.name, "w", "three", False, 0) == (["finished"], [])
+        assert session.return_claim(me, queue.name, "two") == 2
+    finally:
+        session.close()
+    assert Counter(statuses(queue)) == {"pending": 4, "finished": 1, "failed": 1}
+    assert outcomes(queue, numbers[1]) == ["returned", "returned"]
