@@ -1,10 +1,13 @@
 """Rounds from T-SQL, as Agent jobs take part in them."""
 
+import contextlib
+import secrets
+
 import pytest
-from support import PATIENCE, until
+from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem import rounds
+from sqlsem import rounds, sql
 
 pytestmark = pytest.mark.engines("mssql")
 
@@ -70,6 +73,105 @@ def test_a_session_that_dies_in_its_part(session, new_session, name, connect, re
     (entry,) = rounds.list_rounds(connect(), name)
     assert [part.attempt for part in entry.parts] == [2, 0]
     other.rows("EXEC {s}.round_part_failed ?, 'a', 'enough'", name)
+
+
+def told(session, text, *parameters):
+    """What the server says, beside the rows."""
+    cursor = session.connection.cursor()
+    cursor.execute(text.replace("{s}", session.schema), parameters)
+    found = [message for _, message in cursor.messages]
+    while cursor.nextset():
+        found += [message for _, message in cursor.messages]
+    return found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "round_resume ?",
+        "round_part_start ?, 'c', 'a, b, c', 60",
+        "round_part_done ?, 'b'",
+        "round_part_failed ?, 'b', 'no file'",
+    ],
+)
+def test_who_notices_that_a_session_died_is_told(session, new_session, name, connect, call):
+    victim, one, coordinator = new_session(), new_session(), connect()
+    number = start(victim, name, "a", "a, b, c")
+    start(one, name, "b", "a, b, c")
+    victim.close()
+
+    def notices():
+        """(What ends a part is not to be repeated: then the session is gone first.)"""
+        if "part" in call:
+            until(lambda: one.rows("SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = ?", victim.spid) == [])
+        return told(one, "EXEC {s}." + call, name)
+
+    (message,) = until(notices)
+    assert message.endswith(
+        f"sqlsem: round {number} of '{name}' has failed parts: a (its process died); run these parts again"
+    )
+    assert told(one, "EXEC {s}.round_resume ?", name) == [], "once"
+    part = {part.part: part for part in rounds.list_rounds(coordinator, name)[0].parts}["a"]
+    assert (part.status, part.error) == ("failed", "its process died")
+
+
+def test_of_two_continuations_the_latest_is_ended_first(session, name, connect):
+    one, numbers = session(), []
+    for _ in range(2):
+        numbers.append(start(one, name, "a", "a"))
+        assert done(one, name, "a") == (1, "succeeded")
+    ended = [one.rows("EXEC {s}.round_continued ?", name) for _ in range(2)]
+    assert ended == [[(number,)] for number in numbers[::-1]]
+
+
+def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, database, name, connect, held_member):
+    """The recovery is kept waiting between its look at the rounds and its decision."""
+    victim, one, live = new_session(), session(), session()
+    start(victim, name, "a")
+    start(live, name, "b")
+    row = f"SELECT member_id FROM {database.beside('round_part')} WHERE part = ? AND round_id = ?"
+    (entry,) = rounds.list_rounds(connect(), name)
+    ((dead,),), ((member,),) = (database.rows(row, part, entry.round_id) for part in ("a", "b"))
+    with held_member(dead):
+        victim.close()
+        recovering = one.later(one.call, "recover_rounds", name, None)
+        remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
+        database.rows(
+            f"UPDATE {database.beside('round_part')} SET attempt = 2, member_id = ? WHERE part = 'a' AND round_id = ?",
+            *(member, entry.round_id),
+        )
+    recovering.result(PATIENCE)
+    one.call("recover_rounds", name, None)
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert [(part.status, part.attempt) for part in entry.parts] == [("running", 2), ("running", 1)]
+    assert [done(live, name, part) for part in ("a", "b")] == [(0, "succeeded"), (1, "succeeded")]
+    live.rows("EXEC {s}.round_continued ?", name)
+
+
+@pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
+def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connect, settings):
+    """As a driver in manual commit has them, or a script that wants to see few rows."""
+    one, other = new_session(), session()
+    set_them, undo = {
+        "IMPLICIT_TRANSACTIONS": ("SET IMPLICIT_TRANSACTIONS ON", "SET IMPLICIT_TRANSACTIONS OFF"),
+        "ROWCOUNT": ("SET ROWCOUNT 1", "SET ROWCOUNT 0"),
+    }[settings]
+    one.rows(set_them)
+    start(one, name, "a", "a, b, c")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert [part.part for part in entry.parts] == ["a", "b", "c"], "all of them"
+    assert one.rows("EXEC {s}.round_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
+    start(one, name, "a", "a, b, c")
+    start(one, name, "b", "a, b, c")
+    start(other, name, "c", "a, b, c")
+    assert [done(one, name, part) for part in "ab"] == [(0, "succeeded")] * 2
+    assert done(other, name, "c") == (1, "succeeded")
+    assert not resumed(one, name)
+    other.rows("EXEC {s}.round_continued ?, 'no'", name)
+    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
+    one.rows(undo)
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert (entry.status, entry.then_status) == ("succeeded", "failed")
 
 
 def test_failed_parts(session, name):
@@ -170,3 +272,129 @@ def test_refusals(session, name, refused):
     one.rows("BEGIN TRANSACTION")
     with refused(50001, "open transaction"):
         start(one, name, "b")
+
+
+@pytest.fixture
+def plain(database):
+    """``plain(text, …)``: the first value that a login gets that is no operator, and has all rights to the tables."""
+    import pyodbc
+
+    from sqlsem.engines.mssql import _join, _words_of_odbc
+
+    user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
+    rights = [f"UPDATE ON {database.schema}.beacon"]
+    for kind, words in (("procedures", ["EXECUTE"]), ("tables", ["SELECT", "INSERT", "UPDATE", "DELETE"])):
+        for (one,) in database.rows(f"SELECT name FROM sys.{kind} WHERE schema_id = SCHEMA_ID(?)", database.schema):
+            rights += [f"{word} ON {database.schema}.[{one}]" for word in words]
+    with contextlib.ExitStack() as undo:
+        admin = undo.enter_context(contextlib.closing(database.raw()))
+        try:
+            admin.execute(f"CREATE LOGIN {user} WITH PASSWORD = '{password}'")
+        except pyodbc.Error as exc:
+            pytest.skip(f"this login may not create logins: {exc}")
+        undo.callback(admin.execute, f"DROP LOGIN {user}")
+        admin.execute(f"CREATE USER {user} FOR LOGIN {user}")
+        undo.callback(admin.execute, f"DROP USER {user}")
+        for right in rights:
+            admin.execute(f"GRANT {right} TO {user}")
+            undo.callback(admin.execute, f"REVOKE {right} FROM {user}")
+        words = _words_of_odbc(database.make_engine().odbc_string)
+        words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
+        connection = pyodbc.connect(_join({**words, "UID": user, "PWD": password}), autocommit=True)
+        undo.callback(connection.close)
+
+        def plain(text, *parameters):
+            cursor = connection.cursor()
+            cursor.execute(text.replace("{s}", database.schema), parameters)
+            while cursor.description is None:
+                cursor.nextset()
+            return cursor.fetchone()[0]
+
+        yield plain
+
+
+def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, name):
+    made = rounds.round(name, ["a", "b", "c"], window=60, coordinator=connect()).then(sqlsem.Sql("SELECT 1"))
+    with made.part("a"):
+        pass
+    member = plain("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+    text = "EXEC {s}.start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm', @answer = 1"
+    assert plain(text, member, name) == "started"
+    text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
+    assert plain(text, member, name) == "succeeded"
+    entry = made.entry()
+    assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
+    with made.part("c"):
+        pass
+    assert made.entry().then_status == "finished"
+    plain("EXEC {s}.resign ?; SELECT 1", member)
+
+
+def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
+    one = session()
+    number = start(one, name, "a", "a")
+    ((member, uid),) = one.rows("SELECT member_id, start_uid FROM {s}.round_part WHERE round_id = ?", number)
+    for outcome in (None, "", "late"):
+        with refused(50000, "ends as succeeded or failed"):
+            one.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
+    assert rounds.list_rounds(connect(), name)[0].parts[0].status == "running"
+    one.rows("EXEC {s}.round_part_failed ?, 'a'", name)
+
+
+class Clock:
+    """A copy of start_part whose clock stands still."""
+
+    def __init__(self, session, name):
+        self.session, self.name = session, name
+        self.table, self.routine = f"clock_{name}", f"start_part_{name}"
+        script = sql.script("mssql", "rounds", schema=session.schema)
+        before = f"ALTER PROCEDURE {session.schema}.start_part\n"
+        (batch,) = (one for one in script.split("\nGO\n") if before in one)
+        assert batch.count("SYSUTCDATETIME()") == 1
+        batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
+        session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")
+        # (A day ahead: what ends by the real clock is in time.)
+        session.rows(f"INSERT INTO {{s}}.{self.table} (now) VALUES (DATEADD(day, 1, SYSUTCDATETIME()))")
+        session.rows(batch.replace(before, f"CREATE PROCEDURE {session.schema}.{self.routine}\n"))
+        ((self.member,),) = session.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+
+    def step(self, seconds):
+        self.session.rows(f"UPDATE {{s}}.{self.table} SET now = DATEADD(second, ?, now)", seconds)
+
+    def start(self, part, uid, parts="abc"):
+        ((code, number, _, previous),) = self.session.rows(
+            f"EXEC {{s}}.{self.routine} ?, ?, ?, ?, 60000, N'me', ?, @answer = 1",
+            *(self.member, self.name, part, "\n".join(parts), uid),
+        )
+        assert code == "started"
+        return number, previous
+
+    def end(self, part, uid):
+        ((code, *_),) = self.session.rows(
+            "EXEC {s}.end_part ?, ?, ?, ?, N'succeeded', NULL, N'me', @answer = 1", self.member, self.name, part, uid
+        )
+        assert code == "succeeded"
+
+    def close(self):
+        self.session.rows("EXEC {s}.resign ?", self.member)
+        self.session.rows(f"DROP PROCEDURE {{s}}.{self.routine}; DROP TABLE {{s}}.{self.table}")
+
+
+def test_what_has_expired_is_told_once_however_slow_the_clock(new_session, name):
+    """All that begins in one tick has the same time, as where it ticks in milliseconds."""
+    with contextlib.closing(Clock(new_session(), name)) as clock:
+        old, previous = clock.start("a", "1")
+        assert previous is None
+        clock.step(60)
+        new, previous = clock.start("b", "2")
+        assert new > old
+        assert previous == old
+        assert clock.start("a", "3") == (new, None)
+        assert clock.start("b", "2") == (new, old)  # (a lost reply)
+        assert clock.start("a", "3") == (new, None)
+        assert clock.start("c", "4") == (new, None)
+        for part, uid in (("b", "2"), ("a", "3"), ("c", "4")):
+            clock.end(part, uid)
+        newest, previous = clock.start("a", "5")
+        assert newest > new
+        assert previous is None, "the one before has succeeded, and what expired has been told"

@@ -27,8 +27,8 @@ BEGIN
 END;
 GO
 
--- Keeps what the last part shall start. Of a user that is no operator only that there is something: what is kept may be
--- run with the rights of whoever resumes it.
+-- Keeps what the last part shall start. Of a user that is no operator only that there is something (and what operators
+-- have kept stays): what is kept may be run with the rights of whoever resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -39,19 +39,41 @@ BEGIN
         RETURN 0;
     IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+        UPDATE {schema}.[round] SET then_kind = COALESCE(then_kind, N'local') WHERE round_id = @round;
+    ELSE
+        UPDATE {schema}.[round] SET then_kind = @kind, then_body = @body WHERE round_id = @round;
+END;
+GO
+
+-- The parts of a round in some states, for messages: a, b (why).
+IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.parts_in @round bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @part nvarchar(255) = N'', @error nvarchar(200), @count int = 1;
+    SET @told = N'';
+    WHILE @count = 1
     BEGIN
-        SET @kind = N'local';
-        SET @body = NULL;
+        SET @count = 0;
+        SELECT TOP (1) @count = 1, @part = part, @error = LEFT(error, 200) FROM {schema}.round_part
+        WHERE round_id = @round AND part > @part COLLATE Latin1_General_100_BIN2
+          AND @states LIKE CONCAT(N'%', status, N'%')
+        ORDER BY part;
+        IF @count = 1
+            SET @told = LEFT(CONCAT(@told, CASE WHEN @told <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
     END;
-    UPDATE {schema}.[round] SET then_kind = @kind, then_body = @body WHERE round_id = @round;
 END;
 GO
 
 -- Tests the members that run parts or continuations of a name's rounds (NULL: of all), except @mine. Parts of the dead
--- have failed, their continuations are to be done again. With @answer the rounds in which parts failed so, a row each.
+-- have failed, their continuations are to be done again. With @answer the rounds in which parts failed so, a row each;
+-- with @tell a message each, for a session.
 IF OBJECT_ID(N'{schema}.recover_rounds') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_rounds AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.recover_rounds @name nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.recover_rounds
+    @name nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0, @tell bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -59,12 +81,15 @@ BEGIN
         THROW 50001, N'sqlsem: recover_rounds must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SET ROWCOUNT 0;  -- the session may have set another
     DECLARE @part TABLE (round_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
     DECLARE @then TABLE (round_id bigint NOT NULL);
+    DECLARE @gone TABLE (member_id int NOT NULL PRIMARY KEY);
     DECLARE @found TABLE (round_id bigint NOT NULL, round_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
                           member_id int NOT NULL);
     DECLARE @dead TABLE (round_id bigint NOT NULL);
-    DECLARE @member int = -1, @before int, @round bigint = 0, @round_before bigint, @round_name nvarchar(255);
+    DECLARE @member int = -1, @before int, @round bigint = 0, @round_before bigint, @round_name nvarchar(255),
+            @told nvarchar(1000), @message nvarchar(2000);
     INSERT INTO @part (round_id, part)
     SELECT round_id, part FROM {schema}.round_part WITH (INDEX (round_part_status)) WHERE status = N'running';
     INSERT INTO @then (round_id)
@@ -84,13 +109,15 @@ BEGIN
         IF @member = @before
             BREAK;
         EXEC {schema}.test_member @member, @mine;
+        -- Decided by number, once: who is gone does not come back, and the number is never used again.
+        IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
+            INSERT INTO @gone (member_id) VALUES (@member);
     END;
     WHILE 1 = 1
     BEGIN
         SET @round_before = @round;
         SELECT TOP (1) @round = f.round_id, @round_name = f.round_name FROM @found AS f
-        WHERE f.round_id > @round_before
-          AND NOT EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = f.member_id)
+        WHERE f.round_id > @round_before AND f.member_id IN (SELECT g.member_id FROM @gone AS g)
         ORDER BY f.round_id;
         IF @round = @round_before
             BREAK;
@@ -99,10 +126,10 @@ BEGIN
             EXEC {schema}.lock_round @round_name;
             UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
             WHERE round_id = @round AND then_status = N'running'
-              AND then_member NOT IN (SELECT m.member_id FROM {schema}.member AS m);
+              AND then_member IN (SELECT g.member_id FROM @gone AS g);
             UPDATE {schema}.round_part SET status = N'failed', ended_at = SYSUTCDATETIME(), error = N'its process died'
             WHERE round_id = @round AND status = N'running'
-              AND member_id NOT IN (SELECT m.member_id FROM {schema}.member AS m);
+              AND member_id IN (SELECT g.member_id FROM @gone AS g);
             IF @@ROWCOUNT > 0
             BEGIN
                 INSERT INTO @dead (round_id) VALUES (@round);
@@ -118,6 +145,14 @@ BEGIN
                 ROLLBACK TRANSACTION;
             THROW;
         END CATCH;
+        -- At once: nobody finds it a second time, should the next round be busy.
+        IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE round_id = @round)
+        BEGIN
+            EXEC {schema}.parts_in @round, N'failed', @told OUTPUT;
+            SET @message = CONCAT(N'sqlsem: round ', @round, N' of ''', @round_name, N''' has failed parts: ', @told,
+                N'; run these parts again');
+            RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+        END;
     END;
     IF @answer = 1
         SELECT round_id FROM @dead ORDER BY round_id;
@@ -149,9 +184,11 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
+    DECLARE @old TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
             @there int, @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
-            @part_status nvarchar(16), @part_uid nvarchar(64), @part_member int, @started datetime2(6), @days int;
+            @part_status nvarchar(16), @part_uid nvarchar(64), @part_member int, @started datetime2(6), @days int,
+            @before bigint;
     SET @at = CHARINDEX(NCHAR(10), @rest);
     WHILE @at > 0
     BEGIN
@@ -212,13 +249,21 @@ BEGIN
                     SET @attempt = 0;
                     INSERT INTO {schema}.round_part (round_id, part) SELECT @id, part FROM @asked;
                     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
-                    DELETE FROM {schema}.[round]
+                    -- By number: these are locked until the commit, and those of other names must not be waited for.
+                    INSERT INTO @old (round_id)
+                    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
                     WHERE round_name = @name AND round_id < @id AND then_status NOT IN (N'pending', N'running')
                       AND ended_at < DATEADD(day, -@days, @now);
+                    IF @@ROWCOUNT > 0
+                        DELETE FROM {schema}.[round] WHERE round_id IN (SELECT o.round_id FROM @old AS o);
                 END
                 ELSE
+                BEGIN
                     UPDATE {schema}.[round] SET status = N'open', ended_at = NULL, window_ms = @window_ms
                     WHERE round_id = @id;
+                    IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its round
+                        SET @now = DATEADD(microsecond, 1, @now);
+                END;
                 SET @attempt = @attempt + 1;
                 SET @started = @now;
                 UPDATE {schema}.round_part
@@ -232,8 +277,12 @@ BEGIN
         IF @code <> N'started'
             SET @attempt = NULL;
         ELSE IF @attempt = 1 AND @started = @opened  -- this is what opened the round
+        BEGIN
+            SELECT TOP (1) @before = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
+            WHERE round_name = @name AND round_id < @id ORDER BY round_id DESC;
             SELECT @previous = round_id FROM {schema}.[round]
-            WHERE round_name = @name AND round_id < @id AND status = N'expired' AND ended_at = @opened;
+            WHERE round_id = @before AND status = N'expired' AND ended_at = @opened;
+        END;
         COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
@@ -292,7 +341,7 @@ BEGIN
     SET @round_status = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a part must not be ended inside an open transaction; commit first', 1;
-    IF @outcome NOT IN (N'succeeded', N'failed')
+    IF @outcome IS NULL OR @outcome NOT IN (N'succeeded', N'failed')
         THROW 50000, N'sqlsem: a part ends as succeeded or failed', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -354,7 +403,8 @@ BEGIN
         BEGIN
             SET @code = CASE WHEN @part_error = N'ended after the window' THEN N'late' ELSE @status END;
             IF @status = N'succeeded' AND @outcome = N'failed'
-                EXEC {schema}.return_then @member, @uid;
+                UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
+                WHERE round_id = @id AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
         END;
         IF @code <> N'lost'
         BEGIN
@@ -504,28 +554,6 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- The parts of a round in some states, for messages: a, b (why).
-IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.parts_in @round bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
-AS
-BEGIN
-    SET NOCOUNT ON;
-    DECLARE @part nvarchar(255) = N'', @error nvarchar(200), @count int = 1;
-    SET @told = N'';
-    WHILE @count = 1
-    BEGIN
-        SET @count = 0;
-        SELECT TOP (1) @count = 1, @part = part, @error = LEFT(error, 200) FROM {schema}.round_part
-        WHERE round_id = @round AND part > @part COLLATE Latin1_General_100_BIN2
-          AND @states LIKE CONCAT(N'%', status, N'%')
-        ORDER BY part;
-        IF @count = 1
-            SET @told = LEFT(CONCAT(@told, CASE WHEN @told <> N'' THEN N', ' END, @part, N' (' + @error + N')'), 1000);
-    END;
-END;
-GO
-
 -- Starts a part for this session: a row with the number of the round. @parts names all parts of the round, with commas
 -- in between or as a JSON array. The part has failed when the session ends before the part.
 IF OBJECT_ID(N'{schema}.round_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_start AS RETURN 0');
@@ -539,6 +567,10 @@ BEGIN
     SET @round_id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_start must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @names TABLE (part nvarchar(400) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @given TABLE (ordinal int NOT NULL PRIMARY KEY, part nvarchar(400) COLLATE Latin1_General_100_BIN2 NULL);
     DECLARE @at int, @ordinal int = 0, @most int, @rest nvarchar(max), @one nvarchar(400),
@@ -595,7 +627,7 @@ BEGIN
 
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member;
+    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
     EXEC {schema}.start_part @member, @name, @part, @lines, @window_ms, @owner, @uid, NULL, NULL, @code OUTPUT,
         @round_id OUTPUT, @attempt OUTPUT, @previous OUTPUT;
     IF @code = N'running'
@@ -641,7 +673,7 @@ BEGIN
     EXEC {schema}.check_name N'part', @part;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member;
+    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
     INSERT INTO @rounds (round_id)
     SELECT round_id FROM {schema}.[round] WITH (INDEX (round_round_name)) WHERE round_name = @name;
     SELECT TOP (1) @uid = p.start_uid FROM @rounds AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
@@ -669,6 +701,10 @@ BEGIN
     SET NOCOUNT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_done must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @told nvarchar(1000), @message nvarchar(2000);
     EXEC {schema}.end_session_part @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
@@ -697,6 +733,10 @@ BEGIN
     SET NOCOUNT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_failed must not be called inside an open transaction; roll back first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @is_last bit, @outcome nvarchar(16);
     EXEC {schema}.end_session_part @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
@@ -713,18 +753,23 @@ BEGIN
     SET NOCOUNT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_resume must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member int, @owner nvarchar(400), @id bigint, @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID());
     EXEC {schema}.check_name N'round', @name;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member;
+    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
     EXEC {schema}.claim_then @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
     SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
     SELECT CAST(@is_last AS int) AS is_last;
 END;
 GO
 
--- The continuation that this session has to run has ended: well, or with an error. A row with the number of the round.
+-- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
+-- A row with the number of the round.
 IF OBJECT_ID(N'{schema}.round_continued') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_continued AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.round_continued
@@ -734,6 +779,10 @@ BEGIN
     SET NOCOUNT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_continued must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member int, @attempt int, @done int = 0, @message nvarchar(1000);
     DECLARE @then TABLE (round_id bigint NOT NULL);
     SET @round_id = NULL;
@@ -744,7 +793,7 @@ BEGIN
     WHERE then_status = N'running' AND round_name = @name;
     SELECT TOP (1) @round_id = r.round_id, @attempt = r.then_attempt
     FROM @then AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-    WHERE r.then_member = @member ORDER BY r.round_id;
+    WHERE r.then_member = @member ORDER BY r.then_started DESC, r.round_id DESC;
     IF @round_id IS NOT NULL
         EXEC @done = {schema}.end_then @member, @round_id, @attempt, @error;
     IF @done = 0
