@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 import sqlsem
-from benchmarks import measure, queues, servers, subjects
+from benchmarks import faces, measure, queues, servers, subjects
 
-MEASUREMENTS = ("uncontended", "handoff", "waiters", "connections", "throughput", "tasks")
+MEASUREMENTS = ("uncontended", "handoff", "aio", "waiters", "connections", "throughput", "tasks")
 ENGINES = {"postgresql": "PostgreSQL", "mssql": "SQL Server", "sqlite": "SQLite"}
 #: The most that we may take of what the peer takes.
 TARGETS = {
     "uncontended": {"postgresql": 4.0, "mssql": 1.8, "sqlite": 5.0},
     "handoff": {"postgresql": 3.0, "mssql": 1.8, "sqlite": 2.0},
 }
-STATEMENTS, CONNECTIONS, CLAIM = 1.0, 3, 1.5
+STATEMENTS, CONNECTIONS, CLAIM, AIO = 1.0, 3, 1.5, 1.5
 console = Console(highlight=False)
 if not console.is_terminal:
     console.width = 150
@@ -79,6 +79,30 @@ def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
     names = ("p50", "p99", "to_itself", "to_another", "barged", "longest_wait", "overlaps")
     return {
         name: {what: getattr(one, what) for what in names} | {"grants": len(one.visits)} for name, one in found.items()
+    }
+
+
+def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
+    number, hold = options["processes"], options["hold"]
+    with console.status(""):
+        pairs = faces.uncontended(url, options["rounds"])
+        forms = {
+            f"{number} processes": faces.handoff(url, number, 1, hold / 1000, options["seconds"], options["turns"]),
+            f"{number} in 1 process": faces.handoff(url, 1, number, hold / 1000, options["seconds"], options["turns"]),
+        }
+    table = _table(
+        f"{ENGINES[engine]}: the faces, µs (medians); hand-off with {hold:g} ms hold",
+        *("", "acquire + release", "times", *(column for form in forms for column in (f"hand-off, {form}", "times"))),
+    )
+    for face in faces.FACES:
+        cells = [f"{pairs[face].both:.0f}", f"{pairs[face].both / pairs['threads'].both:.2f}"]
+        for found in forms.values():
+            cells += [f"{found[face].p50:.0f}", _judged(found[face].p50 / found["threads"].p50, AIO)]
+        table.add_row(face, *cells)
+    console.print(table)
+    return {
+        "uncontended": {face: asdict(pair) for face, pair in pairs.items()},
+        "handoff": {form: {face: one.p50 for face, one in found.items()} for form, found in forms.items()},
     }
 
 
@@ -214,7 +238,7 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of uncontended, handoff, waiters, connections, throughput, tasks, claims; left out, all of them.
+    MEASUREMENT is any of uncontended, handoff, aio, waiters, connections, throughput, tasks; left out, all of them.
     Compare the ratios, not the figures: these belong to the machine and its mood.
     """
     if realtime:

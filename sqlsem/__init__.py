@@ -7,17 +7,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
+from sqlsem import lockorder
 from sqlsem.coordinator import Coordinator, Grant, connect
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
     LockLost,
+    LockOrderWarning,
     NotHeld,
     RoundFailed,
     SchemaError,
@@ -30,6 +33,9 @@ from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
 from sqlsem.rounds import Round, round
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
 
+if TYPE_CHECKING:
+    from sqlsem import aio
+
 __all__ = [
     "Call",
     "ConfigurationError",
@@ -38,6 +44,7 @@ __all__ = [
     "Grant",
     "Lock",
     "LockLost",
+    "LockOrderWarning",
     "NotHeld",
     "Queue",
     "Round",
@@ -50,6 +57,7 @@ __all__ = [
     "TaskFailed",
     "Timeout",
     "Unavailable",
+    "aio",
     "all_of",
     "configure",
     "connect",
@@ -70,6 +78,13 @@ _configured: tuple[str | None, dict[str, Any]] = (None, {})
 _coordinator: Coordinator | None = None
 
 
+def __getattr__(name: str) -> Any:
+    # Imported when it is used: programs without asyncio need not load it.
+    if name == "aio":
+        return importlib.import_module("sqlsem.aio")
+    raise AttributeError(f"module 'sqlsem' has no attribute {name!r}")
+
+
 def _unlock_in_child() -> None:
     """Another thread may have held the guard when the process forked; in the child it does not exist."""
     global _guard
@@ -85,11 +100,13 @@ def default_url() -> str:
     return os.environ.get("SQLSEM_URL") or f"sqlite:///{platformdirs.user_state_path('sqlsem') / 'sqlsem.db'}"
 
 
-def configure(url: str | None = None, **options: Any) -> None:
+def configure(url: str | None = None, *, debug: bool | None = None, **options: Any) -> None:
     """Choose the database of the module-level functions, before the first lock is taken.
 
     Args:
         url: As for `connect`; left out, `default_url`.
+        debug: True watches the order in which locks are taken, in all databases, and gives a `LockOrderWarning` when
+            two places could come to wait for each other; False ends that. Alone it changes nothing else.
         options: As for `connect`: ``grace``, ``lease``, ``retry``, ``schema``, ``table``, ``creator``.
 
     Raises `ConfigurationError` when the options cannot be, and closes a default coordinator that is in use
@@ -98,6 +115,10 @@ def configure(url: str | None = None, **options: Any) -> None:
     >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
     """
     global _configured, _coordinator
+    if debug is not None:
+        lockorder.configure(debug)
+        if url is None and not options:
+            return
     fresh = connect(url or default_url(), **options)  # finds faults at once; connects only when used
     with _guard:
         old, _coordinator = _coordinator, fresh

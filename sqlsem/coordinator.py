@@ -19,15 +19,18 @@ import secrets
 import socket
 import threading
 import weakref
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import tenacity
 
 from sqlsem import engines, protocol
-from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, bounded
-from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, Unavailable
+from sqlsem.acquisition import Acquisition, Me, Waiter
+from sqlsem.deadlocks import Found
+from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
+from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
+from sqlsem.grants import BaseGrant, Grant, LostCallback
 from sqlsem.membership import Membership
 from sqlsem.model import (
     Attempt,
@@ -44,135 +47,32 @@ from sqlsem.model import (
 )
 
 if TYPE_CHECKING:
+    from sqlsem.aio import Face
     from sqlsem.rounds import Part, _Continuing
     from sqlsem.tasks import Task
 
-__all__ = ["Coordinator", "Grant", "connect"]
+__all__ = ["Coordinator", "Grant", "LostCallback", "connect"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
-LostCallback = Callable[["Grant"], object]
 
 #: Connections that may wait in the database at the same time; more waiters than these look from time to time.
 MOST_WAITING_SESSIONS = 8
 #: Connections kept for the next wait. With the main session that makes three.
 MOST_IDLE_SESSIONS = 2
+#: Seconds between looks for deadlocks, while anybody of ours may be in one.
+LOOK_EVERY = 0.75
+#: Seconds for which the answer may be awaited.
+OVERDUE = 15.0
+#: Seconds that a deadlock's victim gets to give up, before it is looked for further ones.
+SETTLE = 0.5
 
 
-class Grant:
-    """What one has while inside: made by acquiring, ended by releasing. Safe to use from several threads.
+class Suspect(Protocol):
+    """Somebody of ours who waits while others may wait for it."""
 
-    Attributes:
-        resource: The resource's name (of the first one, for ``all_of``).
-        position: The number in the queue (``queue_position`` in the table).
-        positions: Each resource's position.
-        fence: A number that grows with every grant of a mutex; store it with what you write, and refuse smaller ones.
-        waited: Seconds between asking and being let in.
-    """
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        requests: Sequence[Request],
-        tickets: Sequence[Ticket],
-        owner: int,
-        waited: float,
-        on_lost: LostCallback | None,
-    ) -> None:
-        self._coordinator = coordinator
-        self._requests = tuple(requests)
-        self._tickets = tuple(tickets)
-        self._owner = owner
-        self._on_lost = on_lost
-        self._pid = os.getpid()
-        self._depth = 1
-        self._released = False
-        self._why_lost: str | None = None
-        self.resource = tickets[0].resource
-        self.position = tickets[0].position
-        self.positions = {ticket.resource: ticket.position for ticket in tickets}
-        self.fence = self.position
-        self.waited = waited
-        self._lost_event: threading.Event | None = None
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lock is lost. Answered from memory, except right after this process was paused for long:
-        then the database is asked, for a second at most.
-        """
-        if self._why_lost is None and not self._released:
-            self._coordinator._member.doubt()
-        return self._why_lost is not None
-
-    @property
-    def lost_event(self) -> threading.Event:
-        """An event that is set when the lock is lost, for those who wait."""
-        if self._lost_event is None:
-            with self._coordinator._state_lock:
-                self._lost_event = self._lost_event or threading.Event()
-            if self._why_lost is not None:
-                self._lost_event.set()
-        return self._lost_event
-
-    def _lose(self, why: str) -> None:
-        self._why_lost = why
-        if self._lost_event is not None:  # read after the flag was set, as lost_event does it the other way round
-            self._lost_event.set()
-
-    def check(self) -> None:
-        """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not.
-
-        >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
-        ...     for part in parts:
-        ...         grant.check()
-        ...         load(part)
-        """
-        self._require()
-        self._coordinator._member.ping()
-        self._require()
-
-    def assert_held(self, cursor: Any) -> None:
-        """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
-
-        ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3 …) with a transaction open; what
-        is written in that transaction can then never be committed beside another holder. Commit before leaving the
-        block. Raises `LockLost`.
-        """
-        self._require()
-        for ticket in self._tickets:
-            if not self._coordinator.engine.pin(cursor, ticket):
-                self._coordinator.lose([ticket.position], "its row is no longer in the table")
-                self._require()
-
-    def release(self) -> None:
-        """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        self._coordinator._give_back(self)
-
-    def _abandon(self) -> None:
-        if self._depth > 1:
-            self._depth -= 1
-        else:
-            self._coordinator._abandon(self)
-
-    def _require(self) -> None:
-        if self._pid != os.getpid():
-            raise NotHeld(
-                f"The lock on {self.resource!r} was acquired by process {self._pid}, before it forked; "
-                f"acquire one in this process",
-                resource=self.resource,
-            )
-        if self._why_lost is not None:
-            raise LockLost(
-                f"The lock on {self.resource!r} at position {self.position} is lost: {self._why_lost}; what was done "
-                f"since may have run beside another holder",
-                resource=self.resource,
-            )
-        if self._released:
-            raise NotHeld(f"The lock on {self.resource!r} has been released", resource=self.resource)
-
-    def __repr__(self) -> str:
-        state = "released" if self._released else "lost" if self._why_lost else "held"
-        return f"<Grant {self.resource!r} at {self.position}, {state}>"
+    def tell(self, found: Found) -> None:
+        """Its request has to be given up."""
 
 
 class Coordinator:
@@ -223,16 +123,23 @@ class Coordinator:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._secret = secrets.token_hex(4)
         self._uids = itertools.count(1)
-        self._grants: set[Grant] = set()
+        self._grants: set[BaseGrant] = set()
         # (A task that nobody knows any more gives itself back.)
         self._claims = _Claims()
         self._bell = threading.Condition()
         self.rung = 0
-        self._held: dict[tuple[int, str], list[Grant]] = {}
-        self._queues: dict[str, list[_Waiter]] = {}
+        self._held: dict[tuple[int, str], list[BaseGrant]] = {}
+        self._queues: dict[str, list[Waiter]] = {}
+        self._suspects: dict[int, Suspect] = {}  # by the positions that it waits at
+        self._lookout: threading.Thread | None = None
+        self._looking: Session | None = None  # the lookout's own
         self._idle: list[Session] = []
-        self._waiting: dict[Session, float] = {}  # until when the answer is due
+        self._waiting: dict[Wire, float] = {}  # until when the answer is due
         self._places = MOST_WAITING_SESSIONS
+        # Of sqlsem.aio: what each event loop has, and the threads that they share.
+        self._drivers: dict[Any, Any] = {}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._async_places = threading.Semaphore(self.engine.async_sessions)
 
     # -- faces --------------------------------------------------------------------------------------------------
     # (in sqlsem.locks; imported there to keep this module about the database)
@@ -296,44 +203,52 @@ class Coordinator:
         before anything can interrupt.
         """
         self._require_open()
-        owner = _thread_number()
-        shared = self._already(requests, owner, reentrant)
+        me = _this_thread()
+        shared: Grant | None = self._already(requests, me, reentrant)
         if shared is not None:
             shared._depth += 1
             if keep is not None:
                 keep.append(shared)
             return shared
-        requesting_id = f"{self._name}:{owner}:{self._secret}"
-        uid = f"{self._secret}{os.getpid():x}.{next(self._uids)}"
-        work = _Work(self, requesting_id, threading.current_thread().name, uid, timeout)
-        began = monotonic()
-        grant = None
+
+        def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:
+            return Grant(self, requests, tickets, me, waited, on_lost)
+
+        acquisition = Acquisition(self, requests, timeout, me, grant, keep)
         try:
-            tickets = protocol.drive(protocol.acquire(requests, uid, timeout), work.perform)
-            if tickets is None:
-                return None
-            grant = Grant(self, requests, tickets, owner, monotonic() - began, on_lost)
-            with self._state_lock:
-                self._grants.add(grant)
-                for ticket in tickets:
-                    self._held.setdefault((owner, ticket.resource), []).append(grant)
-            self._require_rows(grant)
-            if keep is not None:
-                keep.append(grant)
-            return grant
+            result: Grant | None = protocol.drive(acquisition.run(), self._perform)
+            return result
         except BaseException:
             # An interrupt may strike between any two instructions; giving back twice is harmless.
-            if keep is not None and grant is not None and grant in keep:
-                keep.remove(grant)
-            work.cancel("cancelled")
+            protocol.drive(acquisition.withdraw(), self._perform)
             raise
         finally:
-            work.done()
+            acquisition.done()
 
-    def _already(self, requests: Sequence[Request], owner: int, reentrant: bool) -> Grant | None:
-        """The grant to share when this thread holds it already; `Deadlock` when waiting would be for ourselves."""
+    def _perform(self, operation: protocol.Operation) -> Any:
+        """Carry out an operation, blocking."""
+        if isinstance(operation, protocol.Call):
+            return self._member.perform(operation)
+        if isinstance(operation, protocol.WaitFor):
+            with self._waiting_session(operation.timeout) as session:
+                if session is None:
+                    return protocol.NO_ROOM
+                wait = session.upgrade if operation.upgrade else session.wait
+                return wait(operation.ticket, operation.timeout, operation.waiter.event)
+        if isinstance(operation, protocol.Sleep):
+            woken = operation.waiter.event.wait(operation.timeout)
+            operation.waiter.event.clear()
+            return woken
+        return self._member.doubt()
+
+    def _new_ids(self, me: Me) -> tuple[str, str]:
+        """A requesting id, and one for this acquisition alone."""
+        return f"{self._name}:{me.number}:{self._secret}", f"{self._secret}{os.getpid():x}.{next(self._uids)}"
+
+    def _already(self, requests: Sequence[Request], me: Me, reentrant: bool) -> Any:
+        """The grant to share when we hold it already; `Deadlock` when waiting would be for ourselves."""
         for request in requests:
-            for grant in self._held.get((owner, request.resource), ()):
+            for grant in self._held.get((me.number, request.resource), ()):
                 if grant._why_lost is not None:
                     continue
                 held = next(one for one in grant._requests if one.resource == request.resource)
@@ -341,22 +256,25 @@ class Coordinator:
                 if reentrant and covers and len(requests) == 1:
                     return grant
                 raise Deadlock(
-                    f"This thread already holds {held.describe()} (position {grant.positions[request.resource]}) and "
-                    f"would wait for itself; release it first, take what is needed in one go (weight=…, all_of), or "
-                    f"pass reentrant=True{'' if covers else ' (which cannot turn what is held into more)'}",
+                    f"This {me.kind} already holds {held.describe()} (position {grant.positions[request.resource]}) "
+                    f"and would wait for itself; release it first, take what is needed in one go (weight=…, all_of), "
+                    f"or pass reentrant=True{'' if covers else ' (which cannot turn what is held into more)'}",
                     resource=request.resource,
                 )
         return None
 
-    def _require_rows(self, grant: Grant) -> None:
-        """While we waited, the main session may have been lost, and our rows with it."""
-        self._member.doubt()
-        missing = [ticket.position for ticket in grant._tickets if not self._member.knows(ticket)]
-        if missing:
-            self.lose(missing, "its row was removed before it could be used")
-            grant._require()
+    def _remember(self, grant: BaseGrant) -> None:
+        with self._state_lock:
+            self._grants.add(grant)
+            for ticket in grant._tickets:
+                self._held.setdefault((grant._owner, ticket.resource), []).append(grant)
 
-    def _give_back(self, grant: Grant, outcome: str = "released") -> None:
+    def _grants_of(self, me: Me, tickets: Sequence[Ticket]) -> list[BaseGrant]:
+        with self._state_lock:
+            held = self._held.get((me.number, tickets[0].resource), ()) if tickets else ()
+            return [grant for grant in held if grant._tickets == tuple(tickets)]
+
+    def _give_back(self, grant: BaseGrant, outcome: str = "released") -> protocol.Operations[None]:
         """End a grant. Raises `LockLost` when it was lost, before or just now."""
         if grant._pid != os.getpid() or (grant._released and grant._why_lost is None):
             grant._require()
@@ -367,20 +285,20 @@ class Coordinator:
             self._forget(grant)
             if grant._why_lost is None:
                 for ticket in grant._tickets:
-                    self._return(ticket, outcome, grant)
+                    yield from self._return(ticket, outcome, grant)
         except BaseException:
             self._abandon(grant)
             raise
         if grant._why_lost is not None:
             grant._require()
 
-    def _abandon(self, grant: Grant) -> None:
+    def _abandon(self, grant: BaseGrant) -> None:
         """Giving back was interrupted: rows that nobody knows are removed by the next ping."""
         self._forget(grant)
         self._member.forget(grant._tickets)
         self._member.urge()
 
-    def _forget(self, grant: Grant) -> None:
+    def _forget(self, grant: BaseGrant) -> None:
         with self._state_lock:
             grant._released = True
             self._grants.discard(grant)
@@ -391,18 +309,18 @@ class Coordinator:
                 if not held:
                     self._held.pop((grant._owner, ticket.resource), None)
 
-    def _return(self, ticket: Ticket, outcome: str, grant: Grant) -> None:
+    def _return(self, ticket: Ticket, outcome: str, grant: BaseGrant) -> protocol.Operations[None]:
         """Give one number back. What cannot be given back in time is lost."""
         why = None
         try:
-            if not self._member.give_back(ticket, outcome, self._member.seconds_left()):
+            there = yield from self._member.give_back(ticket, outcome, self._member.seconds_left())
+            if not there:
                 why = "its row was removed before it was released"
         except Unavailable as exc:
             self._member.forget([ticket])  # the next good ping removes it
             why = f"it could not be given back in time ({exc})"
         if why is not None:
             grant._lose(why)
-        self._nudge(ticket.resource)
 
     def _nudge(self, resource: str) -> None:
         """Tell our own first waiter on a resource that something left."""
@@ -431,8 +349,15 @@ class Coordinator:
             session.interrupt()
 
     def returned(self, ticket: Ticket) -> None:
-        """A number was given back that could not be given back before."""
+        """A number was given back. (Told by the thread that did it: a task would only hear of it a moment later.)"""
         self._nudge(ticket.resource)
+
+    def tidy(self) -> None:
+        """Give back what was held, and withdraw what was asked, in event loops that are closed."""
+        for loop in [loop for loop in list(self._drivers) if loop.is_closed()]:
+            driver = self._drivers.pop(loop, None)
+            if driver is not None:
+                driver.end()
 
     def lose(self, positions: Iterable[int] | None, why: str) -> None:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order."""
@@ -458,6 +383,81 @@ class Coordinator:
                 except Exception:
                     log.exception("on_lost of %r failed", grant.resource)
 
+    # -- deadlocks ----------------------------------------------------------------------------------------------
+
+    def _requests_held(self, number: int) -> list[Request]:
+        """What a thread or task of ours holds."""
+        with self._state_lock:
+            return [request for grant in self._grants if grant._owner == number for request in grant._requests]
+
+    def _suspect(self, suspect: Suspect, tickets: Sequence[Ticket], number: int) -> bool:
+        """A thread or task begins to wait. False when that can be no part of a deadlock, as it has nothing else."""
+        if len(tickets) < 2 and not self._requests_held(number):
+            return False
+        with self._state_lock:
+            self._suspects.update((ticket.position, suspect) for ticket in tickets)
+            if self._lookout is None and not self._closed:
+                self._lookout = threading.Thread(target=self._look_out, name="sqlsem-lookout", daemon=True)
+                try:
+                    self._lookout.start()
+                except RuntimeError as exc:  # no more threads, or this process is ending
+                    self._lookout = None
+                    log.warning("Nobody looks for deadlocks of this process: %s", exc)
+        return True
+
+    def _acquit(self, tickets: Sequence[Ticket]) -> None:
+        """It waits no more. May be repeated."""
+        with self._state_lock:
+            for ticket in tickets:
+                self._suspects.pop(ticket.position, None)
+
+    def _look_out(self) -> None:
+        """Look for deadlocks for as long as anybody of ours waits who may be in one. On a session of its own, as the
+        main one has to be free for the pings.
+        """
+        while True:
+            self._member.closing.wait(LOOK_EVERY)
+            with self._state_lock:
+                if self._closed or not self._suspects:
+                    # In one go: whoever waits next makes a new one.
+                    session, self._looking, self._lookout = self._looking, None, None
+                    break
+                if self._looking is None and self._idle:
+                    self._looking = self._idle.pop()
+            try:
+                if self._looking is None:
+                    self._looking = self.engine.connect("wait")
+                with self._waits(self._looking, OVERDUE):
+                    self._find_deadlocks(self._looking)
+            except Exception as exc:
+                if not self._closed:
+                    known = isinstance(exc, SqlsemError)
+                    log.warning("Could not look for deadlocks, trying again: %s", exc, exc_info=not known)
+                session, self._looking = self._looking, None
+                if session is not None:
+                    session.close()
+        if session is not None:
+            self._keep_idle(session)
+
+    def _find_deadlocks(self, session: Session) -> None:
+        """Ask for deadlocks whose youngest request is ours, and tell who made it."""
+        deadline = monotonic() + SETTLE
+        told: set[int] = set()
+        while self._suspects and self._member.member_id is not None and monotonic() < deadline:
+            found = session.find_deadlock(self._member.member_id)
+            if found is None:
+                return
+            with self._state_lock:
+                suspect = self._suspects.get(found.victim)
+            if suspect is None:  # it is just beginning or ending
+                return
+            # There may be another one, which is found when this one has been withdrawn.
+            if found.victim not in told:
+                told.add(found.victim)
+                suspect.tell(found)
+            if self._member.closing.wait(0.02):
+                return
+
     # -- waiting sessions ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -474,21 +474,63 @@ class Coordinator:
         try:
             if session is None:
                 session = self.engine.connect("wait")
-            with self._state_lock:
-                self._waiting[session] = monotonic() + timeout + max(3.0, self._member.trust)
-            self._require_open()
-            yield session
+            with self._waits(session, timeout):
+                yield session
             sound = True
         finally:
             with self._state_lock:
                 self._places += 1
-                if session is not None:
-                    self._waiting.pop(session, None)
-                keep = sound and not self._closed and len(self._idle) < MOST_IDLE_SESSIONS
-                if session is not None and keep:
-                    self._idle.append(session)
-            if session is not None and not keep:
-                session.close()
+            if session is not None:
+                if sound:
+                    self._keep_idle(session)
+                else:
+                    session.close()
+
+    def _keep_idle(self, session: Session) -> None:
+        """Keep a session that is in order for the next wait, or close it."""
+        with self._state_lock:
+            keep = not self._closed and len(self._idle) < MOST_IDLE_SESSIONS
+            if keep:
+                self._idle.append(session)
+        if not keep:
+            session.close()
+
+    @contextlib.contextmanager
+    def _waits(self, session: Wire, timeout: float) -> Iterator[None]:
+        """While a session waits it is interrupted when its answer is overdue, and when this coordinator is closed."""
+        with self._state_lock:
+            self._waiting[session] = monotonic() + timeout + max(3.0, self._member.trust)
+        try:
+            self._require_open()
+            yield
+        finally:
+            with self._state_lock:
+                self._waiting.pop(session, None)
+
+    # -- for sqlsem.aio -----------------------------------------------------------------------------------------
+
+    @property
+    def aio(self) -> Face:
+        """The same locks for tasks of asyncio: ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
+        from sqlsem.aio import Face
+
+        return Face(self)
+
+    def _submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for 'waits'."""
+        threads = self._pools.get(pool)
+        if threads is None:
+            with self._state_lock:
+                self._require_open()
+                if pool not in self._pools:
+                    most = 1 if pool == "calls" else self.engine.async_sessions
+                    self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
+                threads = self._pools[pool]
+        try:
+            return threads.submit(call, *arguments)
+        except RuntimeError:
+            self._require_open()  # closed this instant
+            raise
 
     # -- what people see and operators do -----------------------------------------------------------------------
 
@@ -627,11 +669,19 @@ class Coordinator:
         for session in waiting:
             session.interrupt()
         self._member.close()
+        lookout = self._lookout
+        if lookout is not None and lookout is not threading.current_thread():
+            lookout.join(SETTLE)
         self.lose(None, "its coordinator was closed")
         with self._state_lock:
             idle, self._idle = self._idle, []
+            pools, self._pools = self._pools, {}
         for session in idle:
             session.close()
+        for pool in pools.values():
+            pool.shutdown(wait=False)
+        for driver in list(self._drivers.values()):
+            driver.soon(driver.end)
         _coordinators.discard(self)
 
     def __enter__(self) -> Coordinator:
@@ -672,153 +722,19 @@ class _Claims:
 
 
 _threads = threading.local()
-_thread_numbers = itertools.count(1)
+_numbers = itertools.count(1)
 
 
-def _thread_number() -> int:
-    """A number for the calling thread that no other ever gets; the system's are used again."""
+def number_for() -> int:
+    """A number for a thread or a task that no other ever gets; the system's are used again."""
+    return next(_numbers)
+
+
+def _this_thread() -> Me:
     number: int | None = getattr(_threads, "number", None)
     if number is None:
-        number = _threads.number = next(_thread_numbers)
-    return number
-
-
-class _Waiter:
-    """One of our own requests that waits. Only the first of ours on a resource waits in the database."""
-
-    __slots__ = ("event", "position")
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.event = threading.Event()
-
-    def __lt__(self, other: _Waiter) -> bool:
-        return self.position < other.position
-
-
-class _Work:
-    """Carries out the steps of one acquisition."""
-
-    def __init__(
-        self, coordinator: Coordinator, requesting_id: str, owner: str, uid: str, timeout: float | None
-    ) -> None:
-        self.coordinator = coordinator
-        self.requesting_id = requesting_id
-        self.owner = owner[:255]
-        self.uid = uid
-        self.budget = coordinator.retry if timeout is None else min(coordinator.retry, max(timeout, 1.0))
-        self.tickets: list[Ticket] = []
-        self.sent = False  # may have rows in the database
-        self.waiters: dict[int, _Waiter] = {}
-        self.pause = 0.005
-
-    def perform(self, step: protocol.Step) -> Any:
-        if isinstance(step, protocol.Now):
-            return monotonic()
-        if isinstance(step, protocol.Register):
-            return self.register(step)
-        if isinstance(step, protocol.Wait):
-            return self.wait(step)
-        return self.cancel(step.outcome)
-
-    def register(self, step: protocol.Register) -> list[Ticket] | None:
-        member = self.coordinator._member
-
-        def register(session: Session, member_id: int) -> list[Ticket] | None:
-            self.sent = True
-            tickets = session.register(
-                member_id, self.requesting_id, self.owner, self.uid, step.requests, step.only_if_free
-            )
-            self.tickets = tickets or []
-            member.add(self.tickets)
-            return tickets
-
-        try:
-            member.registering(self.uid)
-            return member.call("acquire", register, self.budget)
-        finally:
-            member.settled(self.uid)
-
-    def wait(self, step: protocol.Wait) -> bool | None:
-        coordinator, ticket = self.coordinator, step.ticket
-        coordinator._require_open()
-        waiter = self.waiters.get(ticket.position)
-        with coordinator._state_lock:
-            queue = coordinator._queues.setdefault(ticket.resource, [])
-            if waiter is None:
-                waiter = self.waiters[ticket.position] = _Waiter(ticket.position)
-                insort(queue, waiter)
-            first = queue[0] is waiter
-            if not coordinator._member.knows(ticket):
-                return None  # lost while we waited
-        if first:
-            try:
-                with coordinator._waiting_session(step.timeout) as session:
-                    if session is not None:
-                        return self.answer(session.wait(ticket, step.timeout, waiter.event))
-            except (Disconnected, Busy) as exc:
-                coordinator._require_open()
-                log.warning("Waiting for %r was interrupted, looking again: %s", ticket.resource, exc)
-                waiter.event.wait(min(step.timeout, self.pause))
-                self.pause = min(self.pause * 2, 0.5)
-                if self.pause >= 0.5:
-                    # Not for ever: the main session's own retries decide when it is an outage.
-                    return self.look(ticket, waiter)
-                return False
-            # Too many of ours wait already: look from time to time.
-            waiter.event.wait(min(step.timeout, self.pause))
-            waiter.event.clear()
-            self.pause = min(self.pause * 1.5, 1.0)
-        elif waiter.event.wait(step.timeout):
-            waiter.event.clear()
-            return False
-        # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
-        return self.look(ticket, waiter)
-
-    def look(self, ticket: Ticket, waiter: _Waiter) -> bool | None:
-        return self.answer(
-            self.coordinator._member.call(
-                "wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget
-            )
-        )
-
-    def answer(self, granted: bool | None) -> bool | None:
-        if granted is None:
-            self.coordinator._require_open()  # closing took the row away
-        return granted
-
-    def cancel(self, outcome: str) -> None:
-        """Remove what this acquisition left; where that cannot be done now, the next good ping does it."""
-        coordinator, member = self.coordinator, self.coordinator._member
-        with coordinator._state_lock:
-            ours = [grant for grant in coordinator._grants if grant._tickets == tuple(self.tickets)]
-        for grant in ours:
-            coordinator._forget(grant)
-        try:
-            if self.sent:
-                member.call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
-                self.sent = False
-        except SqlsemError as exc:
-            if not coordinator._closed:
-                log.warning("Could not withdraw a request at once: %s", exc)
-        finally:
-            member.forget(self.tickets)
-        for ticket in self.tickets:
-            coordinator._nudge(ticket.resource)
-
-    def done(self) -> None:
-        """Leave the local queues, and let the next of ours come forward."""
-        self.coordinator._member.settled(self.uid)
-        if not self.waiters:  # never waited
-            return
-        with self.coordinator._state_lock:
-            for queue in [*self.coordinator._queues.values()]:
-                queue[:] = [waiter for waiter in queue if waiter not in self.waiters.values()]
-            for resource in [name for name, queue in self.coordinator._queues.items() if not queue]:
-                del self.coordinator._queues[resource]
-            nexts = [queue[0] for queue in self.coordinator._queues.values()]
-        for waiter in nexts:
-            waiter.event.set()
+        number = _threads.number = number_for()
+    return Me("thread", number, threading.current_thread().name)
 
 
 _coordinators: weakref.WeakSet[Coordinator] = weakref.WeakSet()
@@ -829,7 +745,10 @@ _inherited: list[object] = []
 def _after_fork_in_child() -> None:
     for coordinator in list(_coordinators):
         main = coordinator._member.inherited()
-        sessions = [*([main] if main is not None else []), *coordinator._idle, *coordinator._waiting]
+        single = [one for one in (main, coordinator._looking) if one is not None]
+        sessions: list[Wire] = [*single, *coordinator._idle, *coordinator._waiting]
+        for driver in coordinator._drivers.values():
+            sessions += driver.idle
         for session in sessions:
             session.abandon()
         _inherited.extend(sessions)

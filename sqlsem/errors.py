@@ -11,6 +11,8 @@
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
+A `LockOrderWarning` (also UserWarning) is no error: `sqlsem.configure(debug=True)`.
+
 Every message says what happened, to which resource, and what to do next. All of them survive pickling.
 """
 
@@ -20,6 +22,7 @@ __all__ = [
     "ConfigurationError",
     "Deadlock",
     "LockLost",
+    "LockOrderWarning",
     "NotHeld",
     "RoundFailed",
     "SchemaError",
@@ -98,3 +101,7 @@ class SchemaError(SqlsemError):
 
 class Unavailable(SqlsemError, ConnectionError):
     """The database cannot be reached, or refuses what was asked. The cause is chained."""
+
+
+class LockOrderWarning(UserWarning):
+    """Two places take the same locks in opposite orders, and would wait for each other if they met."""

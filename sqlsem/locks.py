@@ -1,18 +1,26 @@
-"""The face for threads: locks as context managers, decorators, and ``acquire``/``release``."""
+"""The face for threads: locks as context managers, decorators, and ``acquire``/``release``.
+
+The same objects serve tasks: ``async with`` and decorated coroutine functions go to `sqlsem.aio`.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import wrapt
 
 from sqlsem.coordinator import Coordinator, Grant, LostCallback
 from sqlsem.errors import ConfigurationError, NotHeld, Timeout
 from sqlsem.model import READ, WRITE, Request, check_count, check_seconds
+
+if TYPE_CHECKING:
+    from sqlsem import aio
 
 __all__ = ["Lock", "all_of", "limit", "mutex", "read", "stage", "write"]
 
@@ -38,7 +46,11 @@ class Lock:
     """One or more requests that can be had and given back again and again, by many threads at once.
 
     Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of`. Each thread has its own grant; what a thread
-    acquired, that thread releases.
+    acquired, that thread releases. With ``async with``, and around coroutine functions, each task has.
+
+    As `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), but: taking again what one holds raises
+    `Deadlock` instead of hanging; who did not acquire releases through the grant only; releasing what is free always
+    raises `NotHeld` (a `RuntimeError`), and never counts up; there is no ``locked()``; and a lock may be lost.
     """
 
     def __init__(
@@ -49,12 +61,14 @@ class Lock:
         timeout: float | None,
         reentrant: bool,
         on_lost: LostCallback | None,
+        cancel_on_lost: bool,
     ) -> None:
         self._asked = tuple(asked)
         self._coordinator = coordinator
         self._timeout = None if timeout is None else check_seconds("timeout", timeout)
         self._reentrant = reentrant
         self._on_lost = on_lost
+        self._cancel_on_lost = cancel_on_lost
         self._mine = threading.local()
         # Resolved once, unless a name must be computed.
         self._requests = (
@@ -76,15 +90,16 @@ class Lock:
             Deadlock: This thread holds it already (unless ``reentrant=True``).
             Unavailable: The database is out of reach.
         """
+        return self._acquire(self._fixed(), self._seconds(blocking, timeout)) is not None
+
+    def _seconds(self, blocking: bool, timeout: float | None) -> float | None:
         if not blocking:
             if timeout is not None and timeout != -1:
                 raise ConfigurationError("A call that does not block takes no timeout")
-            seconds: float | None = 0.0
-        elif timeout == -1:
-            seconds = self._timeout
-        else:
-            seconds = None if timeout is None else check_seconds("timeout", timeout)
-        return self._acquire(self._fixed(), seconds) is not None
+            return 0.0
+        if timeout == -1:
+            return self._timeout
+        return None if timeout is None else check_seconds("timeout", timeout)
 
     def release(self) -> None:
         """Give back what this thread acquired last with this lock.
@@ -138,6 +153,14 @@ class Lock:
         return self._requests
 
     def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and asyncio._get_running_loop() is not None:
+            raise ConfigurationError(
+                f"{self!r} would block the event loop that runs in this thread; use 'async with', "
+                f"await sqlsem.aio.mutex(…).acquire(), or a thread (asyncio.to_thread)"
+            )
+        if self._cancel_on_lost:
+            raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
         coordinator = self._coordinator or _default()
         return coordinator.acquire(
             requests, timeout, reentrant=self._reentrant, on_lost=self._on_lost, keep=self._stack()
@@ -146,12 +169,15 @@ class Lock:
     def _enter(self, requests: Sequence[Request]) -> Grant:
         grant = self._acquire(requests, self._timeout)
         if grant is None:
-            names = ", ".join(request.describe() for request in requests)
-            raise Timeout(
-                f"Did not get {names} within {self._timeout:g} s; see who holds it with: sqlsem ls",
-                resource=requests[0].resource,
-            )
+            raise self._too_late(requests)
         return grant
+
+    def _too_late(self, requests: Sequence[Request]) -> Timeout:
+        names = ", ".join(request.describe() for request in requests)
+        return Timeout(
+            f"Did not get {names} within {self._timeout:g} s; see who holds it with: sqlsem ls",
+            resource=requests[0].resource,
+        )
 
     def __enter__(self) -> Grant:
         stack = self._stack()
@@ -175,43 +201,85 @@ class Lock:
             if exc is None or not isinstance(struck, Exception):
                 raise
 
+    # -- with asyncio -------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _aio(self) -> aio.Lock:
+        from sqlsem import aio
+
+        # (Before 3.12 cached_property locks; since, two threads may both come here, and must get the same one.)
+        made: aio.Lock = self.__dict__.setdefault("_awaited", aio.Lock(self))
+        return made
+
+    async def __aenter__(self) -> aio.Grant:
+        return await self._aio.__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        await self._aio.__aexit__(exc_type, exc, traceback)
+
     # -- decorator ----------------------------------------------------------------------------------------------
 
     def __call__(self, function: F) -> F:
         """Decorate a function or method: each call holds the lock.
 
-        Raises `ConfigurationError` for what cannot be guarded this way: generators, coroutines, classes.
+        A coroutine function is held as by ``async with``. Raises `ConfigurationError` for what cannot be guarded this
+        way: generators, asynchronous ones too, and classes.
         """
         inner = inspect.unwrap(getattr(function, "__func__", function))
         name = getattr(inner, "__qualname__", repr(inner))
         if inspect.isclass(inner) or not callable(inner):
             raise ConfigurationError(f"A lock decorates functions and methods, not {name}")
-        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        kinds = (inner, getattr(inner, "__call__", None))  # noqa: B004  (of an object, the method behind it)
+        if any(map(inspect.isgeneratorfunction, kinds)):
             raise ConfigurationError(
                 f"{name} is a generator: its body runs long after the call returns, when the lock would be gone; "
                 f"use 'with' inside it, or decorate the function that consumes it"
             )
-        if inspect.iscoroutinefunction(inner):
+        if any(map(inspect.isasyncgenfunction, kinds)):
             raise ConfigurationError(
-                f"{name} is a coroutine function, which this version cannot guard without blocking the event loop; "
-                f"use the lock in a thread (asyncio.to_thread)"
+                f"{name} is an asynchronous generator: its body runs long after the call returns, when the lock would "
+                f"be gone; use 'async with' inside it, or decorate the coroutine function that consumes it"
             )
 
         @wrapt.decorator
+        async def awaited(
+            wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            requests = self._requests_of(instance, args, kwargs)
+            await self._aio._enter(requests)
+            try:
+                result = await wrapped(*args, **kwargs)
+            except BaseException as exc:
+                await self._aio.__aexit__(type(exc), exc, None)
+                raise
+            await self._aio.__aexit__(None, None, None)
+            return result
+
+        @wrapt.decorator
         def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # A name is computed from all that the function is given, self or cls included.
-            given = args if instance is None else (instance, *args)
-            requests = self._requests or [asked.resolve(given, kwargs) for asked in self._asked]
-            self._enter(requests)
+            self._enter(self._requests_of(instance, args, kwargs))
             try:
                 result = wrapped(*args, **kwargs)
             except BaseException as exc:
                 self.__exit__(type(exc), exc, None)
                 raise
             self.__exit__(None, None, None)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise ConfigurationError(
+                    f"{name} returned a coroutine, whose body would run when the lock is gone; decorate a coroutine "
+                    f"function ('async def'), or use 'async with' inside it"
+                )
             return result
 
-        return cast(F, guarded(function))
+        return cast(F, (awaited if any(map(inspect.iscoroutinefunction, kinds)) else guarded)(function))
+
+    def _requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Request]:
+        # A name is computed from all that the function is given, self or cls included.
+        given = args if instance is None else (instance, *args)
+        return self._requests or [asked.resolve(given, kwargs) for asked in self._asked]
 
     def __repr__(self) -> str:
         names = [asked.request.describe() if isinstance(asked.name, str) else "computed name" for asked in self._asked]
@@ -234,12 +302,20 @@ def _lock(
     timeout: float | None = None,
     reentrant: bool = False,
     on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
     coordinator: Coordinator | None = None,
 ) -> Lock:
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note)
-    return Lock([_Asked(name, request)], coordinator=coordinator, timeout=timeout, reentrant=reentrant, on_lost=on_lost)
+    return Lock(
+        [_Asked(name, request)],
+        coordinator=coordinator,
+        timeout=timeout,
+        reentrant=reentrant,
+        on_lost=on_lost,
+        cancel_on_lost=cancel_on_lost,
+    )
 
 
 def mutex(
@@ -249,6 +325,7 @@ def mutex(
     timeout: float | None = None,
     reentrant: bool = False,
     on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
     coordinator: Coordinator | None = None,
 ) -> Lock:
     """One at a time, everywhere, in the order of asking.
@@ -259,6 +336,7 @@ def mutex(
         timeout: Seconds that ``with`` waits before `Timeout`; None for ever.
         reentrant: Let a thread that holds it take it again.
         on_lost: Called with the grant, from another thread, when the lock is lost.
+        cancel_on_lost: With ``async with``: cancel the task when the lock is lost; its block then ends with `LockLost`.
         coordinator: Which database; left out, the default one (`sqlsem.configure`).
 
     Raises:
@@ -270,7 +348,15 @@ def mutex(
     ...     load(fence=grant.fence)
     """
     return _lock(
-        name, WRITE, 1, note=note, timeout=timeout, reentrant=reentrant, on_lost=on_lost, coordinator=coordinator
+        name,
+        WRITE,
+        1,
+        note=note,
+        timeout=timeout,
+        reentrant=reentrant,
+        on_lost=on_lost,
+        cancel_on_lost=cancel_on_lost,
+        coordinator=coordinator,
     )
 
 
@@ -305,12 +391,16 @@ def stage(name: Name, order: int, **options: Any) -> Lock:
 
 
 def all_of(
-    *locks: Lock, timeout: float | None = None, reentrant: bool = False, on_lost: LostCallback | None = None
+    *locks: Lock,
+    timeout: float | None = None,
+    reentrant: bool = False,
+    on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
 ) -> Lock:
     """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
 
-    The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant`` and
-    ``on_lost`` does not count here.
+    The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant``, ``on_lost``
+    and ``cancel_on_lost`` does not count here.
 
     >>> with sqlsem.all_of(sqlsem.mutex("a"), sqlsem.limit("b", 2)):  # doctest: +SKIP
     ...     move()
@@ -324,4 +414,11 @@ def all_of(
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
-    return Lock(asked, coordinator=locks[0]._coordinator, timeout=timeout, reentrant=reentrant, on_lost=on_lost)
+    return Lock(
+        asked,
+        coordinator=locks[0]._coordinator,
+        timeout=timeout,
+        reentrant=reentrant,
+        on_lost=on_lost,
+        cancel_on_lost=cancel_on_lost,
+    )

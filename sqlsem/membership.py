@@ -22,19 +22,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import tenacity
 
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session, bounded
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
+from sqlsem.protocol import Call, Operation, Operations, drive
 
 __all__ = ["Membership", "Owner"]
 
@@ -68,7 +71,10 @@ class Owner(Protocol):
         """End waits whose answer is overdue."""
 
     def returned(self, ticket: Ticket) -> None:
-        """A number was given back that could not be given back before."""
+        """A number was given back."""
+
+    def tidy(self) -> None:
+        """Give up what belonged to somebody who is no more."""
 
 
 class _GivenUp(Disconnected):
@@ -99,6 +105,7 @@ class Membership:
         self._main_lock = threading.Lock()
         self._main: Session | None = None
         self._member_id: int | None = None
+        self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
         self._proved = monotonic()
         self._calling: float | None = None  # when the call that is under way began
         self._activity = 0
@@ -109,6 +116,11 @@ class Membership:
         self._urgent = False  # ping at once
         self._proofs = threading.Condition(self.state_lock)  # tells those who doubt
         self._doubting = 0
+
+    @property
+    def member_id(self) -> int | None:
+        """Our number in the database, once we have one."""
+        return self._member_id
 
     # -- calls on the main session ------------------------------------------------------------------------------
 
@@ -132,37 +144,51 @@ class Membership:
                         return self._attempt(call)
             except (Disconnected, Busy) as exc:
                 log.info("%s has to be tried again: %s", what, exc)
-        return self._call_again(what, call, self.retry if budget is None else budget)
+        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
+        try:
+            result: T = retrying(self.once, call)
+            return result
+        except Disconnected as exc:
+            raise unavailable(what, exc, retrying.statistics) from exc
 
-    def _call_again(self, what: str, call: Callable[[Session, int], T], budget: float) -> T:
-        began = monotonic()
+    def perform(self, operation: Operation) -> Any:
+        """Carry out a `Call`, blocking."""
+        assert isinstance(operation, Call)
+        return self.call(operation.what, operation.call, operation.budget)
 
-        def once() -> T:
-            with self._main_lock:
-                if self._main is None:
-                    self._enter()
-                return self._attempt(call)
+    def policy(self, what: str, budget: float | None) -> dict[str, Any]:
+        """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
 
         def tell(state: tenacity.RetryCallState) -> None:
             if state.outcome is not None:
                 log.warning("%s failed, trying again: %s", what, state.outcome.exception())
 
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(budget) | tenacity.stop_when_event_set(self.closing),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            retry=tenacity.retry_if_exception_type((Disconnected, Busy)),
-            before_sleep=tell,
-            sleep=tenacity.sleep_using_event(self.closing),
-            reraise=True,
-        )
-        try:
-            return retrying(once)
-        except Disconnected as exc:
-            attempts = retrying.statistics.get("attempt_number", 1)
-            raise Unavailable(
-                f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in {monotonic() - began:.1f} s; "
-                f"is the server up, and the address right?)"
-            ) from exc
+        longest = self.retry if budget is None else budget
+        return {
+            "stop": tenacity.stop_after_delay(longest) | tenacity.stop_when_event_set(self.closing),
+            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
+            "before_sleep": tell,
+            "reraise": True,
+        }
+
+    def once(self, call: Callable[[Session, int], T], asked: float | None = None) -> T:
+        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed.
+
+        ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
+        meanwhile is not asked again: the many would wait for each other's time to connect.
+        """
+        with self._main_lock:
+            if self._main is None:
+                refused_at, refusal = self._refused
+                if asked is not None and refused_at > asked:
+                    raise Disconnected(refusal)
+                try:
+                    self._enter()
+                except Disconnected as exc:
+                    self._refused = (monotonic(), str(exc))
+                    raise
+            return self._attempt(call)
 
     def _attempt(self, call: Callable[[Session, int], T]) -> T:
         """Holding ``_main_lock``: one call; a session that breaks is dropped."""
@@ -250,7 +276,7 @@ class Membership:
         """Whether, as far as we know, the row is there."""
         return ticket.position in self.tickets
 
-    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> bool:
+    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> Operations[bool]:
         """Release one row; False when it was gone already. What its owner's own open transaction still holds on to
         (assert_held) is given back later, by the pulse.
         """
@@ -261,11 +287,13 @@ class Membership:
             attempts.append(member_id)
             there = session.release(ticket, outcome)
             self.forget([ticket])
+            self._owner.returned(ticket)
             # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
             return there or (len(attempts) > 1 and attempts[0] == member_id)
 
         try:
-            return self.call("release", release, budget)
+            there: bool = yield Call("release", release, budget)
+            return there
         except Busy as exc:
             log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
             with self.state_lock:
@@ -311,6 +339,7 @@ class Membership:
             if woken and rested and not self._urgent:
                 continue
             self._urgent = False
+            self._owner.tidy()
             try:
                 self.ping()
                 self._give_back_late()
@@ -330,7 +359,11 @@ class Membership:
 
     def ping(self) -> None:
         """Prove life, and compare what we believe with what is there."""
-        self.call("ping", self._compare, min(self.retry, self._ping_every))
+        drive(self.pinging(), self.perform)
+
+    def pinging(self) -> Operations[None]:
+        """`ping`, for whoever drives it."""
+        yield Call("ping", self._compare, min(self.retry, self._ping_every))
 
     def _compare(self, session: Session, member_id: int) -> None:
         # Holding the main session: nothing of ours is registered or released meanwhile.
@@ -400,9 +433,13 @@ class Membership:
         left = self._proved + self.trust - monotonic()
         return left if left > 0 or self._owner.holds_any() else self.trust
 
+    def doubtful(self) -> bool:
+        """Whether the last proof of life is too old, as it is after this process was paused for long."""
+        return bool(self.trust) and monotonic() - self._proved > self.trust and self._owner.holds_any()
+
     def doubt(self) -> None:
         """Is the last proof of life too old? Then ask, for a second; and if no answer comes, believe the worst."""
-        if not self.trust or monotonic() - self._proved <= self.trust or not self._owner.holds_any():
+        if not self.doubtful():
             return
         asked = monotonic()
         self.urge()
@@ -467,3 +504,12 @@ class Membership:
     def inherited(self) -> Session | None:
         """What a forked child must neither use nor close, as that would end its parent's session."""
         return self._main
+
+
+def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
+    """What is raised when the attempts of `Membership.policy` are used up."""
+    attempts = statistics.get("attempt_number", 1)
+    return Unavailable(
+        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
+        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 import time
 import unicodedata
@@ -17,6 +18,8 @@ from sqlsem.errors import ConfigurationError
 WRITE = "write"
 #: The label that readers share.
 READ = "read"
+#: What a reader is while it waits to be the writer. Nothing shares with it, and nobody can ask for it.
+UPGRADE = "upgrade"
 
 #: SQL Server's limit for an application lock's name, and so the longest name on any engine (in UTF-16 units).
 MAX_NAME = 255
@@ -107,6 +110,15 @@ def check_duration(what: str, value: object, *, zero: bool = True) -> float:
     return check_seconds(what, value, zero=zero)
 
 
+class Upgrading(enum.Enum):
+    """What has come of a reader's wish to become the writer."""
+
+    DONE = "it writes"
+    BEGUN = "it waits until it is alone"
+    NOT_YET = "nothing was changed"
+    GONE = "its row is not there any more"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is asked of one resource: who may be inside beside me.
@@ -127,6 +139,10 @@ class Request:
     def __post_init__(self) -> None:
         check_name("The resource name", self.resource)
         check_name("The access type", self.access, MAX_LABEL)
+        if self.access == UPGRADE:
+            raise ConfigurationError(
+                "The access type 'upgrade' is that of a reader which becomes the writer; ask for 'read' first"
+            )
         if self.limit is not None:
             check_count(f"The limit of {self.resource!r}", self.limit)
         check_count(f"The weight asked of {self.resource!r}", self.weight)
@@ -152,6 +168,11 @@ class Request:
     def shared(self) -> bool:
         """Whether others with the same label may be inside at the same time."""
         return self.access != WRITE
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nobody else at all can be inside at the same time."""
+        return not self.shared and self.limit is not None and self.weight >= self.limit
 
     def describe(self) -> str:
         """A few words for messages: ``limit 3 on 'etl'``."""
@@ -230,7 +251,7 @@ class Past:
     ended_at: datetime
     waited: float
     held: float | None
-    outcome: str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'
+    outcome: str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'; 'upgraded', 'downgraded': goes on
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -6,6 +6,7 @@
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
                      test's resources may be left (``@pytest.mark.leaves_rows``: not looked at)
+    face             ``@pytest.mark.faces("sync", "aio")``: the test runs with both, and does not notice (see `face`)
     spawn            ``spawn(function, **arguments)`` runs a function of a test's module in a process of its own:
                      ``function(channel, url=…, options=…, **arguments)``; gives a `support.Child` to talk with
     threads          `support.Threads`: ``threads.start(f, …)``, ``threads.join()`` raises what they raised
@@ -38,8 +39,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest.register_assert_rewrite("support")
 
+import face as aio_face  # noqa: E402
 import support  # noqa: E402
 
+import sqlsem  # noqa: E402
 from sqlsem import mixed  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
@@ -63,6 +66,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*names): run on these engines only")
+    config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     if not is_worker(config) and SHARED not in os.environ:
@@ -99,11 +103,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine_name" not in metafunc.fixturenames:
-        return
-    marker = metafunc.definition.get_closest_marker("engines")
-    wanted = marker.args if marker else ENGINES
-    metafunc.parametrize("engine_name", [one for one in available() if one in wanted], scope="session")
+    if "engine_name" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("engines")
+        wanted = marker.args if marker else ENGINES
+        metafunc.parametrize("engine_name", [one for one in available() if one in wanted], scope="session")
+    faces = metafunc.definition.get_closest_marker("faces")
+    if faces and len(faces.args) > 1 and "face" in metafunc.fixturenames:
+        metafunc.parametrize("face", faces.args, scope="session")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -127,7 +133,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    return val if argname == "engine_name" and isinstance(val, str) else None
+    return val if argname in ("engine_name", "face") and isinstance(val, str) else None
 
 
 # -- servers --------------------------------------------------------------------------------------------------------
@@ -285,15 +291,28 @@ def name() -> Name:
     return Name(f"t{secrets.token_hex(5)}")
 
 
+@pytest.fixture(scope="session")
+def face() -> str:
+    return "sync"
+
+
 @pytest.fixture
-def connect(database: support.Database, name: Name, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def connect(
+    database: support.Database, name: Name, face: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
+    loop = aio_face.Loop() if face == "aio" else None
+    if loop is not None:
+        monkeypatch.setattr(sqlsem, "all_of", aio_face.all_of)
 
     def connect(**options: Any) -> Any:
-        made.append(database.coordinator(**options))
+        coordinator = database.coordinator(**options)
+        made.append(coordinator if loop is None else aio_face.Face(loop, coordinator))
         return made[-1]
 
     yield connect
+    if loop is not None:
+        loop.close()
     for coordinator in made:
         coordinator.close()
     if request.node.get_closest_marker("leaves_rows") is None:

@@ -623,14 +623,18 @@ def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlse
     return lock
 
 
-def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 5.0) -> None:
+def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 5.0, face: str = "sync") -> None:
     """Child process: does as it is told, one lock at a time. ``acquire`` is answered when granted.
 
     ``{"do": "acquire", "lock": …, "timeout": …}``, ``{"do": "release"}``, ``{"do": "work", "lock": …, "seconds": …}``
     (acquire, stay, release), ``{"do": "end"}``.
     """
-    coordinator = sqlsem.connect(url, **options, grace=grace)
+    coordinator: Any = sqlsem.connect(url, **options, grace=grace)
     coordinator.entries("none")  # the driver is loaded, the server answers
+    if face == "aio":
+        from face import Face, Loop
+
+        coordinator = Face(Loop(), coordinator)
     channel.tell("ready", pid=os.getpid())
     lock = None
     while (command := channel.ask())["do"] != "end":

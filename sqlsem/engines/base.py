@@ -10,13 +10,15 @@ from __future__ import annotations
 import abc
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sqlsem import sql
-from sqlsem.errors import SchemaError, Unavailable
+from sqlsem.deadlocks import Found
+from sqlsem.errors import Deadlock, SchemaError, Unavailable
 from sqlsem.model import (
+    UPGRADE,
     Attempt,
     Claimed,
     Continuation,
@@ -33,11 +35,13 @@ from sqlsem.model import (
     RoundEntry,
     TaskEntry,
     Ticket,
+    Upgrading,
 )
 
 __all__ = [
     "GROUPED",
     "GROUP_SIZE",
+    "AsyncSession",
     "Busy",
     "Check",
     "Creator",
@@ -46,6 +50,7 @@ __all__ = [
     "Options",
     "Plan",
     "Session",
+    "Wire",
     "bounded",
 ]
 
@@ -89,7 +94,22 @@ class Check:
     mend: str = ""
 
 
-class Session(abc.ABC):
+class Wire(abc.ABC):
+    """A connection that can be made to end from another thread, and let go of in a forked child."""
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """From another thread: make a call that is under way fail soon with `Disconnected`."""
+
+    def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
+        """In a forked child: let go of what the parent's session uses, without a word to the server."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the connection; never raises."""
+
+
+class Session(Wire):
     """One connection. Not for two threads at once."""
 
     @abc.abstractmethod
@@ -140,6 +160,44 @@ class Session(abc.ABC):
         """Wait up to ``timeout`` seconds for the turn of ``ticket``: True when granted, False when not yet,
         None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
         """
+
+    # -- conversions (any session; `downgrade` on the main session, which holds the entry locks) --------------------
+
+    @abc.abstractmethod
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        """Have the reader of ``ticket`` begin to become the writer; where it is alone it is at once. ``only_if_free``:
+        change nothing otherwise.
+
+        May be repeated. Once begun it lets nobody new in, until `upgrade` has ended it or `downgrade` is called. Raises
+        `Deadlock` when another reader of the resource is upgrading; then nothing was changed. May raise `Busy`.
+        """
+
+    @abc.abstractmethod
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        """Wait up to ``timeout`` seconds until the reader of ``ticket``, which has begun to upgrade, is alone and the
+        writer: True when it is, False when not yet (or `downgrade` was called), None when its row is gone.
+        """
+
+    @abc.abstractmethod
+    def downgrade(self, ticket: Ticket) -> bool:
+        """Make the writer of ``ticket`` a reader, or have a reader give up its upgrade; False when the row is gone.
+        Those behind who may now enter are woken. May be repeated. May raise `Busy`.
+        """
+
+    def _already_upgrading(self, ticket: Ticket) -> Deadlock:
+        other = "another reader"
+        for one in self.entries(ticket.resource):
+            if one.access.startswith(UPGRADE) and one.position != ticket.position:
+                other = f"{one.host}:{one.pid} ({one.owner}) at {one.position}"
+        return Deadlock(
+            f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
+            f"leaves, which would wait for it; release this one, then ask to write",
+            resource=ticket.resource,
+        )
+
+    @abc.abstractmethod
+    def find_deadlock(self, member_id: int) -> Found | None:
+        """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
 
     # -- what people see and operators do (any session) ---------------------------------------------------------
 
@@ -314,10 +372,6 @@ class Session(abc.ABC):
     def diagnose(self) -> list[Check]:
         """Engine-specific checks for ``sqlsem doctor``."""
 
-    @abc.abstractmethod
-    def interrupt(self) -> None:
-        """From another thread: make a call that is under way fail soon with `Disconnected`."""
-
     def cancel_running(self) -> None:
         """From another thread: end the SQL of a task, on the server too where that can be told."""
         self.interrupt()
@@ -326,13 +380,6 @@ class Session(abc.ABC):
     def usable(self) -> bool:
         """Whether another call may succeed on this session."""
         return True
-
-    def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
-        """In a forked child: let go of what the parent's session uses, without a word to the server."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close the connection; never raises."""
 
     def check_schema(self) -> dict[str, str]:
         """The settings, when this client can work with the schema; else `SchemaError` with the remedy."""
@@ -353,12 +400,31 @@ class Session(abc.ABC):
         return settings
 
 
+class AsyncSession(Wire):
+    """One connection of an event loop, to wait in."""
+
+    @property
+    @abc.abstractmethod
+    def usable(self) -> bool:
+        """Whether another wait may succeed on this session; not when it was cancelled in the middle of something."""
+
+    @abc.abstractmethod
+    async def wait(self, ticket: Ticket, timeout: float) -> bool | None:
+        """As `Session.wait`."""
+
+    @abc.abstractmethod
+    async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
+        """As `Session.upgrade`."""
+
+
 class Engine(abc.ABC):
     """A database that can be reached: knows its URL (and keeps the password to itself)."""
 
     name: ClassVar[str]
     #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
     beacon_may_fail: ClassVar[bool] = True
+    #: Sessions in which the tasks of one event loop may wait at the same time. With the main session that makes four.
+    async_sessions: ClassVar[int] = 3
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
     #: does not.
     setup_timeout: ClassVar[float | None] = 5.0
@@ -394,9 +460,29 @@ class Engine(abc.ABC):
     def reach(self, purpose: str) -> Session:
         """The connection of `connect`, before the first statement."""
 
-    @abc.abstractmethod
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
         """Inside the transaction of the caller's ``cursor``: is the row there, and kept there until that ends?"""
+        asked = self.pinning(cursor, ticket)
+        answer = None
+        while True:
+            try:
+                answer = asked.send(answer)
+            except StopIteration as done:
+                there: bool = done.value
+                return there
+
+    @abc.abstractmethod
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether `connect_async` can be used here: the driver has connections for asyncio."""
+        return False
+
+    async def connect_async(self, purpose: str) -> AsyncSession:
+        """As `connect`, in a running event loop."""
+        raise NotImplementedError
 
     def queries(self) -> dict[str, str]:
         """The client's statements for this engine."""

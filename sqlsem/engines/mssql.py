@@ -11,11 +11,12 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from sqlsem import sql
+from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
 from sqlsem.model import (
@@ -35,6 +36,7 @@ from sqlsem.model import (
     RoundEntry,
     TaskEntry,
     Ticket,
+    Upgrading,
 )
 
 #: Longest wait in one call, in seconds: each takes one of the server's worker threads.
@@ -80,6 +82,7 @@ class SqlServerEngine(Engine):
     """A SQL Server database (2016 or later), or one of Azure SQL."""
 
     name = "mssql"
+    async_sessions = 8  # a wait blocks one at a time, in a thread
     setup_timeout = 15.0  # the first calls of procedures compile them
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
@@ -219,13 +222,13 @@ class SqlServerEngine(Engine):
                 text = text.replace(value, "…")
         return text
 
-    def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         while cursor.description is None:
-            if not cursor.nextset():
+            if not (yield cursor.nextset()):
                 return False
-        row = cursor.fetchone()
-        while cursor.nextset():
+        row = yield cursor.fetchone()
+        while (yield cursor.nextset()):
             pass
         return bool(row and row[0])
 
@@ -392,11 +395,14 @@ class SqlServerSession(Session):
         return int(self._value("cancel", member_id, uid, outcome))
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("wait", (ticket.resource, ticket.position), timeout, nudge)
+
+    def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + min(timeout, _LONGEST_WAIT)
         pause = 0.01
         while True:
             left = max(0.0, deadline - time.monotonic())
-            code = self._value("wait", ticket.resource, ticket.position, int(left * 1000))
+            code = self._value(name, *key, int(left * 1000))
             if code == 0:
                 return True
             if code == -2:
@@ -408,6 +414,24 @@ class SqlServerSession(Session):
                 if nudge.wait(min(pause, left)):
                     nudge.clear()
                 pause = min(pause * 1.5, 0.1)
+
+    def find_deadlock(self, member_id: int) -> Found | None:
+        return Found.of_rows(self._run("find_deadlock", member_id))
+
+    # -- conversions --------------------------------------------------------------------------------------------
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        code = self._task_call("begin_upgrade", *key, int(only_if_free), int(self._options.patience * 1000))[0][0]
+        if code == -3:
+            raise self._already_upgrading(ticket)
+        return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout, nudge)
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        return bool(self._value("downgrade", ticket.resource, ticket.position, ticket.requesting_id) == 0)
 
     # -- what people see and operators do -----------------------------------------------------------------------
 

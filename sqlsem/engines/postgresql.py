@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.deadlocks import Found
+from sqlsem.engines.base import AsyncSession, Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session, Wire
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -33,11 +36,12 @@ from sqlsem.model import (
     RoundEntry,
     TaskEntry,
     Ticket,
+    Upgrading,
 )
 
 try:
     import psycopg
-    from psycopg import conninfo, errors, generators
+    from psycopg import conninfo, errors, generators, waiting
 except ImportError as exc:
     raise ConfigurationError(
         "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"
@@ -45,6 +49,12 @@ except ImportError as exc:
 
 if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
+    AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+T = TypeVar("T")
+
+
+log = logging.getLogger("sqlsem")
 
 
 class PostgresEngine(Engine):
@@ -77,17 +87,54 @@ class PostgresEngine(Engine):
                 connection.autocommit = True
             else:
                 connection = psycopg.connect(**self._connect_parameters(purpose))
-        except (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName) as exc:
-            raise ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL") from exc
-        except psycopg.OperationalError as exc:
-            text = str(exc)
-            # libpq reports a refusal at connect time without a SQLSTATE.
-            if any(
-                word in text for word in ("password authentication failed", "no password supplied", "does not exist")
-            ):
-                raise ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL") from exc
-            raise Disconnected(f"Cannot reach {self.where}: {_first_line(exc)}") from exc
+        except psycopg.Error as exc:
+            raise self._unreachable(exc) from exc
         return PostgresSession(self, connection)
+
+    @property
+    def awaits(self) -> bool:
+        # psycopg cannot wait in the event loop that is Windows's default.
+        return self.creator is None and not isinstance(asyncio.get_running_loop(), _loops_without_sockets)
+
+    async def connect_async(self, purpose: str) -> AsyncPostgresSession:
+        # In a task of its own, as older versions of psycopg may miss a cancellation.
+        opening = asyncio.get_running_loop().create_task(self._open(purpose))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.cancel()
+            opening.add_done_callback(_close_opened)
+            raise
+
+    async def _open(self, purpose: str) -> AsyncPostgresSession:
+        try:
+            connection = await psycopg.AsyncConnection.connect(**self._connect_parameters(purpose))
+        except psycopg.Error as exc:
+            raise self._unreachable(exc) from exc
+        session = AsyncPostgresSession(self, connection)
+        overdue = asyncio.get_running_loop().call_later(self.setup_timeout or 0.0, session.interrupt)
+        try:
+            await session.prepare(purpose)
+        except BaseException:
+            session.close()
+            raise
+        finally:
+            overdue.cancel()
+        return session
+
+    def _unreachable(self, exc: psycopg.Error) -> Exception:
+        """What it means that no connection could be made."""
+        text = str(exc)
+        refused = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
+        # libpq reports a refusal at connect time without a SQLSTATE.
+        words = ("password authentication failed", "no password supplied", "does not exist")
+        if isinstance(exc, refused) or (
+            isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
+        ):
+            return ConfigurationError(f"{self.where} refuses us: {_first_line(exc)}; check the URL")
+        if isinstance(exc, psycopg.OperationalError):
+            return Disconnected(f"Cannot reach {self.where}: {_first_line(exc)}")
+        return exc
 
     def _connect_parameters(self, purpose: str) -> dict[str, Any]:
         alive = max(1, math.ceil(self.options.grace))
@@ -104,86 +151,30 @@ class PostgresEngine(Engine):
             "autocommit": True,
         }
 
-    def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        row = cursor.fetchone()
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        row = yield cursor.fetchone()
         return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
 
 
-class PostgresSession(Session):
-    """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
+class PostgresWire(Wire):
+    """What a psycopg connection is to us, awaited or not."""
 
-    def __init__(self, engine: PostgresEngine, connection: Connection) -> None:
+    def __init__(self, engine: PostgresEngine, connection: Connection | AsyncConnection) -> None:
         self._engine = engine
         self._options = engine.options
         self._queries = engine.queries()
-        self._connection = connection
-        self._cursor = connection.cursor()
-        # What is called at every lock is prepared once (see _prepared). Never with a lease: that is for poolers which
-        # lend their connections out by the transaction, and there a prepared statement may be gone at the next call.
-        connection.prepare_threshold = None
-        self._call: Callable[..., Sequence[Any]] = self._first if self._options.lease is not None else self._prepared
+        self._line = connection
+        self._given_up = False
         self._known: dict[str, bytes] = {}  # the statements prepared so far
         self._encoding = connection.info.encoding
-        self._given_up = False
 
-    def prepare(self, purpose: str) -> None:
+    def _setup(self, purpose: str) -> dict[str, str]:
+        """The parameters of the statement that makes a new connection ready."""
         alive = max(1, math.ceil(self._options.grace))
         # The SQL of tasks waits for locks as long as its author let it.
         patience = 0 if purpose == "work" else int(self._options.patience * 1000)
-        self._run("session", {"lock_timeout": str(patience), "keepalive": str(alive)})
-
-    def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
-        try:
-            self._cursor.execute(self._queries[name], parameters)
-            return self._cursor.fetchall()
-        except psycopg.Error as exc:
-            raise self._translate(exc) from exc
-        except BaseException:
-            self._end_interrupted()
-            raise
-
-    def _first(self, name: str, *parameters: Any) -> Sequence[Any]:
-        return self._run(name, parameters)[0]
-
-    def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
-        """As `_first`, for statements that are run at every lock: past psycopg's cursor, which takes half as long
-        again as the rest of the call. Values come as the server wrote them: ``b"17"``, ``b"t"``, None.
-        """
-        pgconn = self._connection.pgconn
-        try:
-            known = self._known.get(name) or self._prepare(name)
-            values = [None if one is None else str(one).encode(self._encoding) for one in parameters]
-            if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
-                raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
-            pgconn.send_query_prepared(known, values)
-            (result,) = self._connection.wait(generators.execute(pgconn))
-            if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
-                raise errors.error_from_result(result, encoding=self._encoding)
-            return [result.get_value(0, column) for column in range(result.nfields)]
-        except psycopg.Error as exc:
-            raise self._translate(exc) from exc
-        except BaseException:
-            self._end_interrupted()
-            raise
-
-    def _prepare(self, name: str) -> bytes:
-        pgconn = self._connection.pgconn
-        numbers = itertools.count(1)
-        statement = re.sub("%s", lambda _: f"${next(numbers)}", self._queries[name])
-        # A new name each time: after an interrupt nobody knows whether the last one is taken.
-        known = f"sqlsem_{name}_{next(_numbers)}".encode()
-        pgconn.send_prepare(known, statement.encode())
-        (result,) = self._connection.wait(generators.execute(pgconn))
-        if result.status != psycopg.pq.ExecStatus.COMMAND_OK:
-            raise errors.error_from_result(result, encoding=self._encoding)
-        self._known[name] = known
-        return known
-
-    def _end_interrupted(self) -> None:
-        # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
-        if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            self._connection.close()
+        return {"lock_timeout": str(patience), "keepalive": str(alive)}
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
@@ -212,9 +203,104 @@ class PostgresSession(Session):
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
                 f"connect with lease=…, or past the pooler"
             )
-        if self._connection.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
+        if self._line.closed or isinstance(exc, (errors.AdminShutdown, errors.CrashShutdown)):
             return Disconnected(f"Lost the connection to {where}: {text}")
         return Unavailable(f"{where}: {text}")
+
+    def _asking(self, name: str, *parameters: Any) -> Generator[Any, Any, Sequence[bytes | None]]:
+        """Run a statement past psycopg's cursor; prepared once a connection, but for those with a lease. Yields
+        psycopg's generators, for their results. Returns the values of the first row, as the server wrote them.
+        """
+        pgconn = self._line.pgconn
+        lasting = self._options.lease is None
+        known = self._known.get(name)
+        if known is None:
+            numbers = itertools.count(1)
+            statement = re.sub("%s", lambda _: f"${next(numbers)}", self._queries[name]).encode()
+            # A new name each time: after an interrupt nobody knows whether the last one is taken.
+            known = f"sqlsem_{name}_{next(_numbers)}".encode() if lasting else statement
+            if lasting:
+                pgconn.send_prepare(known, statement)
+                (result,) = yield generators.execute(pgconn)
+                self._require(result, psycopg.pq.ExecStatus.COMMAND_OK)
+            self._known[name] = known
+        values = [None if one is None else str(one).encode(self._encoding) for one in parameters]
+        if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
+            raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
+        (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
+        (result,) = yield generators.execute(pgconn)
+        self._require(result, psycopg.pq.ExecStatus.TUPLES_OK)
+        return [result.get_value(0, column) for column in range(result.nfields)]
+
+    def _require(self, result: psycopg.pq.abc.PGresult, status: psycopg.pq.ExecStatus) -> None:
+        if result.status != status:
+            raise errors.error_from_result(result, encoding=self._encoding)
+
+    def abandon(self) -> None:
+        # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
+        # place keeps the number from being given to a file of the child's.
+        with contextlib.suppress(OSError, psycopg.Error):
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, self._line.fileno())
+            os.close(null)
+
+    def interrupt(self) -> None:
+        # Shutting the socket down wakes a thread that waits for an answer which may never come.
+        with contextlib.suppress(OSError, psycopg.Error):
+            with socket.socket(fileno=os.dup(self._line.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+
+class PostgresSession(PostgresWire, Session):
+    """One psycopg connection in autocommit mode: every routine is a transaction of its own."""
+
+    def __init__(self, engine: PostgresEngine, connection: Connection) -> None:
+        super().__init__(engine, connection)
+        self._connection = connection
+        self._cursor = connection.cursor()
+        # What is called at every lock is prepared once (see _prepared). Never with a lease: that is for poolers which
+        # lend their connections out by the transaction, and there a prepared statement may be gone at the next call.
+        connection.prepare_threshold = None
+        self._call: Callable[..., Sequence[Any]] = self._first if self._options.lease is not None else self._prepared
+
+    def prepare(self, purpose: str) -> None:
+        self._run("session", self._setup(purpose))
+
+    def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        try:
+            self._cursor.execute(self._queries[name], parameters)
+            return self._cursor.fetchall()
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
+        except BaseException:
+            self._end_interrupted()
+            raise
+
+    def _first(self, name: str, *parameters: Any) -> Sequence[Any]:
+        return self._run(name, parameters)[0]
+
+    def _prepared(self, name: str, *parameters: Any) -> Sequence[Any]:
+        """As `_first`, for statements that are run at every lock: past psycopg's cursor, which takes half as long
+        again as the rest of the call. Values come as the server wrote them: ``b"17"``, ``b"t"``, None.
+        """
+        asked = self._asking(name, *parameters)
+        answer = None
+        try:
+            while True:
+                answer = self._connection.wait(asked.send(answer))
+        except StopIteration as done:
+            values: Sequence[Any] = done.value
+            return values
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
+        except BaseException:
+            self._end_interrupted()
+            raise
+
+    def _end_interrupted(self) -> None:
+        # psycopg ends the query for a KeyboardInterrupt, but not for what else a signal handler may raise.
+        if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            self._connection.close()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -287,6 +373,38 @@ class PostgresSession(Session):
             if code != 1:
                 return {0: True, -1: False}.get(code)
             timeout = max(0.0, deadline - monotonic())
+
+    # -- conversions --------------------------------------------------------------------------------------------
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        code = int(self._first("begin_upgrade", *key, only_if_free)[0])
+        if code == -3:
+            raise self._already_upgrading(ticket)
+        return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = monotonic() + timeout
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        while True:
+            code = int(self._call("upgrade", *key, int(timeout * 1000))[0])
+            if code != 1:
+                return {0: True, -1: False}.get(code)
+            timeout = max(0.0, deadline - monotonic())
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        if int(self._first("downgrade", *key)[0]) != 0:
+            return False
+        if self._options.lease is None:
+            try:
+                self._run("hold_entry", key)
+            except Busy as exc:  # it only spares those who wait from looking from time to time
+                log.info("Those who wait behind %r at %d will look for it: %s", ticket.resource, ticket.position, exc)
+        return True
+
+    def find_deadlock(self, member_id: int) -> Found | None:
+        return Found.of_rows(self._run("find_deadlock", (member_id,)))
 
     # -- what people see and operators do -----------------------------------------------------------------------
 
@@ -557,20 +675,6 @@ class PostgresSession(Session):
     def usable(self) -> bool:
         return not (self._connection.closed or self._given_up)
 
-    def abandon(self) -> None:
-        # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its
-        # place keeps the number from being given to a file of the child's.
-        with contextlib.suppress(OSError, psycopg.Error):
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, self._connection.fileno())
-            os.close(null)
-
-    def interrupt(self) -> None:
-        # Shutting the socket down wakes a thread that waits for an answer which may never come.
-        with contextlib.suppress(OSError, psycopg.Error):
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
-
     def cancel_running(self) -> None:
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel()
@@ -580,6 +684,103 @@ class PostgresSession(Session):
             self._connection.close()
 
 
+class AsyncPostgresSession(PostgresWire, AsyncSession):
+    """One psycopg connection of an event loop, to wait in."""
+
+    def __init__(self, engine: PostgresEngine, connection: AsyncConnection) -> None:
+        super().__init__(engine, connection)
+        self._connection = connection
+        connection.prepare_threshold = None  # see PostgresSession
+
+    async def prepare(self, purpose: str) -> None:
+        """Make a connection ready that was just opened."""
+        try:
+            await self._connection.execute(self._queries["session"], self._setup(purpose))
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
+
+    async def wait(self, ticket: Ticket, timeout: float) -> bool | None:
+        return await self._wait("wait", (ticket.resource, ticket.position), timeout)
+
+    async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
+        return await self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
+
+    async def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
+        deadline = monotonic() + timeout
+        while True:
+            asked = self._asking(name, *key, int(timeout * 1000))
+            answer = None
+            try:
+                while True:
+                    answer = await self._answer(asked.send(answer))
+            except StopIteration as done:
+                code = int(done.value[0])
+            except psycopg.Error as exc:
+                raise self._translate(exc) from exc
+            except asyncio.CancelledError:
+                await self._end_query()
+                raise
+            if code != 1:
+                return {0: True, -1: False}.get(code)
+            timeout = max(0.0, deadline - monotonic())
+
+    async def _answer(self, asked: Generator[int, int, T]) -> T:
+        """Drive one of psycopg's generators. (Its own way to do that looks up ten times a second.)"""
+        loop, number = asyncio.get_running_loop(), self._connection.pgconn.socket
+        try:
+            wanted = next(asked)
+            while True:
+                ready: asyncio.Future[int] = loop.create_future()
+                if wanted & waiting.WAIT_R:
+                    loop.add_reader(number, _ready, ready, waiting.READY_R)
+                if wanted & waiting.WAIT_W:
+                    loop.add_writer(number, _ready, ready, waiting.READY_W)
+                try:
+                    state = await ready
+                finally:
+                    if wanted & waiting.WAIT_R:
+                        loop.remove_reader(number)
+                    if wanted & waiting.WAIT_W:
+                        loop.remove_writer(number)
+                wanted = asked.send(state)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _end_query(self) -> None:
+        """The task was cancelled: the server shall stop waiting as well, and this connection serve the next one."""
+        pgconn = self._connection.pgconn
+        overdue = asyncio.get_running_loop().call_later(1.0, self.interrupt)
+        try:
+            await self._connection.cancel_safe(timeout=1.0)
+            await self._answer(generators.execute(pgconn))
+        except psycopg.Error:
+            self.close()
+        finally:
+            overdue.cancel()
+
+    @property
+    def usable(self) -> bool:
+        return self._connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    def close(self) -> None:
+        # Without awaiting: a loop that is closed, or a task that is cancelled, cannot.
+        self._line.pgconn.finish()
+
+
+def _ready(ready: asyncio.Future[int], state: int) -> None:
+    if not ready.done():
+        ready.set_result(state)
+
+
+def _close_opened(opening: asyncio.Task[AsyncPostgresSession]) -> None:
+    """Nobody waits any more for a connection that may have come all the same."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+#: Empty but on Windows.
+_loops_without_sockets: tuple[type, ...] = tuple(filter(None, [getattr(asyncio, "ProactorEventLoop", None)]))
 _numbers = itertools.count(1)
 
 

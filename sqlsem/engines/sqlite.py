@@ -18,13 +18,14 @@ import time
 import urllib.parse
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import filelock
 
+from sqlsem import deadlocks
 from sqlsem.engines.base import (
     GROUP_SIZE,
     GROUPED,
@@ -39,6 +40,9 @@ from sqlsem.engines.base import (
 )
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import (
+    READ,
+    UPGRADE,
+    WRITE,
     Attempt,
     Claimed,
     Continuation,
@@ -55,6 +59,7 @@ from sqlsem.model import (
     RoundEntry,
     TaskEntry,
     Ticket,
+    Upgrading,
 )
 
 log = logging.getLogger("sqlsem")
@@ -107,8 +112,8 @@ class SqliteEngine(Engine):
     def reach(self, purpose: str) -> SqliteSession:
         return SqliteSession(self)
 
-    def pin(self, cursor: Any, ticket: Ticket) -> bool:
-        cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         return bool(cursor.rowcount == 1)
 
 
@@ -346,7 +351,7 @@ class SqliteSession(Session):
         """How many of the conflicting rows ahead must leave before one may enter (about, but at least 1 and at the most
         all), and whether one may enter now.
         """
-        number, load, lowest, paused = self._one(
+        number, load, lowest, paused, let_in = self._one(
             "ahead",
             {
                 "resource": request.resource,
@@ -357,7 +362,7 @@ class SqliteSession(Session):
         )
         excess = load + request.weight - lowest
         leaving = number if paused else -(-excess * number // max(load, 1))
-        return max(1, min(leaving, number)), not paused and excess <= 0
+        return max(1, min(leaving, number)), bool(let_in) or (not paused and excess <= 0)
 
     def _may_enter(self, request: Request) -> bool:
         return self._ahead(request, LAST)[1]
@@ -382,6 +387,113 @@ class SqliteSession(Session):
             for resource, position, requesting_id, _ in rows:
                 self._remove(resource, position, requesting_id, outcome)
         return len(rows)
+
+    # -- conversions --------------------------------------------------------------------------------------------
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = {"resource": ticket.resource, "position": ticket.position}
+        mine = {**key, "requesting_id": ticket.requesting_id}
+        # The dead must not stand in the way.
+        row = self._one("granted_row", mine)
+        if row is not None and row[0] == READ:
+            self._test_inside(ticket, row[2])
+        with _busy, self._writing():
+            row = self._one("granted_row", mine)
+            if row is None:
+                return Upgrading.GONE
+            access, limit, _ = row
+            self._require_convertible(ticket, access, limit)
+            if access != READ:
+                return Upgrading.DONE if access == WRITE else Upgrading.BEGUN
+            other = self._one("other_upgrading", key)
+            if other is not None:
+                if other[2]:
+                    raise self._already_upgrading(ticket)
+                return Upgrading.NOT_YET  # it will soon be gone
+            free = self._all("free_readers", key)
+            if not free and not self._all("others_inside", key):
+                self._convert(key, WRITE, "upgraded")
+                return Upgrading.DONE
+            # Readers that an operator alone holds up are not to be let in, nor shut out if they are entering now.
+            if only_if_free or any(held for _, held in free):
+                return Upgrading.NOT_YET
+            for position, _ in free:
+                self._query("grant", {"resource": ticket.resource, "position": position})
+            self._query("set_access", {**key, "access": UPGRADE})
+        return Upgrading.BEGUN
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = time.monotonic() + timeout
+        key = {"resource": ticket.resource, "position": ticket.position}
+        mine = {**key, "requesting_id": ticket.requesting_id}
+        seen, changed, tested = None, time.monotonic(), -TEST_SELDOM
+        while True:
+            version = (self._one("data_version")[0], id(self._connection))
+            now = time.monotonic()
+            if version != seen or nudge.is_set():
+                nudge.clear()
+                seen, changed = version, now
+                row = self._one("granted_row", mine)
+                if row is None:
+                    return None
+                if row[0] != UPGRADE:
+                    return bool(row[0] == WRITE)
+                if not self._all("others_inside", key):
+                    with _busy, self._writing():
+                        row = self._one("granted_row", mine)
+                        if row is not None and row[0] == UPGRADE:
+                            self._convert(key, WRITE, "upgraded")
+                            return True
+                    seen = None
+                    continue
+            if now >= deadline:
+                return False
+            if now - tested >= TEST_EVERY:
+                tested = now
+                if self._test_inside(ticket, row[2]):
+                    seen = None
+                    continue
+            pause = min(max(SHORTEST, (now - changed) * SHARE), LONGEST)
+            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+
+    def _test_inside(self, ticket: Ticket, mine: int) -> bool:
+        """Test whether the others inside still live; True when somebody was removed."""
+        key = {"resource": ticket.resource, "position": ticket.position}
+        removed = False
+        for position, member_id in self._all("others_inside", key):
+            if member_id != mine:
+                removed = self._suspect(ticket.resource, position, member_id) or removed
+        return removed
+
+    def _convert(self, key: dict[str, Any], access: str, outcome: str) -> None:
+        """Change what a row is from now on, and write down what it was until now."""
+        if outcome == "upgraded":
+            self._query("set_access", {**key, "access": READ})
+        self._query("keep_one", {**key, "requesting_id": None, "outcome": outcome})
+        self._query("set_access", {**key, "access": access})
+        self._query("grant", key)
+
+    def _require_convertible(self, ticket: Ticket, access: str, limit: int | None) -> None:
+        if access not in (READ, UPGRADE, WRITE) or limit != 1:
+            raise ConfigurationError(
+                f"{ticket.resource!r} at {ticket.position} is neither reader nor writer (but {access!r} with a limit "
+                f"of {limit}) and cannot be converted; use read(…), write(…) or mutex(…)",
+                resource=ticket.resource,
+            )
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        key = {"resource": ticket.resource, "position": ticket.position}
+        with _busy, self._writing():
+            row = self._one("granted_row", {**key, "requesting_id": ticket.requesting_id})
+            if row is None:
+                return False
+            access, limit, _ = row
+            self._require_convertible(ticket, access, limit)
+            if access == WRITE:
+                self._convert(key, READ, "downgraded")
+            elif access == UPGRADE:
+                self._query("set_access", {**key, "access": READ})
+        return True
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -492,6 +604,31 @@ class SqliteSession(Session):
             raise Unavailable(f"Cannot test {path}: {exc}; check its permissions") from exc
         probe.release()
         return False
+
+    def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
+        if self._one("holds_and_waits", (member_id,)) is None:
+            return None
+        rows = self._all("those_who_wait")
+        found = [
+            knot
+            for knot in deadlocks.find(
+                [deadlocks.Row(*row[:8]) for row in rows],
+                {row[1]: row[8] for row in rows if row[8] is not None},
+            )
+            if knot.victim.member == member_id
+        ]
+        for knot in found:
+            members = {row[2]: row[9:11] for row in rows}
+            there = {who[0] for who in knot.whos}
+            # Whoever died holds nobody up for long.
+            if all(self._lives(one) for one in there - {member_id}):
+                return deadlocks.steps_of(knot, {one: (*members[one], None) for one in there})
+        return None
+
+    def _lives(self, member_id: int) -> bool:
+        self._test_member(member_id)
+        member = self._one("member", (member_id,))
+        return member is not None and member[3] is None and (member[2] is None or member[2] >= member[4])
 
     # -- what people see and operators do -----------------------------------------------------------------------
 

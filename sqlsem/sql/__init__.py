@@ -8,8 +8,12 @@ Each engine's folder holds the same scripts:
     functions and procedures; may be run again at any time, also while locks are held.
 ``public.sql``
     the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has none.
+``deadlocks.sql``
+    finds those who wait for each other; rerunnable. Not for SQLite, where the client does.
 ``tasks.sql``, ``rounds.sql``
     the same for the work queue and the rounds.
+``conversions.sql``
+    readers that become writers and writers that become readers; rerunnable.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -35,7 +39,12 @@ __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 #: The version of the schema that this client brings.
 LATEST = 2
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
-SCRIPTS = ("schema", "routines", "public", "tasks", "rounds", "permissions", "drop", "client")
+SCRIPTS = (
+    *("schema", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+    *("drop", "client"),
+)
+#: Those that follow the schema's at every `sqlsem init`.
+RERUNNABLE = SCRIPTS[1:-2]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -78,11 +87,7 @@ def script(engine: str, name: str, *, schema: str = "sqlsem", table: str = "Proc
 
 def rerunnable(engine: str) -> list[str]:
     """The scripts that follow the schema's at every `sqlsem init`, in order; not every engine has all."""
-    return [
-        name
-        for name in ("routines", "public", "tasks", "rounds", "permissions")
-        if _read(engine, f"{name}.sql") is not None
-    ]
+    return [name for name in RERUNNABLE if _read(engine, f"{name}.sql") is not None]
 
 
 def migrations(

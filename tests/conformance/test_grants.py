@@ -9,6 +9,7 @@ from support import Attempt, until
 
 import sqlsem
 
+pytestmark = pytest.mark.faces("sync", "aio")
 GRACE = 0.6
 
 

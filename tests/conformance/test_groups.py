@@ -285,8 +285,8 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     queue._coordinator.lose(None, "nothing was heard")
     assert done == [0, 0, 1]
     go.set()
-    thread.join(PATIENCE)
     relieved.set()
+    thread.join(PATIENCE)
     Worker(connect().queue(name), idle_exit=2).run()
     assert Counter(done) == {0: 1 + 2, 1: 2, 2: 2, **dict.fromkeys(range(3, 10), 1)}
     assert {entry.status for entry in queue.tasks()} == {"finished"}

@@ -201,7 +201,6 @@ def test_what_is_attended_to_or_granted_stays(database, member, name):
     (first,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
     (second,) = session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
     other, _ = member()
-    attend(database, first, -1)  # granted
     attend(database, second, 3600)
     other.reap()
     assert [row[0] for row in database.queue(name)] == [first.position, second.position]

@@ -14,6 +14,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import rounds
+from sqlsem.engines import sqlite
 from sqlsem.engines.base import Disconnected
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout, Unavailable
 
@@ -1079,8 +1080,17 @@ def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, led
             connection.close()
         return False
 
-    until(locked, "the SQL runs")
-    assert forked(locked) == "False"
+    def locked_out():
+        """For as long as anybody but the SQL could have the lock, and longer."""
+        deadline = time.monotonic() + 10
+        while locked():
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(0.01)
+        return False
+
+    until(lambda: sqlite._executing and locked(), "the SQL runs")
+    assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
     with make("b", coordinator=made._coordinator).part("b"):  # and no new SQL is kept waiting

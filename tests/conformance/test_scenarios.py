@@ -11,12 +11,15 @@ def stay(granted, released, **kind):
     return Stay(name, position, granted["at"], released["left"], **kind)
 
 
+pytestmark = pytest.mark.faces("sync", "aio")
+
+
 @pytest.fixture
-def sessions(spawn):
+def sessions(spawn, face):
     """``sessions(3)``: so many processes, ready to be told."""
 
     def start(number, **arguments):
-        children = [spawn(session, **arguments) for _ in range(number)]
+        children = [spawn(session, face=face, **arguments) for _ in range(number)]
         for child in children:
             child.expect("ready")
         return children

@@ -14,16 +14,17 @@ import pytest
 pytestmark = pytest.mark.engines("mssql")
 
 USERS = {"acquire", "try", "release", "renew", "assert_holding", "enrol", "resume_member", "ping", "resign", "register",
-         "register_all", "wait", "cancel", "pin", "prune", "warm_up", "put", "work", "put_task", "claim_task",
-         "end_task", "next_task", "return_claim", "recover_tasks", "queue_state", "prune_tasks", "recover_rounds",
-         "start_part", "end_part", "claim_then", "return_then", "end_then", "round_part_start", "round_part_done",
-         "round_part_failed", "round_resume", "round_continued"}  # fmt: skip
+         "register_all", "wait", "cancel", "pin", "find_deadlock", "prune", "warm_up", "put", "work", "put_task",
+         "claim_task", "end_task", "next_task", "return_claim", "recover_tasks", "queue_state", "prune_tasks",
+         "recover_rounds", "start_part", "end_part", "claim_then", "return_then", "end_then", "round_part_start",
+         "round_part_done", "round_part_failed", "round_resume", "round_continued", "begin_upgrade", "upgrade",
+         "downgrade"}  # fmt: skip
 LOOKS = {"entries", "status", "past", "resources", "settings", "list_tasks", "task_attempts", "list_rounds"}
 OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap", "set_task"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in",
-            "end_session_part"}  # fmt: skip
+            "end_session_part", "convert_row", "wake_those_behind"}  # fmt: skip
 
 
 def procedures(database):
@@ -315,6 +316,11 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
         assert call("release ?, ?, N'package'", resource, answer.position) == -1
         assert call("release ?, @requesting_id = N'package'", resource) == -1
         assert call("renew ?, ?, N'package'", resource, answer.position) == -1
+    assert call("begin_upgrade ?, ?, N'package', 0", name, held.position) == -2
+    assert call("upgrade ?, ?, N'package', 0", name, held.position) == -2
+    assert call("downgrade ?, ?, N'package'", name, held.position) == -1
+    ((access,),) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", held.position)
+    assert access == "write"
     assert len(database.queue(name)) == 2
     assert call("try ?, @lease_seconds = 60", name("own")) == 0
     assert call("release ?", name("own")) == 0

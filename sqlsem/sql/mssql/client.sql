@@ -44,8 +44,20 @@ EXEC {schema}.wait ?, ?, ?, 1
 -- name: release
 EXEC {schema}.release ?, ?, ?, ?, 1
 
+-- name: upgrade
+EXEC {schema}.upgrade ?, ?, ?, ?, 1
+
+-- name: begin_upgrade
+EXEC {schema}.begin_upgrade ?, ?, ?, ?, ?, 1
+
+-- name: downgrade
+EXEC {schema}.downgrade ?, ?, ?, 1
+
 -- name: cancel
 EXEC {schema}.cancel ?, ?, ?, 1
+
+-- name: find_deadlock
+EXEC {schema}.find_deadlock ?, @answer = 1
 
 -- name: pin
 EXEC {schema}.pin ?, ?, ?, 1

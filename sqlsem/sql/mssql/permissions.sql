@@ -19,7 +19,9 @@ FROM (
     SELECT N'EXECUTE' AS what, o.name AS object_name, r.name AS role_name
     FROM (VALUES (N'enrol', 1), (N'resume_member', 1), (N'ping', 1), (N'resign', 1), (N'register', 1),
                  (N'register_all', 1),
-                 (N'wait', 1), (N'release', 1), (N'cancel', 1), (N'pin', 1), (N'warm_up', 1), (N'prune', 1),
+                 (N'wait', 1), (N'release', 1), (N'cancel', 1), (N'pin', 1), (N'find_deadlock', 1), (N'warm_up', 1),
+                 (N'prune', 1),
+                 (N'begin_upgrade', 1), (N'upgrade', 1), (N'downgrade', 1),
                  (N'acquire', 1), (N'try', 1), (N'renew', 1), (N'assert_holding', 1),
                  (N'put_task', 1), (N'claim_task', 1), (N'end_task', 1), (N'next_task', 1), (N'return_claim', 1),
                  (N'recover_tasks', 1), (N'queue_state', 1), (N'prune_tasks', 1), (N'put', 1), (N'work', 1),

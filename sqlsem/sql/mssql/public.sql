@@ -234,6 +234,7 @@ BEGIN
     DECLARE @result int, @code int, @number int, @lease_ms int, @member int, @granted bit, @uid nvarchar(64),
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END,
             @left int, @slice int, @pause int, @attended_ms int,
+            @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
             @began datetime2(6), @since datetime2(6), @outcome nvarchar(16);
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
@@ -298,8 +299,15 @@ BEGIN
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
                 SET @result = -3;
+                EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;
                 BREAK;
             END;
+            -- Only who has other rows can be waited for meanwhile.
+            SET @others = 0;
+            IF @lease_ms IS NULL AND EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (NOLOCK)
+                                             WHERE t.member_id = @member AND t.queue_position <> @position)
+                SET @others = 1;
+            SET @looked = SYSUTCDATETIME();
 
             SET @pause = 5;
             SET @code = -1;
@@ -308,7 +316,8 @@ BEGIN
                 SET @began = SYSUTCDATETIME();
                 SET @left = COALESCE(DATEDIFF(millisecond, @began, @deadline), 3000);
                 SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 0 THEN 0 ELSE @left END;
-                SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3 ELSE @slice END;
+                SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3
+                                  WHEN @others = 1 AND @slice > 700 THEN 700 ELSE @slice END;
                 SET @attended_ms = @slice + 5000;
                 UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
                 WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
@@ -330,6 +339,13 @@ BEGIN
                     END
                     ELSE
                         SET @pause = 5;
+                    IF @others = 1 AND DATEDIFF(millisecond, @looked, SYSUTCDATETIME()) >= 600
+                    BEGIN
+                        EXEC {schema}.find_deadlock @member, @victim OUTPUT, @words OUTPUT;
+                        IF @victim = @position
+                            SET @code = -3;
+                        SET @looked = SYSUTCDATETIME();
+                    END;
                 END;
             END;
             IF @code = 0
@@ -393,6 +409,12 @@ BEGIN
         SET @position = NULL;
         IF @lease_ms IS NOT NULL AND @member IS NOT NULL
             EXEC {schema}.resign @member;
+    END;
+    IF @result = -3
+    BEGIN
+        SET @words = CONCAT(N'sqlsem: ', COALESCE(@words, N'Deadlock'), N'; the request for ''', @resource,
+            N''' has left the queue: release what is held, and try again');
+        PRINT @words;
     END;
     RETURN @result;
 END;

@@ -477,6 +477,8 @@ BEGIN
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
         THROW 50000, @message, 1;
     END;
+    IF @access LIKE N'upgrade%'
+        THROW 50000, N'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes the writer; ask for read first', 1;
     IF @eligible = 0  -- the usual case is that nobody is there
     BEGIN
         SELECT @eligible = eligible, @mine = mine
@@ -695,9 +697,24 @@ BEGIN
             FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
             IF @eligible = 1
             BEGIN
+                -- Looks go from row to row. A reader ahead may have begun to upgrade (conversions.sql) when it had been
+                -- passed already, and somebody left behind it whom it had seen there: so readers look twice.
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
-                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL;
-                SET @result = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -2 END;
+                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
+                  AND (@access <> N'read'
+                       OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
+                IF @@ROWCOUNT > 0
+                    SET @result = 0;
+                ELSE IF @access <> N'read'
+                     OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                    WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL)
+                    SET @result = -2;
+                CONTINUE;
+            END;
+            IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                       WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL)
+            BEGIN
+                SET @result = 0;  -- let in by a reader ahead that upgrades (conversions.sql)
                 BREAK;
             END;
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
@@ -774,7 +791,7 @@ BEGIN
             IF @code < 0
                 CONTINUE;
             EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
-            IF @until = N'leave'
+            IF @until = N'leave' AND @access <> N'read'
             BEGIN
                 -- The usual end of a wait: look and take in one statement.
                 UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
@@ -948,8 +965,11 @@ BEGIN
         RETURN 0;
     END;
     EXEC {schema}.ping 0;
+    EXEC {schema}.entries N'';
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
+    EXEC {schema}.begin_upgrade N'', 0, N'', 1;
+    EXEC {schema}.downgrade N'', 0, N'';
     BEGIN TRY
         EXEC {schema}.register 0, N'', N'', NULL, 1, N'';  -- no such member
     END TRY
@@ -1204,6 +1224,8 @@ BEGIN
                OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
                OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
         THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
+    IF EXISTS (SELECT 1 FROM inserted WHERE access_type LIKE N'upgrade%')
+        THROW 50000, N'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes the writer', 1;
     SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL

@@ -41,8 +41,25 @@ SELECT {schema}.wait(%s::varchar, %s::bigint, %s::integer)
 -- name: release
 SELECT {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)
 
+-- name: upgrade
+SELECT {schema}.upgrade(%s::varchar, %s::bigint, %s::varchar, %s::integer)
+
+-- name: begin_upgrade
+SELECT {schema}.begin_upgrade(%s::varchar, %s::bigint, %s::varchar, %s::boolean)
+
+-- name: downgrade
+SELECT {schema}.downgrade(%s::varchar, %s::bigint, %s::varchar)
+
+-- name: hold_entry
+SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
+
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
+
+-- name: find_deadlock
+SELECT member_id, host, pid, session_id, owner, ahead_resource, ahead_position, ahead_granted,
+       resource_id, queue_position, upgrade, behind_position, whos
+FROM {schema}.find_deadlock(%s) ORDER BY step
 
 -- name: pin
 SELECT {schema}.pin(%s, %s, %s)

@@ -40,12 +40,13 @@ BEGIN
     LOOP
         FOREACH v_role IN ARRAY CASE
             WHEN v_function.name IN ('enrol', 'resume_member', 'ping', 'resign', 'register', 'register_all', 'wait',
-                                     'release', 'cancel', 'pin', 'acquire', 'try', 'renew', 'assert_holding')
+                                     'release', 'cancel', 'pin', 'find_deadlock', 'acquire', 'try', 'renew', 'assert_holding')
                 -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                 OR v_function.name IN ('guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'check_request',
-                                       'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself',
+                                       'check_lease', 'session_id', 'session_member', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words',
                                        'free_waits', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'session_claim',
                                        'session_leftovers')
+                OR v_function.name IN ('begin_upgrade', 'upgrade', 'downgrade', 'hold_entry')
                 OR v_function.name IN ('put_tasks', 'claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'recover_tasks',
                                        'queue_state', 'prune_tasks', 'put', 'work')
                 OR v_function.name IN ('recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',

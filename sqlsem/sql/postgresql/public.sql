@@ -221,6 +221,14 @@ AS $$
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
 $$;
 
+-- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
+CREATE OR REPLACE FUNCTION {schema}.has_others(p_member integer, p_position bigint) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                   WHERE t.member_id = p_member AND t.queue_position <> p_position AND m.login = session_user)
+$$;
+
 -- A wait() that was broken off may have got the lock that it waited for, and not have freed it: nobody else would.
 CREATE OR REPLACE FUNCTION {schema}.free_waits() RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -324,6 +332,8 @@ DECLARE
     v_attended   boolean;
     v_slice      integer;   -- ms
     v_result     integer;   -- of wait(); -3 deadlock, -4 cancelled
+    v_others     boolean;   -- this session has other rows
+    v_victim     bigint;
     v_reason     text;
     v_stack      text;
     v_alone      boolean;   -- called by the client itself
@@ -355,7 +365,9 @@ BEGIN
             IF v_attended AND NOT v_granted AND v_lease_ms IS NULL
                AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
                 v_result := -3;
+                SELECT d.words INTO v_reason FROM {schema}.deadlock_words(v_member) AS d;
             END IF;
+            v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_others(v_member, queue_position);
         EXCEPTION WHEN lock_not_available THEN
             queue_position := NULL;
             v_attended := true;
@@ -380,11 +392,20 @@ BEGIN
         WHILE v_attended AND v_result <> -3 LOOP
             BEGIN
                 v_left := {schema}.time_left(timeout_ms, v_started);
-                v_slice := least(v_left, 3000, v_lease_ms / 3);
+                -- Who is waited for meanwhile looks for deadlocks: before the server does (deadlock_timeout), as that
+                -- sees only sessions, and takes any of them for the victim.
+                v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms / 3);
                 v_result := {schema}.wait(resource, queue_position, v_slice);
                 v_attended := {schema}.attend(v_member, resource, queue_position);
+                IF v_others AND v_result = -1 THEN
+                    SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.deadlock_words(v_member) AS d;
+                    IF v_victim = queue_position THEN
+                        v_result := -3;
+                    END IF;
+                END IF;
             EXCEPTION
                 WHEN deadlock_detected THEN
+                    GET STACKED DIAGNOSTICS v_reason = PG_EXCEPTION_DETAIL;
                     v_result := -3;
                 WHEN query_canceled THEN  -- also statement_timeout
                     GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
@@ -422,6 +443,10 @@ BEGIN
     IF v_result = -4 THEN
         RAISE EXCEPTION 'sqlsem: acquire on % was cancelled and has left the queue: %', quote_literal(resource), v_reason
             USING ERRCODE = '57014';
+    END IF;
+    IF v_result = -3 THEN
+        RAISE NOTICE 'sqlsem: %; the request for % has left the queue: release what is held, and try again',
+            coalesce(rtrim(v_reason, '.'), 'Deadlock'), quote_literal(resource);
     END IF;
     code := v_result;
 END

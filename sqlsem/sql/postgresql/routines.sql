@@ -132,8 +132,9 @@ $$;
 
 
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
--- removes it when it has been missing for its grace (or its lease has run out, or its row is stale). A waiting row that
--- nobody attends to any more goes by itself, though its member may live, or be p_mine.
+-- removes it when it has been missing for its grace (or its lease has run out, or its row is stale). A row that nobody
+-- attends to any more (waiting, or let in unseen by a reader ahead that upgrades) goes by itself, though its member may
+-- live, or be p_mine.
 -- True when it wrote something: the caller should then end its transaction, so that others see it.
 CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -144,7 +145,7 @@ DECLARE
     v_stale  bigint;
 BEGIN
     -- Nothing is locked before it is decided: whoever calls may sleep long afterwards, in the same transaction.
-    SELECT member_id, requested_at, revoked_at, granted_at IS NULL AND attended_until < clock_timestamp() AS unattended
+    SELECT member_id, requested_at, revoked_at, attended_until < clock_timestamp() AS unattended
     INTO v_row FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position;
     IF v_row.unattended THEN
@@ -181,7 +182,7 @@ AS $$
 BEGIN
     WITH free AS (SELECT queue_position FROM {schema}.{table}
                   WHERE resource_id = p_resource AND queue_position = p_position
-                    AND (p_outcome <> 'cancelled' OR granted_at IS NULL AND attended_until < clock_timestamp())
+                    AND (p_outcome <> 'cancelled' OR attended_until < clock_timestamp())
                   FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
@@ -359,6 +360,9 @@ BEGIN
     IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
         RAISE EXCEPTION 'sqlsem: bad request: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
             coalesce(quote_literal(p_resource), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
+    ELSIF p_access = 'upgrade' THEN
+        RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
+            USING ERRCODE = '22023';
     END IF;
     -- The usual case: nobody is there.
     SELECT lease_ms,
@@ -464,7 +468,7 @@ DECLARE
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
-        FROM (SELECT *, coalesce(granted_at IS NULL AND attended_until < clock_timestamp(), false) AS unattended
+        FROM (SELECT *, coalesce(attended_until < clock_timestamp(), false) AS unattended
               FROM {schema}.{table} WHERE resource_id = p_resource) AS r
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
@@ -517,6 +521,9 @@ BEGIN
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL;
             RETURN CASE WHEN FOUND THEN 0 ELSE -2 END;
+        ELSIF EXISTS (SELECT FROM {schema}.{table}
+                      WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
+            RETURN 0;  -- let in by a reader ahead that upgrades (conversions.sql)
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
@@ -814,6 +821,8 @@ BEGIN
     IF NEW.resource_id = '' OR NEW.resource_id <> btrim(NEW.resource_id) OR NEW.weight < 1 OR NEW.concurrency_limit < NEW.weight THEN
         RAISE EXCEPTION 'sqlsem: bad row: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
             quote_literal(NEW.resource_id), NEW.concurrency_limit, NEW.weight USING ERRCODE = '22023';
+    ELSIF NEW.access_type = 'upgrade' THEN
+        RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
     NEW.queue_position := nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'));

@@ -42,12 +42,14 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
 
 -- name: ahead
 -- The rule. Looks at the conflicting rows ahead of a position: their number and weight, the lowest limit that anybody
--- declares or the operator sets, whether the resource is paused, and the last and the first of them.
+-- declares or the operator sets, whether the resource is paused; and whether the row at that position has been let in
+-- meanwhile (by a reader ahead that upgrades).
 SELECT count(*) AS number,
        coalesce(sum(weight), 0) AS load,
        min(coalesce(min(concurrency_limit), 9223372036854775807), coalesce(:limit, 9223372036854775807),
            coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS lowest,
-       (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused
+       (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
+       (SELECT granted_at FROM {table} WHERE resource_id = :resource AND queue_position = :position) IS NOT NULL AS let_in
 FROM {table}
 WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
 
@@ -75,6 +77,40 @@ FROM {table} WHERE resource_id = :resource AND queue_position = :position
 -- name: grant
 UPDATE {table} SET granted_at = (julianday('now') - 2440587.5) * 86400.0
 WHERE resource_id = :resource AND queue_position = :position AND revoked_at IS NULL
+
+-- Conversions: see the comments of PostgreSQL's conversions.sql.
+
+-- name: granted_row
+SELECT access_type, concurrency_limit, member_id FROM {table}
+WHERE resource_id = :resource AND queue_position = :position AND requesting_id = :requesting_id
+  AND granted_at IS NOT NULL AND revoked_at IS NULL
+
+-- name: other_upgrading
+SELECT t.queue_position, t.member_id, t.revoked_at IS NULL AND m.member_id IS NOT NULL AND m.missing_since IS NULL
+FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.resource_id = :resource AND t.queue_position <> :position AND t.access_type = 'upgrade'
+
+-- name: others_inside
+SELECT queue_position, member_id FROM {table}
+WHERE resource_id = :resource AND queue_position <> :position AND (queue_position < :position OR granted_at IS NOT NULL)
+ORDER BY queue_position LIMIT 32
+
+-- name: free_readers
+-- Readers behind that wait, though they fit; and whether the operator's pause or cap is all that holds them up.
+SELECT queue_position, paused OR load + weight > cap
+FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight,
+             coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
+             min(coalesce(concurrency_limit, 9223372036854775807),
+                 coalesce(min(concurrency_limit) FILTER (WHERE access_type <> 'read') OVER ahead, 9223372036854775807)) AS declared
+      FROM {table} WHERE resource_id = :resource
+      WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+     (SELECT coalesce(min(cap), 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
+      FROM {schema}_resource WHERE resource_id = :resource)
+WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
+  AND load + weight <= declared
+
+-- name: set_access
+UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
 
 -- name: keep_one
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
@@ -116,6 +152,28 @@ FROM {table} WHERE resource_id = :resource AND queue_position = :position
 -- Writes nothing new; as a write it keeps everybody else's away until the caller's transaction ends.
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL
+
+-- name: holds_and_waits
+-- Has this member somebody who waits and has another row? Most looks for deadlocks end here.
+SELECT 1 FROM {table} WHERE member_id = ? AND owner IS NOT NULL AND revoked_at IS NULL
+GROUP BY owner HAVING max(access_type = 'upgrade') OR count(*) > 1 AND max(granted_at IS NULL)
+LIMIT 1
+
+-- name: those_who_wait
+-- Who has two rows and waits, and whoever waits ahead of such a one: without them there is no deadlock.
+WITH q AS (
+    SELECT *, granted_at IS NULL OR access_type = 'upgrade' AS waits,
+           owner IS NOT NULL AND max(granted_at IS NULL OR access_type = 'upgrade') OVER one
+           AND (count(*) OVER one > 1 OR access_type = 'upgrade') AS busy
+    FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
+    WINDOW one AS (PARTITION BY member_id, owner)
+)
+SELECT q.queue_position, q.resource_id, q.member_id, q.owner, q.access_type, q.concurrency_limit, q.weight,
+       q.granted_at IS NOT NULL, o.cap, m.host, m.pid
+FROM q LEFT JOIN {schema}_resource AS o ON o.resource_id = q.resource_id
+LEFT JOIN {schema}_member AS m ON m.member_id = q.member_id
+WHERE q.busy OR q.waits AND q.queue_position < (
+    SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
 
 -- name: entries
 SELECT t.resource_id, t.queue_position,

@@ -1,0 +1,276 @@
+"""One acquisition in this process: its place among our own waiters, and what its steps come to.
+
+Between `sqlsem.protocol`, which knows what has to happen, and the faces, which carry out operations: no I/O here, so
+that both faces share it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sqlsem import deadlocks, lockorder, protocol
+from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.errors import Deadlock, SqlsemError
+from sqlsem.model import Request, Ticket, monotonic
+from sqlsem.protocol import NO_ROOM, Call, Doubt, Operations, Sleep, WaitFor
+
+if TYPE_CHECKING:
+    from sqlsem.coordinator import Coordinator
+    from sqlsem.grants import BaseGrant
+
+__all__ = ["Acquisition", "Me", "Waiter"]
+
+log = logging.getLogger("sqlsem")
+G = TypeVar("G", bound="BaseGrant")
+
+#: Seconds between looks of a waiter that has no session to wait in: at first, and at the most.
+SOON = 0.005
+SELDOM = 1.0
+#: All who wait without a session together look this often a second at the most.
+LOOKS = 250
+#: The longest single wait in the database of whoever may be in a deadlock, which interrupts nothing when it is found.
+SHORT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """Who asks: a thread or a task."""
+
+    kind: str  # "thread" or "task"
+    number: int  # never given to another one in this process
+    name: str
+
+
+class Waiter:
+    """One of our own requests that waits. Only the first of ours on a resource waits in the database."""
+
+    __slots__ = ("event", "position")
+
+    def __init__(self, position: int, event: threading.Event) -> None:
+        self.position = position
+        self.event = event
+
+    def __lt__(self, other: Waiter) -> bool:
+        return self.position < other.position
+
+
+class Acquisition(Generic[G]):
+    """Carries out the steps of one acquisition, in terms of operations.
+
+    ``keep``: the grant is appended to it before anything can interrupt. ``event`` makes what wakes a waiter.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        requests: Sequence[Request],
+        timeout: float | None,
+        me: Me,
+        make_grant: Callable[[Sequence[Request], Sequence[Ticket], float], G],
+        keep: list[G] | None,
+        event: Callable[[], threading.Event] = threading.Event,
+    ) -> None:
+        self.coordinator = coordinator
+        self.me = me
+        self.requests = tuple(requests)
+        self.timeout = timeout
+        self.me = me
+        self.owner = f"{me.name[:240]}#{me.number}"
+        self.requesting_id, self.uid = coordinator._new_ids(me)
+        self.budget = coordinator.retry if timeout is None else min(coordinator.retry, max(timeout, 1.0))
+        self.tickets: list[Ticket] = []
+        self.sent = False  # may have rows in the database
+        self.withdrawn = False  # a call that is still under way in another thread must leave none behind
+        self.waiters: dict[int, Waiter] = {}
+        self.pause = SOON
+        self.suspected: bool | None = None  # whether others may wait for its owner, while it waits
+        self.deadlock: deadlocks.Found | None = None
+        self._make_grant = make_grant
+        self._keep = keep
+        self._event = event
+
+    def run(self) -> Operations[G | None]:
+        """Have all requests, or None when the time is up. Who drives it calls `withdraw` when it fails, and `done`."""
+        began = monotonic()
+        if lockorder.current is not None and self.timeout != 0:
+            held = [(one.resource, one.exclusive) for one in self.coordinator._requests_held(self.me.number)]
+            lockorder.current.entering(self.coordinator.engine.where, held, [one.resource for one in self.requests])
+        tickets = yield from protocol.refine(protocol.acquire(self.requests, self.uid, self.timeout), self._perform)
+        if tickets is None:
+            return None
+        grant = self._make_grant(self.requests, tickets, monotonic() - began)
+        self.coordinator._remember(grant)
+        yield from self._require_rows(grant)
+        if self._keep is not None:
+            self._keep.append(grant)
+        return grant
+
+    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
+        """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
+        coordinator, member = self.coordinator, self.coordinator._member
+        self._disown()
+        try:
+            if self.sent:
+                yield Call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
+                self.sent = False
+        except SqlsemError as exc:
+            if not coordinator.closed:
+                log.warning("Could not withdraw a request at once: %s", exc)
+        finally:
+            member.forget(self.tickets)
+            if self.sent:
+                member.urge()
+        for ticket in self.tickets:
+            coordinator._nudge(ticket.resource)
+
+    def drop(self) -> None:
+        """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
+        self._disown()
+        self.coordinator._member.forget(self.tickets)
+        if self.sent:
+            self.coordinator._member.urge()
+
+    def _disown(self) -> None:
+        self.withdrawn = True
+        for grant in self.coordinator._grants_of(self.me, self.tickets):
+            self.coordinator._forget(grant)
+            if self._keep is not None and grant in self._keep:
+                self._keep.remove(grant)
+
+    def done(self) -> None:
+        """Leave the local queues, and let the next of ours come forward. Repeatable."""
+        coordinator = self.coordinator
+        coordinator._member.settled(self.uid)
+        if not self.waiters:  # never waited
+            return
+        if self.suspected is not False:  # (not known yet where an interrupt came in between)
+            coordinator._acquit(self.tickets)
+        nexts = []
+        with coordinator._state_lock:
+            for ticket in self.tickets:
+                waiter, queue = self.waiters.get(ticket.position), coordinator._queues.get(ticket.resource)
+                if waiter is None or queue is None:
+                    continue
+                place = bisect_left(queue, waiter)
+                if place < len(queue) and queue[place] is waiter:
+                    del queue[place]
+                if queue:
+                    nexts.append(queue[0])
+                else:
+                    del coordinator._queues[ticket.resource]
+        for waiter in nexts:
+            waiter.event.set()
+
+    def tell(self, found: deadlocks.Found) -> None:
+        """This request has to be given up; from another thread."""
+        self.deadlock = found
+        for waiter in list(self.waiters.values()):
+            waiter.event.set()
+
+    # -- the steps ----------------------------------------------------------------------------------------------
+
+    def _perform(self, step: protocol.Step) -> Operations[Any]:
+        if isinstance(step, protocol.Now):
+            return monotonic()
+        if isinstance(step, protocol.Register):
+            return (yield from self._register(step))
+        if isinstance(step, protocol.Wait):
+            return (yield from self._wait(step.ticket, step.timeout))
+        return (yield from self.withdraw(step.outcome))
+
+    def _register(self, step: protocol.Register) -> Operations[list[Ticket] | None]:
+        member = self.coordinator._member
+
+        def register(session: Session, member_id: int) -> list[Ticket] | None:
+            # Who withdraws meanwhile sets one flag and reads the other, and here it is the other way round: so one of
+            # us knows of the rows, or the ping finds that nobody does.
+            self.sent = True
+            if self.withdrawn:
+                return None
+            tickets = session.register(
+                member_id, self.requesting_id, self.owner, self.uid, step.requests, step.only_if_free
+            )
+            self.tickets = tickets or []
+            member.add(self.tickets)
+            if self.withdrawn:
+                member.forget(self.tickets)
+                member.urge()
+            return tickets
+
+        try:
+            member.registering(self.uid)
+            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget)
+            return tickets
+        finally:
+            member.settled(self.uid)
+
+    def _wait(self, ticket: Ticket, timeout: float) -> Operations[bool | None]:
+        coordinator = self.coordinator
+        coordinator._require_open()
+        waiter = self.waiters.get(ticket.position)
+        with coordinator._state_lock:
+            queue = coordinator._queues.setdefault(ticket.resource, [])
+            if waiter is None:
+                waiter = self.waiters[ticket.position] = Waiter(ticket.position, self._event())
+                insort(queue, waiter)
+            first = queue[0] is waiter
+            if not coordinator._member.knows(ticket):
+                return None  # lost while we waited
+        if self.deadlock is not None:
+            granted = yield from self._look(ticket, waiter)  # somebody else may just have given up
+            if granted is not False:
+                return granted
+            raise Deadlock(deadlocks.message(self.deadlock), resource=ticket.resource)
+        if self.suspected is None:
+            self.suspected = coordinator._suspect(self, self.tickets, self.me.number)
+        if not first:
+            # (Many who began together shall not all look at the same time.)
+            early = random.uniform(0.7, 1.0) if timeout >= protocol.SLICE else 1.0
+            if (yield Sleep(waiter, timeout * early)):
+                return False
+            # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
+            return (yield from self._look(ticket, waiter))
+        try:
+            granted = yield WaitFor(ticket, min(timeout, SHORT) if self.suspected else timeout, waiter)
+        except (Disconnected, Busy) as exc:
+            coordinator._require_open()
+            log.warning("Waiting for %r was interrupted, looking again: %s", ticket.resource, exc)
+        else:
+            if granted is not NO_ROOM:
+                return self._answer(granted)
+            # Too many of ours wait already: look from time to time.
+            pause = max(self.pause, len(coordinator._queues) / LOOKS) * random.uniform(0.8, 1.2)
+            yield Sleep(waiter, min(timeout, pause))
+            self.pause = min(self.pause * 1.5, SELDOM)
+            return (yield from self._look(ticket, waiter))
+        yield Sleep(waiter, min(timeout, self.pause))
+        self.pause = min(self.pause * 2, 0.5)
+        if self.pause >= 0.5:
+            # Not for ever: the main session's own retries decide when it is an outage.
+            return (yield from self._look(ticket, waiter))
+        return False
+
+    def _look(self, ticket: Ticket, waiter: Waiter) -> Operations[bool | None]:
+        look = Call("wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget)
+        return self._answer((yield look))
+
+    def _answer(self, granted: bool | None) -> bool | None:
+        if granted is None:
+            self.coordinator._require_open()  # closing took the row away
+        return granted
+
+    def _require_rows(self, grant: G) -> Operations[None]:
+        """While we waited, the main session may have been lost, and our rows with it."""
+        coordinator = self.coordinator
+        if coordinator._member.doubtful():
+            yield Doubt()
+        missing = [ticket.position for ticket in self.tickets if not coordinator._member.knows(ticket)]
+        if missing:
+            coordinator.lose(missing, "its row was removed before it could be used")
+            grant._require()

@@ -1,0 +1,377 @@
+-- sqlsem, conversions for SQL Server: a reader becomes the writer, a writer becomes a reader, without letting go. May be
+-- run again at any time. Described in docs/conversions.md.
+--
+-- A reader that wants to write carries the label 'upgrade' until all others have left. Nothing shares with that label,
+-- so whoever comes behind it waits. Those behind who may enter already, or may just have seen that they may, are let in
+-- next, and until that is done the label is 'upgrade:new'; "once true it stays true" holds for them, and the upgrader
+-- waits for them as well.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- Has a reader begin to become the writer; where it is alone it is at once. With @try nothing is changed otherwise. May be
+-- repeated.
+--   0  it writes
+--   1  begun: go on with upgrade
+--  -1  not begun, or not quite: others are or may be inside (@try); or readers behind are held up by a pause or a cap
+--      alone, or another one that was upgrading is dead or being taken away: look again in a moment
+--  -2  the row is gone: released, reaped or taken away
+--  -3  another reader is upgrading: each would wait for the other. Nothing was changed
+IF OBJECT_ID(N'{schema}.begin_upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.begin_upgrade AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.begin_upgrade
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @try bit, @patience int = 1000, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET ROWCOUNT 0;  -- the session may have set another, and @free must be complete
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member int, @other bigint, @before bigint,
+            @alive int, @let_in int = 0, @now datetime2(6), @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
+    DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
+    SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
+    FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+    WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+      AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
+      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
+    IF @there IS NULL
+        SET @result = -2;
+    ELSE IF @access NOT IN (N'read', N'upgrade:new', N'upgrade', N'write') OR COALESCE(@limit, 0) <> 1
+        THROW 50000, N'sqlsem: this row is no reader of limit 1 and cannot be upgraded', 1;
+    ELSE IF @access IN (N'write', N'upgrade')
+        SET @result = CASE @access WHEN N'write' THEN 0 ELSE 1 END;
+    BEGIN TRY
+        IF @result IS NULL AND @access = N'read'
+        BEGIN
+            -- The dead must not stand in the way.
+            SELECT @other = MIN(queue_position) FROM {schema}.entry
+            WHERE resource_id = @resource AND queue_position <> @position AND access_type IN (N'upgrade:new', N'upgrade');
+            IF @other IS NOT NULL
+                EXEC {schema}.suspect @resource, @other, @member;
+            IF @try = 1 AND EXISTS (SELECT 1 FROM {schema}.entry
+                                    WHERE resource_id = @resource AND queue_position <> @position
+                                      AND (queue_position < @position OR granted_at IS NOT NULL))
+                EXEC {schema}.suspect_all @resource, @member;
+            BEGIN TRANSACTION;
+            -- Nobody registers, and nobody else begins to upgrade, until this is committed.
+            EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            SET @other = NULL;
+            SELECT @other = t.queue_position,
+                   @alive = CASE WHEN t.revoked_at IS NULL AND m.member_id IS NOT NULL AND m.missing_since IS NULL THEN 1 ELSE 0 END
+            FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+            WHERE t.resource_id = @resource AND t.queue_position <> @position AND t.access_type IN (N'upgrade:new', N'upgrade');
+            IF @other IS NOT NULL
+                SET @result = CASE WHEN @alive = 1 THEN -3 ELSE -1 END;
+            ELSE IF @try = 1 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                         WHERE resource_id = @resource AND queue_position <> @position
+                                           AND (queue_position < @position OR granted_at IS NOT NULL))
+                SET @result = -1;
+            ELSE IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                            WHERE resource_id = @resource AND queue_position <> @position
+                              AND (queue_position < @position OR granted_at IS NOT NULL OR access_type = N'read'))
+            BEGIN
+                -- (A reader behind that waits may be on its way in.)
+                UPDATE {schema}.entry SET access_type = N'upgrade:new'
+                WHERE resource_id = @resource AND queue_position = @position AND access_type = N'read' AND revoked_at IS NULL;
+                IF @@ROWCOUNT = 0
+                    SET @result = -2;
+                SET @access = N'upgrade:new';
+            END
+            ELSE
+                EXEC @result = {schema}.convert_row @resource, @position, N'read', N'write', N'upgraded';
+            COMMIT TRANSACTION;
+        END;
+
+        IF @result IS NULL AND @access = N'upgrade:new'
+        BEGIN
+            -- From here on nobody behind can find its way free. Who has found it so before still does, leaving us aside:
+            -- those who fit (now, or but for the operator's pause or cap, of which they may have heard later than we did).
+            -- Waiting rows to which nobody attends go first: with the row goes the right to enter.
+            SET @now = SYSUTCDATETIME();
+            SET @other = @position;
+            WHILE @other IS NOT NULL
+            BEGIN
+                SET @before = @other;
+                SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                WHERE resource_id = @resource AND queue_position > @before AND granted_at IS NULL AND attended_until < @now;
+                IF @other IS NOT NULL
+                    EXEC @code = {schema}.remove @resource, @other, N'cancelled', 1;  -- if that is so still
+                IF @other IS NOT NULL AND @code = -2  -- somebody has pinned it
+                    SET @result = -1;
+            END;
+            INSERT INTO @free (queue_position, held)
+            SELECT r.queue_position, CASE WHEN o.paused > 0 OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
+            FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight,
+                         COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint) END)
+                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS ahead_weight,
+                         MIN(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN concurrency_limit END)
+                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS declared
+                  FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource) AS r
+            CROSS JOIN (SELECT MIN(cap) AS cap, COUNT(paused_at) AS paused FROM {schema}.resource WHERE resource_id = @resource) AS o
+            WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
+              AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
+              AND r.ahead_weight + r.weight <= COALESCE(r.declared, 2147483647)
+              AND (r.attended_until IS NULL OR r.attended_until >= @now);
+            IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
+            BEGIN
+                UPDATE {schema}.entry SET access_type = N'read'
+                WHERE resource_id = @resource AND queue_position = @position AND access_type = N'upgrade:new';
+                SET @let_in = 1;
+            END;
+            IF EXISTS (SELECT 1 FROM @free WHERE held = 1 OR @try = 1)
+                SET @result = -1;
+            -- One by one: a transaction with several rows could meet one of theirs the other way round.
+            SET @other = 0;
+            WHILE @result IS NULL
+            BEGIN
+                SET @before = @other;
+                SELECT @other = MIN(queue_position) FROM @free WHERE queue_position > @before;
+                IF @other IS NULL
+                    BREAK;
+                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                WHERE resource_id = @resource AND queue_position = @other AND granted_at IS NULL;
+                SET @let_in = 1;
+            END;
+            IF @result IS NULL
+            BEGIN
+                UPDATE {schema}.entry SET access_type = N'upgrade'
+                WHERE resource_id = @resource AND queue_position = @position AND access_type = N'upgrade:new' AND revoked_at IS NULL;
+                SET @result = CASE WHEN @@ROWCOUNT > 0 THEN 1 ELSE -1 END;
+            END;
+        END;
+        IF @result = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                       WHERE resource_id = @resource AND queue_position <> @position
+                                         AND (queue_position < @position OR granted_at IS NOT NULL))
+        BEGIN
+            EXEC @code = {schema}.convert_row @resource, @position, N'upgrade', N'write', N'upgraded';
+            IF @code = 0
+                SET @result = 0;
+        END;
+        IF @result = 1 AND @try = 1  -- somebody came in while the label changed
+        BEGIN
+            UPDATE {schema}.entry SET access_type = N'read'
+            WHERE resource_id = @resource AND queue_position = @position AND access_type = N'upgrade';
+            SET @result = -1;
+            SET @let_in = 1;
+        END;
+        IF @let_in = 1  -- they may sleep on our entry lock, since the label changed
+            EXEC {schema}.wake_those_behind @position;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @result AS code;
+    RETURN @result;
+END;
+GO
+
+-- Waits up to @timeout_ms until a reader that has begun to upgrade is alone and the writer, asleep in the engine's lock
+-- queue wherever there is a lock to wait for.
+--   0  it writes          -1  not yet (may come early: sleep a little, then call again); or it does not upgrade any more
+--   1  call again at once
+--  -2  the row is gone: released, reaped or taken away
+IF OBJECT_ID(N'{schema}.upgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.upgrade AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.upgrade
+    @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @timeout_ms int, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member int, @other bigint, @left int, @nap int,
+            @pause float = 2, @name nvarchar(255), @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
+    BEGIN TRY
+        WHILE @result IS NULL
+        BEGIN
+            SET @there = NULL;
+            SELECT @there = 1, @access = t.access_type, @member = t.member_id
+            FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+            WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+              AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
+              AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
+            IF @there IS NULL OR @access <> N'upgrade'
+            BEGIN
+                SET @result = CASE WHEN @there IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
+                BREAK;
+            END;
+            -- Whoever is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
+            SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+            WHERE resource_id = @resource AND queue_position <> @position
+              AND (queue_position < @position OR granted_at IS NOT NULL);
+            IF @other IS NULL
+            BEGIN
+                EXEC @code = {schema}.convert_row @resource, @position, N'upgrade', N'write', N'upgraded';
+                SET @result = CASE WHEN @code = 0 THEN 0 ELSE 1 END;
+                BREAK;
+            END;
+            SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
+            IF @left <= 0
+            BEGIN
+                -- Once a call, look at all the others too (as wait does).
+                EXEC @code = {schema}.suspect_all @resource, @member;
+                SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
+                BREAK;
+            END;
+            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @other);
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = 0, @DbPrincipal = N'public';
+            IF @code >= 0
+            BEGIN
+                -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC @code = {schema}.suspect @resource, @other, @member;
+                IF @code > 0
+                    CONTINUE;
+                -- Sleep: wait for a lock that surely is held, our own row's. If it is not (a lease), the caller sleeps.
+                SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
+                SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
+                EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
+                    @LockTimeout = @nap, @DbPrincipal = N'public';
+                IF @code >= 0
+                BEGIN
+                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    SET @result = -1;
+                END;
+                CONTINUE;
+            END;
+            -- Look up now and then: any of the others may have died, or we may be taken away.
+            SET @nap = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = @nap, @DbPrincipal = N'public';
+            IF @code >= 0
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+            ELSE IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
+                SET @result = -1;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+            THROW;
+        SET @result = -1;
+    END CATCH;
+    IF @answer = 1
+        SELECT @result AS code;
+    RETURN @result;
+END;
+GO
+
+-- Gives a granted row another access type from now on, and writes down what it had been until now: 0, or -2 where the row
+-- is gone or taken away, or has another access type than @was.
+IF OBJECT_ID(N'{schema}.convert_row') IS NULL EXEC (N'CREATE PROCEDURE {schema}.convert_row AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.convert_row
+    @resource nvarchar(255), @position bigint, @was nvarchar(64), @access nvarchar(64), @outcome nvarchar(16)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read');
+    BEGIN TRANSACTION;
+    UPDATE {schema}.entry SET access_type = @access
+    OUTPUT inserted.resource_id, inserted.queue_position, inserted.requesting_id, @label, inserted.weight,
+           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at, @outcome
+    INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
+                           member_id, owner, note, requested_at, granted_at, outcome)
+    WHERE resource_id = @resource AND queue_position = @position AND access_type = @was AND revoked_at IS NULL;
+    SET @count = @@ROWCOUNT;
+    IF @count > 0
+        UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+        WHERE resource_id = @resource AND queue_position = @position;
+    COMMIT TRANSACTION;
+    RETURN CASE WHEN @count > 0 THEN 0 ELSE -2 END;
+END;
+GO
+
+-- Lets go of the entry lock of a row of this session's, where it has it, and takes it again behind those who are woken by
+-- that. Without it those who wait would look from time to time: nothing is lost but their sleep.
+IF OBJECT_ID(N'{schema}.wake_those_behind') IS NULL EXEC (N'CREATE PROCEDURE {schema}.wake_those_behind AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.wake_those_behind @position bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int;
+    IF APPLOCK_MODE(N'public', @name, N'Session') = N'Exclusive'
+    BEGIN
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            @LockTimeout = 1000, @DbPrincipal = N'public';
+    END;
+END;
+GO
+
+-- Makes a writer a reader, or has a reader give up its upgrade, and wakes those behind, whom that may let in: 0 done (or
+-- it reads already), -1 no such granted row of this requester. May be repeated.
+-- Waits (SET LOCK_TIMEOUT) for an open transaction that has pinned the row. Blocks nobody, and yet takes the gate: a
+-- begin_upgrade whose caller was cut off while it stood there comes first.
+IF OBJECT_ID(N'{schema}.downgrade') IS NULL EXEC (N'CREATE PROCEDURE {schema}.downgrade AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @code int = 0, @there int, @access nvarchar(64), @limit int, @patience int = @@LOCK_TIMEOUT,
+            @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255),
+            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = @patience, @DbPrincipal = N'public';
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+        SET @code = 0;
+        SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit
+        FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+        WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+          AND t.granted_at IS NOT NULL AND t.revoked_at IS NULL
+          AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
+        IF @there IS NULL
+            SET @code = -1;
+        ELSE IF @access NOT IN (N'read', N'upgrade:new', N'upgrade', N'write') OR COALESCE(@limit, 0) <> 1
+            THROW 50000, N'sqlsem: this row is no writer of limit 1 and cannot be downgraded', 1;
+        ELSE IF @access = N'write'
+        BEGIN
+            EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = N'public';
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+            EXEC @code = {schema}.convert_row @resource, @position, N'write', N'read', N'downgraded';
+            SET @code = CASE WHEN @code = 0 THEN 0 ELSE -1 END;
+        END
+        ELSE
+            UPDATE {schema}.entry SET access_type = N'read'
+            WHERE resource_id = @resource AND queue_position = @position AND access_type <> N'read';
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @code = 0 AND @access <> N'read'
+        EXEC {schema}.wake_those_behind @position;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO

@@ -1,0 +1,299 @@
+-- sqlsem, deadlocks, for SQL Server. May be run again at any time, after routines.sql.
+--
+-- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
+-- back. Found from the rows of one instant:
+--   1. Everybody who waits is suspected. Whoever would be let in if only the suspected ones stayed is suspected no
+--      more. Repeated until nothing changes: those left are stuck.
+--   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
+--   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
+-- READPAST: what somebody has locked is changing, so it is in no deadlock, and nobody should wait for it here.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- The deadlock whose youngest request is this member's, if there is one: @victim is that request, @words tells the
+-- shortest cycle through it; with @answer the same as rows, one each who, the youngest request's first. `ahead` is
+-- where a who is in the way of the one before, `behind` what it waits for. Nothing while somebody in it may be dead:
+-- then it will be removed.
+IF OBJECT_ID(N'{schema}.find_deadlock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_deadlock AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.find_deadlock
+    @member int, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: find_deadlock must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET ROWCOUNT 0;  -- the session may have set another
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    SET @victim = NULL;
+    SET @words = NULL;
+    -- Most calls end here.
+    IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
+       OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READPAST, READCOMMITTEDLOCK)
+                      WHERE member_id = @member AND owner IS NOT NULL AND revoked_at IS NULL GROUP BY owner
+                      HAVING MAX(CASE WHEN access_type = N'upgrade' THEN 1 ELSE 0 END) = 1
+                          OR (COUNT(*) > 1 AND MAX(CASE WHEN granted_at IS NULL THEN 1 ELSE 0 END) = 1))
+        RETURN 0;
+
+    -- By resource and position. idle: let in when all others have left (1.), nobody stuck waits behind it (2.).
+    DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id int NOT NULL, owner nvarchar(255) NULL,
+                        resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, place int NOT NULL,
+                        position bigint NOT NULL, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
+                        bound int NULL, cap int NULL, weight int NOT NULL, granted int NOT NULL, waits int NOT NULL,
+                        idle int NOT NULL, stuck int NOT NULL);
+    DECLARE @edge TABLE (source int NOT NULL, waiter bigint NOT NULL, target int NOT NULL, blocker bigint NOT NULL);
+    DECLARE @down TABLE (who int NOT NULL PRIMARY KEY, depth int NOT NULL);
+    DECLARE @up TABLE (who int NOT NULL PRIMARY KEY, depth int NOT NULL);
+    DECLARE @way TABLE (target int NOT NULL PRIMARY KEY, source int NOT NULL, waiter bigint NOT NULL,
+                        blocker bigint NOT NULL, depth int NOT NULL);
+    DECLARE @cycle TABLE (step int NOT NULL PRIMARY KEY, waiter bigint NOT NULL, blocker bigint NOT NULL);
+    DECLARE @n int, @before int, @who int, @place int, @position bigint, @access nvarchar(64), @bound int, @cap int,
+            @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
+            @one int, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
+
+    -- One statement. Only who has two rows and waits, and whoever waits ahead of such a one: without them there is no
+    -- knot. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
+    -- does not tell its owners, each row is taken for somebody's of its own.
+    WITH q AS (
+        SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight,
+               CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END AS granted,
+               CASE WHEN granted_at IS NULL OR access_type = N'upgrade' THEN 1 ELSE 0 END AS waits,
+               CASE WHEN owner IS NULL THEN queue_position ELSE 0 END AS itself,
+               COUNT(*) OVER (PARTITION BY member_id, owner) AS number,
+               MAX(CASE WHEN granted_at IS NULL OR access_type = N'upgrade' THEN 1 ELSE 0 END)
+                   OVER (PARTITION BY member_id, owner) AS somebody_waits
+        FROM {schema}.entry WITH (READPAST, READCOMMITTEDLOCK)
+        WHERE member_id IS NOT NULL AND revoked_at IS NULL
+          AND (granted_at IS NOT NULL OR attended_until IS NULL OR attended_until >= SYSUTCDATETIME())
+    ),
+    b AS (
+        SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, waits,
+               itself,
+               CASE WHEN owner IS NOT NULL AND somebody_waits = 1 AND (number > 1 OR access_type = N'upgrade')
+                    THEN 1 ELSE 0 END AS busy
+        FROM q
+    ),
+    l AS (
+        SELECT resource_id, MAX(queue_position) AS last_one FROM b WHERE busy = 1 AND waits = 1 GROUP BY resource_id
+    )
+    INSERT INTO @row (n, who, member_id, owner, resource_id, place, position, access_type, bound, cap, weight, granted,
+                      waits, idle, stuck)
+    SELECT ROW_NUMBER() OVER (ORDER BY b.resource_id, b.queue_position),
+           DENSE_RANK() OVER (ORDER BY b.member_id, b.owner, b.itself),
+           b.member_id, b.owner, b.resource_id, DENSE_RANK() OVER (ORDER BY b.resource_id), b.queue_position,
+           b.access_type, b.concurrency_limit, o.cap, b.weight, b.granted, b.waits, 0, 0
+    FROM b LEFT JOIN l ON l.resource_id = b.resource_id
+    LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
+    WHERE b.busy = 1 OR (b.waits = 1 AND b.queue_position < l.last_one);
+
+    -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
+    UPDATE @row SET stuck = 1 WHERE who IN (SELECT who FROM @row WHERE waits = 1);
+    SET @changed = 1;
+    WHILE @changed = 1
+    BEGIN
+        SET @changed = 0;
+        SET @n = 0;
+        WHILE 1 = 1
+        BEGIN
+            SET @before = @n;
+            SELECT TOP (1) @n = n, @who = who, @place = place, @position = position, @access = access_type,
+                   @bound = bound, @cap = cap, @weight = weight
+            FROM @row WHERE n > @before AND stuck = 1 AND waits = 1 AND idle = 0 ORDER BY n;
+            IF @n = @before
+                BREAK;
+            IF @access = N'upgrade'  -- waits for all others inside, wherever they stand
+                SELECT @sum = COUNT(*), @low = 0 FROM @row
+                WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
+            ELSE
+                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0), @low = MIN(bound) FROM @row
+                WHERE place = @place AND n < @n AND stuck = 1
+                  AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access);
+            SELECT @low = MIN(number)
+            FROM (SELECT @low AS number UNION ALL SELECT @bound
+                  UNION ALL SELECT CASE WHEN @cap >= @weight THEN @cap END) AS limits;
+            IF @sum = 0 OR @low IS NULL OR @sum + @weight <= @low
+            BEGIN
+                SET @changed = 1;
+                UPDATE @row SET idle = 1 WHERE n = @n;
+                IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @who AND waits = 1 AND idle = 0)
+                    UPDATE @row SET stuck = 0 WHERE who = @who;
+            END;
+        END;
+    END;
+    UPDATE @row SET waits = CASE WHEN waits = 1 AND idle = 0 THEN 1 ELSE 0 END, idle = 0;  -- from here on: is blocked
+    IF NOT EXISTS (SELECT 1 FROM @row WHERE member_id = @member AND stuck = 1)
+        RETURN 0;
+
+    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a knot usually all.
+    SET @changed = 1;
+    WHILE @changed = 1
+    BEGIN
+        SET @changed = 0;
+        SET @n = 2147483647;
+        WHILE 1 = 1
+        BEGIN
+            SET @before = @n;
+            SELECT TOP (1) @n = n, @who = who, @place = place, @position = position, @access = access_type,
+                   @granted = granted
+            FROM @row WHERE n < @before AND stuck = 1 AND idle = 0 ORDER BY n DESC;
+            IF @n = @before
+                BREAK;
+            IF NOT EXISTS (SELECT 1 FROM @row
+                           WHERE place = @place AND n > @n AND stuck = 1 AND waits = 1 AND access_type <> N'upgrade'
+                             AND (access_type = N'write' OR access_type <> @access))
+               AND (@granted = 0 OR NOT EXISTS (SELECT 1 FROM @row
+                                                WHERE place = @place AND position <> @position AND stuck = 1
+                                                  AND waits = 1 AND access_type = N'upgrade'))
+            BEGIN
+                SET @changed = 1;
+                UPDATE @row SET idle = 1 WHERE n = @n;
+                IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @who AND idle = 0)
+                    UPDATE @row SET stuck = 0 WHERE who = @who;
+            END;
+        END;
+    END;
+
+    -- 2. Who waits for whom, and a knot with one of ours in it.
+    INSERT INTO @edge (source, waiter, target, blocker)
+    SELECT w.who, w.position, b.who, b.position
+    FROM @row AS w JOIN @row AS b ON b.place = w.place
+    WHERE w.waits = 1 AND w.stuck = 1 AND b.stuck = 1
+      AND ((w.access_type = N'upgrade' AND b.granted = 1 AND b.position <> w.position)
+           OR (w.access_type <> N'upgrade' AND b.position < w.position
+               AND (w.access_type = N'write' OR b.access_type <> w.access_type)));
+    SET @one = 0;
+    WHILE @victim IS NULL
+    BEGIN
+        SET @before = @one;
+        SELECT TOP (1) @one = who FROM @row WHERE who > @before AND member_id = @member AND stuck = 1 AND waits = 1
+        ORDER BY who;
+        IF @one = @before
+            RETURN 0;
+        DELETE FROM @down;
+        DELETE FROM @up;
+        INSERT INTO @down (who, depth) VALUES (@one, 0);
+        INSERT INTO @up (who, depth) VALUES (@one, 0);
+        SET @depth = 0;
+        SET @count = 1;
+        WHILE @count > 0
+        BEGIN
+            SET @depth = @depth + 1;
+            INSERT INTO @down (who, depth)
+            SELECT DISTINCT target, @depth FROM @edge
+            WHERE source IN (SELECT who FROM @down WHERE depth = @depth - 1) AND target NOT IN (SELECT who FROM @down);
+            SET @count = @@ROWCOUNT;
+        END;
+        SET @depth = 0;
+        SET @count = 1;
+        WHILE @count > 0
+        BEGIN
+            SET @depth = @depth + 1;
+            INSERT INTO @up (who, depth)
+            SELECT DISTINCT source, @depth FROM @edge
+            WHERE target IN (SELECT who FROM @up WHERE depth = @depth - 1) AND source NOT IN (SELECT who FROM @up)
+              AND source IN (SELECT who FROM @down);
+            SET @count = @@ROWCOUNT;
+        END;
+        SELECT @size = COUNT(*) FROM @down;
+        IF @size = (SELECT COUNT(*) FROM @up)
+        BEGIN
+            SELECT TOP (1) @victim = waiter, @start = source FROM @edge
+            WHERE source IN (SELECT who FROM @down) ORDER BY waiter DESC;
+            IF NOT EXISTS (SELECT 1 FROM @row WHERE who = @start AND member_id = @member)
+                SET @victim = NULL;
+        END;
+    END;
+
+    -- Whoever died holds nobody up for long.
+    SET @one = 0;
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @one;
+        SELECT TOP (1) @one = member_id FROM @row WHERE who IN (SELECT who FROM @down) AND member_id > @before
+        ORDER BY member_id;
+        IF @one = @before
+            BREAK;
+        EXEC {schema}.test_member @one, @member;
+        IF NOT EXISTS (SELECT 1 FROM {schema}.member
+                       WHERE member_id = @one AND missing_since IS NULL
+                         AND (lease_until IS NULL OR lease_until >= SYSUTCDATETIME()))
+            SET @victim = NULL;
+    END;
+    -- The engine may have read the rows one after the other. What is still there, and as it was, was there all the
+    -- time: so there was an instant with all of it.
+    IF EXISTS (SELECT 1 FROM @row AS r
+               WHERE r.who IN (SELECT who FROM @down)
+                 AND r.position IN (SELECT waiter FROM @edge UNION SELECT blocker FROM @edge)
+                 AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READPAST, READCOMMITTEDLOCK)
+                                 WHERE t.resource_id = r.resource_id AND t.queue_position = r.position
+                                   AND t.revoked_at IS NULL
+                                   AND (r.waits = 0 OR t.granted_at IS NULL OR t.access_type = N'upgrade')))
+        SET @victim = NULL;
+    IF @victim IS NULL
+        RETURN 0;
+
+    -- 3. The shortest way from the victim back to its owner.
+    SET @depth = 0;
+    WHILE NOT EXISTS (SELECT 1 FROM @way WHERE target = @start)
+    BEGIN
+        SET @depth = @depth + 1;
+        INSERT INTO @way (target, source, waiter, blocker, depth)
+        SELECT target, source, waiter, blocker, @depth
+        FROM (SELECT target, source, waiter, blocker,
+                     ROW_NUMBER() OVER (PARTITION BY target ORDER BY waiter, blocker) AS choice
+              FROM @edge
+              WHERE ((@depth = 1 AND waiter = @victim)
+                     OR (@depth > 1 AND source IN (SELECT target FROM @way WHERE depth = @depth - 1)))
+                AND target NOT IN (SELECT target FROM @way)) AS e
+        WHERE choice = 1;
+    END;
+    SET @one = @start;
+    SET @waiter = NULL;
+    SET @step = @depth;  -- which is the cycle's length
+    WHILE @step > 0
+    BEGIN
+        SELECT @waiter = waiter, @blocker = blocker, @one = source FROM @way WHERE target = @one;
+        INSERT INTO @cycle (step, waiter, blocker) VALUES (@step, @waiter, @blocker);
+        SET @step = @step - 1;
+    END;
+
+    SET @words = N'Deadlock: ';
+    WHILE @step < @depth
+    BEGIN
+        SET @step = @step + 1;
+        SELECT @text = CONCAT(
+                   COALESCE(m.host, N'?'),
+                   COALESCE(N':' + CONVERT(nvarchar(20), m.pid),
+                            N' session ' + CONVERT(nvarchar(20), m.session_id), N''),
+                   COALESCE(N' (' + w.owner + N')', N''),
+                   CASE WHEN a.position = w.position AND w.access_type <> N'upgrade' THEN N' '
+                        ELSE CONCAT(CASE WHEN a.granted = 1 THEN N' holds ''' ELSE N' queues for ''' END, a.resource_id,
+                                    N''' at ', a.position, N', ') END,
+                   CASE WHEN w.access_type = N'upgrade'
+                        THEN CONCAT(N'waits to be the writer of ''', w.resource_id, N''' at ', w.position, N' until ',
+                                    c.blocker, N' has left')
+                        ELSE CONCAT(N'waits for ''', w.resource_id, N''' at ', w.position, N' behind ', c.blocker) END)
+        FROM @cycle AS c JOIN @cycle AS p ON p.step = CASE WHEN c.step = 1 THEN @depth ELSE c.step - 1 END
+        JOIN @row AS w ON w.position = c.waiter JOIN @row AS a ON a.position = p.blocker
+        JOIN {schema}.member AS m ON m.member_id = w.member_id
+        WHERE c.step = @step;
+        SET @words = CONCAT(@words, CASE WHEN @step > 1 THEN N'; ' END, @text);
+    END;
+    IF @size > @depth
+        SET @words = CONCAT(@words, N' (', @size - @depth, N' more wait', CASE WHEN @size - @depth = 1 THEN N's' END,
+            N' in this knot)');
+    IF @answer = 1
+        SELECT m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.session_id END AS session_id, w.owner,
+               a.resource_id AS ahead_resource, a.position AS ahead_position, a.granted AS ahead_granted,
+               w.resource_id, w.position AS queue_position,
+               CASE WHEN w.access_type = N'upgrade' THEN 1 ELSE 0 END AS upgrade, c.blocker AS behind_position,
+               @size AS whos
+        FROM @cycle AS c JOIN @cycle AS p ON p.step = CASE WHEN c.step = 1 THEN @depth ELSE c.step - 1 END
+        JOIN @row AS w ON w.position = c.waiter JOIN @row AS a ON a.position = p.blocker
+        JOIN {schema}.member AS m ON m.member_id = w.member_id
+        ORDER BY c.step;
+END;
+GO

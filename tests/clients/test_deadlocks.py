@@ -1,0 +1,270 @@
+"""Sessions of PostgreSQL that wait for each other: the youngest gets -3, and is told why."""
+
+import os
+import threading
+import time
+
+import psycopg
+import pytest
+from support import PATIENCE, remains, until
+
+import sqlsem
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+class Caller:
+    """One session; what it calls runs in a thread."""
+
+    def __init__(self, database, looking=None, **options):
+        self.connection = psycopg.connect(database.url, autocommit=True, **options)
+        self.pid = self.connection.info.backend_pid
+        self.database = looking or database
+        self.notices = []
+        self.connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary))
+
+    def acquire(self, resource, limit=1, access="write", weight=1, timeout_ms=-1, **others):
+        named = "".join(f", {name} => %({name})s" for name in others)
+        return self.connection.execute(
+            "CALL sqlsem.acquire(%(resource)s, %(limit)s, %(access)s, %(weight)s, %(timeout_ms)s" + named + ")",
+            {
+                "resource": resource,
+                "limit": limit,
+                "access": access,
+                "weight": weight,
+                "timeout_ms": timeout_ms,
+                **others,
+            },
+        ).fetchone()
+
+    def start(self, resource, *rest, **others):
+        """Returns when the request is in the queue."""
+        before = len(self.database.queue(resource))
+        self.answer, self.began, self.ended, self.error = None, time.monotonic(), None, None
+
+        def run():
+            try:
+                self.answer = self.acquire(resource, *rest, **others)
+            except psycopg.Error as exc:
+                self.error = exc
+            self.ended = time.monotonic()
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+        until(lambda: self.ended or len(self.database.queue(resource)) > before, "the request in the queue")
+
+    def done(self):
+        self.thread.join(PATIENCE)
+        assert self.ended is not None, "it still waits"
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def waits(self):
+        return self.ended is None
+
+    def release(self, resource):
+        return self.connection.execute("SELECT sqlsem.release(%s)", (resource,)).fetchone()[0]
+
+
+@pytest.fixture
+def caller(database, name):
+    made = []
+
+    def caller(**options):
+        made.append(Caller(database, **options))
+        return made[-1]
+
+    yield caller
+    for one in made:
+        one.connection.close()
+    until(lambda: database.rows("SELECT sqlsem.reap()") and not database.queue(name), "an empty queue")
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_youngest_of_a_ring(caller, database, name, size):
+    callers = [caller() for _ in range(size)]
+    for number, one in enumerate(callers):
+        assert one.acquire(name(number))[0] == 0
+    held = [database.queue(name(number))[0][0] for number in range(size)]
+    for number, one in enumerate(callers):
+        one.start(name((number + 1) % size))
+    closed = callers[-1].began
+    assert callers[-1].done() == (-3, None, None)
+    assert callers[-1].ended - closed < 20  # under a second on a machine that has time
+    # Its request is gone, it keeps what it had, and all others still wait.
+    assert len(database.queue(name)) == 2 * size - 1
+    assert all(one.waits() for one in callers[:-1])
+    (text,) = callers[-1].notices
+    for number, one in enumerate(callers):
+        assert f"session {one.pid} (postgres) holds '{name(number)}' at {held[number]}, waits for '" in text
+        assert f"behind {held[(number + 1) % size]}" in text
+    assert text.startswith("sqlsem: Deadlock: ")
+    assert text.endswith(f"the request for '{name(0)}' has left the queue: release what is held, and try again")
+    assert callers[-1].release(name(size - 1)) == 0
+    for number in reversed(range(size - 1)):
+        assert callers[number].done()[0] == 1
+        assert callers[number].release(name(number)) == 0
+        assert callers[number].release(name(number + 1)) == 0
+        assert callers[number].notices == []
+
+
+def test_the_youngest_though_the_server_would_take_another(caller, name):
+    """The server's own search finds sessions only, and tells whoever looks first."""
+    one, two = caller(), caller(options="-c deadlock_timeout=60s")
+    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    one.start(name("b"))
+    two.start(name("a"))
+    assert two.done()[0] == -3
+    assert one.waits()
+    assert two.release(name("b")) == 0
+    assert one.done()[0] == 1
+
+
+def test_where_the_server_looks_first(caller, database, name):
+    """With a short deadlock_timeout the server finds sessions that wait for each other before we look."""
+    one, two = caller(options="-c deadlock_timeout=100ms"), caller(options="-c deadlock_timeout=100ms")
+    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    one.start(name("b"))
+    two.start(name("a"))
+    until(lambda: one.ended or two.ended, "the deadlock found")
+    victim, other = (one, two) if one.ended else (two, one)
+    assert victim.done() == (-3, None, None)
+    (text,) = victim.notices
+    assert "eadlock" in text or "blocked by process" in text
+    victim.release(name("a" if victim is one else "b"))
+    assert other.done()[0] == 1
+
+
+def test_readers_and_limits(caller, database, name):
+    readers, pool = name("read"), name("pool")
+    one, two, three = caller(), caller(), caller()
+    assert one.acquire(readers, 1, "read")[0] == 0
+    assert two.acquire(pool, 2)[0] == three.acquire(pool, 2)[0] == 0
+    two.start(readers, 1, "write")
+    one.start(pool, 2)
+    remains(lambda: one.waits() and two.waits(), 2.5, "the third will go some day, so this is none")
+    three.start(readers, 1, "write")
+    assert three.done()[0] == -3
+    assert three.release(pool) == 0
+    assert one.done()[0] == 1
+    assert one.release(pool) == one.release(readers) == 0
+    assert two.done()[0] == 1
+
+
+def test_waiting_for_oneself_is_told(caller, database, name):
+    one = caller()
+    assert one.acquire(name)[0] == 0
+    position = database.queue(name)[0][0]
+    assert one.acquire(name)[0] == -3
+    (text,) = one.notices
+    assert f"holds '{name}' at {position}, waits for '{name}' at" in text
+    assert len(database.queue(name)) == 1
+
+
+def test_a_timeout_comes_first(caller, name):
+    one, two = caller(), caller()
+    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    one.start(name("b"), timeout_ms=50)
+    two.start(name("a"))
+    assert one.done()[0] == -1
+    assert one.release(name("a")) == 0
+    assert two.done()[0] == 1
+    assert two.notices == []
+
+
+def test_a_lease_is_never_waited_with(caller, database, name):
+    """What is held by a lease may be given back from anywhere."""
+    one, two = caller(), caller()
+    assert one.acquire(name("a"), lease_seconds=60, requesting_id=name)[0] == 0
+    assert two.acquire(name("b"), lease_seconds=60, requesting_id=name)[0] == 0
+    one.start(name("b"))
+    two.start(name("a"))
+    remains(lambda: one.waits() and two.waits(), 2.5, "both wait")
+    for resource in (name("a"), name("b")):
+        database.rows("SELECT sqlsem.release(?, NULL, ?)", resource, name)
+    assert one.done()[0] == two.done()[0] == 1
+
+
+def test_only_its_own_login_may_ask(caller, login, database, name):
+    other = Caller(login("sqlsem_user"))
+    one, two = caller(), caller()
+    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    one.start(name("b"))
+    two.start(name("a"))
+    member = database.rows(
+        "SELECT member_id FROM {table} WHERE resource_id = ? ORDER BY queue_position DESC", name("a")
+    )[0][0]
+    found = other.connection.execute("SELECT * FROM sqlsem.find_deadlock(%s)", (member,)).fetchall()
+    assert found == []
+    assert two.done()[0] == -3
+    other.connection.close()
+
+
+def test_users_can(database, login, name):
+    """The deadlock is found with no more rights than acquiring takes."""
+    mine = login("sqlsem_user")
+    one, two = Caller(mine, database), Caller(mine, database)
+    assert one.acquire(name("a"))[0] == two.acquire(name("b"))[0] == 0
+    one.start(name("b"))
+    two.start(name("a"))
+    assert two.done()[0] == -3
+    assert two.release(name("b")) == 0
+    assert one.done()[0] == 1
+    one.connection.close()
+    two.connection.close()
+
+
+# -- among Python's ---------------------------------------------------------------------------------------------------
+
+
+def test_a_session_and_python_the_session_is_younger(caller, connect, database, name):
+    coordinator, one = connect(), caller()
+    with coordinator.mutex(name("a")) as grant:
+        assert one.acquire(name("b"))[0] == 0
+        held = database.queue(name("b"))[0][0]
+        had = threading.Event()
+
+        def want():
+            with coordinator.mutex(name("b")):
+                had.set()
+
+        # (Another thread of the same process would be another who.)
+        done = []
+
+        def later():
+            until(lambda: len(database.queue(name("b"))) == 2, "Python's request in the queue")
+            one.start(name("a"))
+            done.append(one.done())
+            one.release(name("b"))
+
+        other = threading.Thread(target=later)
+        other.start()
+        want()
+        other.join()
+        assert had.is_set()
+        assert done == [(-3, None, None)]
+        (text,) = one.notices
+        assert f"session {one.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text
+        assert (
+            f"(MainThread#{grant._owner}) holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in text
+        )
+
+
+def test_a_session_and_python_python_is_younger(caller, connect, database, name):
+    coordinator, one = connect(), caller()
+    with coordinator.mutex(name("a")) as grant:
+        assert one.acquire(name("b"))[0] == 0
+        one.start(name("a"))
+        began = time.monotonic()
+        with pytest.raises(sqlsem.Deadlock) as caught:
+            coordinator.mutex(name("b")).acquire()
+        assert time.monotonic() - began < 20
+        assert f"session {one.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
+        assert f":{os.getpid()} (MainThread#{grant._owner}) holds '{name('a')}' at {grant.position}" in str(
+            caught.value
+        )
+        assert one.waits()
+    assert one.done()[0] == 1
+    assert one.notices == []
+    assert one.release(name("a")) == one.release(name("b")) == 0

@@ -1,0 +1,826 @@
+"""The face for asyncio: blocks, decorators, explicit calls, cancellation, loss, loops and threads.
+
+What the primitives mean is tested with both faces by `test_primitives`, `test_grants` and `test_scenarios`.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import inspect
+import itertools
+import logging
+import sys
+import threading
+import time
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+
+GRACE = 0.6
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
+
+@pytest.fixture(params=["asyncio", pytest.param("uvloop", marks=pytest.mark.skipif(uvloop is None, reason="uvloop"))])
+def run(request):
+    """``run(coroutine)``: in a loop of its own, which is closed then; no test takes longer than a minute."""
+
+    def run(coroutine):
+        async def bounded():
+            return await asyncio.wait_for(coroutine, PATIENCE)
+
+        if request.param == "asyncio":
+            return asyncio.run(bounded())
+        if sys.version_info >= (3, 11):
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(bounded())
+        uvloop.install()
+        try:
+            return asyncio.run(bounded())
+        finally:
+            asyncio.set_event_loop_policy(None)
+
+    return run
+
+
+async def eventually(condition, what="the condition"):
+    """As `until`, awaiting."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        await asyncio.sleep(0.01)
+
+
+def rows(database, name, number):
+    return eventually(lambda: len(database.queue(name)) == number, f"{number} rows in the queue")
+
+
+# -- using them
+
+
+def test_blocks(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        async with coordinator.limit(name, 3) as grant:
+            assert grant.resource == name
+            assert [row[0] for row in database.queue(name)] == [grant.position]
+            await grant.check()
+        assert database.queue(name) == []
+        async with coordinator.aio.mutex(name, timeout=5):
+            pass
+        async with sqlsem.all_of(coordinator.read(name("a")), coordinator.mutex(name("b"))) as grant:
+            assert set(grant.positions) == {name("a"), name("b")}
+        async with sqlsem.aio.all_of(coordinator.aio.stage(name("a"), 1), coordinator.write(name("b"))) as grant:
+            assert set(grant.positions) == {name("a"), name("b")}
+
+    run(main())
+
+
+def test_a_timeout(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        async with coordinator.mutex(name):
+            with pytest.raises(sqlsem.Timeout) as caught:
+                await asyncio.create_task(enter(coordinator.mutex(name, timeout=0.1)))
+            assert caught.value.resource == name
+            lock = coordinator.aio.mutex(name)
+            for options in ({"timeout": 0.1}, {"timeout": 0}, {"blocking": False}):
+                assert await asyncio.create_task(lock.acquire(**options)) is False
+            assert len(database.queue(name)) == 1
+        assert await lock.acquire(blocking=False) is True
+        assert lock.grant.position
+        await lock.release()
+        with pytest.raises(sqlsem.NotHeld, match="this task"):
+            await lock.release()
+
+    run(main())
+
+
+async def enter(lock):
+    async with lock:
+        pass
+
+
+def test_asyncio_timeout_and_wait_for(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        async with coordinator.mutex(name):
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(coordinator.aio.mutex(name).acquire(), 0.05)
+                if sys.version_info >= (3, 11):
+
+                    async def limited():
+                        async with asyncio.timeout(0.05):
+                            await coordinator.aio.mutex(name).acquire()
+
+                    with pytest.raises(TimeoutError):
+                        await asyncio.create_task(limited())
+                await rows(database, name, 1)
+        async with coordinator.mutex(name, timeout=10):
+            pass
+
+    run(main())
+
+
+def test_decorated_coroutines(run, connect, database, name):
+    coordinator = connect()
+
+    def held():
+        return [row[1] for row in database.queue(name)]
+
+    @coordinator.mutex(lambda table, **_: f"{name}:{table}")
+    async def load(table, *, rows=1):
+        """Load a table."""
+        return held(), rows
+
+    @coordinator.aio.limit(name, 2)
+    async def fail():
+        assert held() == [name]
+        raise ZeroDivisionError
+
+    class Loader:
+        @coordinator.mutex(lambda self, rows: f"{name}:{type(self).__name__}:{rows}")
+        async def plain(self, rows):
+            return held()
+
+        @classmethod
+        @coordinator.mutex(lambda cls, rows: f"{name}:{cls.__name__}:{rows}")
+        async def of_class(cls, rows):
+            return held()
+
+        @staticmethod
+        @coordinator.mutex(lambda rows: f"{name}:{rows}")
+        async def static(rows):
+            return held()
+
+        async def __call__(self):
+            return held()
+
+    async def main():
+        assert await load("a") == ([f"{name}:a"], 1)
+        assert await load(table="b", rows=2) == ([f"{name}:b"], 2)
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        loader = Loader()
+        assert await loader.plain(1) == [f"{name}:Loader:1"]
+        assert await Loader.of_class(2) == await loader.of_class(2) == [f"{name}:Loader:2"]
+        assert await Loader.static(3) == [f"{name}:3"]
+        assert await coordinator.mutex(name)(loader)() == [name]
+        assert await coordinator.mutex(name)(functools.partial(load.__wrapped__, "c"))() == ([name], 1)
+        assert held() == []
+
+    assert inspect.iscoroutinefunction(load)
+    assert load.__doc__ == "Load a table."
+    run(main())
+    run(main())  # in another loop
+
+
+def test_what_cannot_be_decorated(connect, name):
+    coordinator = connect()
+
+    async def stream():
+        yield 1
+
+    class Streams:
+        async def __call__(self):
+            yield 1
+
+    for bad in (stream, functools.partial(stream), Streams()):
+        with pytest.raises(sqlsem.ConfigurationError, match=r"asynchronous generator.*async with"):
+            coordinator.mutex(name)(bad)
+    for bad in (lambda: 1, stream, 5):
+        with pytest.raises(sqlsem.ConfigurationError):
+            coordinator.aio.mutex(name)(bad)
+
+    async def work():
+        raise AssertionError("must not run")
+
+    with pytest.raises(sqlsem.ConfigurationError, match="returned a coroutine"):
+        coordinator.mutex(name)(lambda: work())()
+
+
+def test_what_would_block_the_loop_is_refused(run, connect, database, name):
+    lock = connect().mutex(name)
+
+    @lock
+    def work():
+        raise AssertionError("must not run")
+
+    async def main():
+        for use in (lock.acquire, lambda: lock.acquire(blocking=False), lock.__enter__, work):
+            with pytest.raises(sqlsem.ConfigurationError, match="async with"):
+                use()
+        await asyncio.to_thread(lock.acquire)  # a thread of its own may
+
+    run(main())
+    assert len(database.queue(name)) == 1
+    connect().revoke(database.queue(name)[0][0], force=True)
+
+
+def test_cancel_on_lost_is_for_tasks(connect, name):
+    with pytest.raises(sqlsem.ConfigurationError, match="cancel_on_lost"):
+        connect().mutex(name, cancel_on_lost=True).acquire()
+
+
+def test_outside_of_a_task(connect, name):
+    step = connect().mutex(name).__aenter__()
+    with pytest.raises(RuntimeError):  # no running event loop
+        step.send(None)
+
+
+def test_with_a_lease(run, connect, database, name):
+    """Where no statement can be prepared."""
+    one, other = connect(lease=5), connect(lease=5)
+
+    async def main():
+        async with one.mutex(name):
+            waiting = asyncio.create_task(enter(other.mutex(name)))
+            await rows(database, name, 2)
+            cancelled = asyncio.create_task(enter(other.mutex(name)))
+            await rows(database, name, 3)
+            cancelled.cancel()
+        await waiting
+
+    run(main())
+
+
+@pytest.mark.engines("postgresql")
+def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, database, name, monkeypatch):
+    one, other = connect(), connect()
+    opened = []
+    connect_async = other.engine.connect_async
+
+    async def counted(purpose):
+        opened.append(purpose)
+        return await connect_async(purpose)
+
+    monkeypatch.setattr(other.engine, "connect_async", counted)
+
+    async def main():
+        async with one.mutex(name):
+            for _ in range(10):
+                task = asyncio.create_task(other.aio.mutex(name).acquire())
+                await eventually(lambda: other._waiting)
+                await asyncio.sleep(0.02)
+                task.cancel()
+                await asyncio.wait({task})
+        async with other.mutex(name):
+            pass
+
+    run(main())
+    assert len(opened) == 1
+
+
+# -- order, and both faces side by side
+
+
+def test_the_order_is_that_of_asking_between_tasks_and_threads(run, connect, database, name):
+    coordinator = connect()
+    order = []
+
+    async def task(number):
+        async with coordinator.mutex(name):
+            order.append(number)
+            await asyncio.sleep(0)
+
+    def thread(number):
+        with coordinator.mutex(name):
+            order.append(number)
+
+    async def main():
+        async with coordinator.mutex(name):
+            waiting = []
+            for number in range(8):
+                work = task(number) if number % 2 else asyncio.to_thread(thread, number)
+                waiting.append(asyncio.create_task(work))
+                await rows(database, name, number + 2)
+        await asyncio.gather(*waiting)
+
+    run(main())
+    assert order == list(range(8))
+
+
+def test_several_loops_in_several_threads(connect, name, threads):
+    coordinator = connect()
+    lock = coordinator.mutex(name)  # one object for all
+    inside, most, done = 0, 0, []
+
+    async def work():
+        nonlocal inside, most
+        for _ in range(3):
+            async with lock:
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0.001)
+                inside -= 1
+                done.append(1)
+
+    async def main():
+        await asyncio.gather(*(work() for _ in range(4)))
+
+    for _ in range(3):
+        threads.start(asyncio.run, main())
+    threads.join()
+    assert (most, len(done)) == (1, 36)
+    until(lambda: not coordinator._drivers, "the loops are forgotten")
+
+
+# -- cancellation
+
+
+async def cancel_after(task, number):
+    """Cancel it after so many rounds of the loop, or, beyond twenty, after a time that grows with the number; False
+    when it ended before.
+    """
+    began = time.monotonic()
+    length = 0.0001 * 1.06 ** (number - 20)
+    step = 0
+    while step < number if number < 20 else time.monotonic() - began < length:
+        if task.done():
+            return False
+        await asyncio.sleep(0)
+        step += 1
+    return task.cancel()
+
+
+@pytest.mark.parametrize("free", [True, False], ids=["free", "held"])
+def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, free):
+    """Had, and not cancelled; or cancelled, and no row is left. Until it is had before the cancellation comes."""
+    coordinator = connect()
+    outcomes = set()
+
+    async def main():
+        holder = coordinator.aio.mutex(name)
+        for number in itertools.count():
+            if not free:
+                await holder.acquire()
+            lock = coordinator.aio.mutex(name, timeout=PATIENCE)
+            had = []
+
+            async def work(lock=lock, had=had):
+                had.append(await lock.acquire())
+                await lock.release()
+
+            task = asyncio.create_task(work())
+            pace = asyncio.create_task(cancel_after(task, number))
+            if not free:
+                await asyncio.sleep(0.0002 * (number % 40))
+                await holder.release()
+            await asyncio.wait({task})
+            await pace
+            outcomes.add((task.cancelled(), bool(had)))
+            assert task.cancelled() or (had == [True] and task.exception() is None)
+            if not pace.result():  # it has all been done before
+                break
+        # A release that was cancelled may be left to the next ping, which comes at once.
+        await rows(database, name, 0)
+        assert not coordinator._grants
+        assert not coordinator._queues
+
+    run(main())
+    assert (True, False) in outcomes
+    assert (False, True) in outcomes
+
+
+def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
+    coordinator = connect()
+
+    async def block():
+        async with coordinator.mutex(name):
+            await asyncio.sleep(0)
+
+    async def main():
+        for number in itertools.count():
+            task = asyncio.create_task(block())
+            if not await cancel_after(task, number):
+                break
+            await asyncio.wait({task})
+            assert task.cancelled() or task.exception() is None
+        await rows(database, name, 0)
+        assert not coordinator._grants
+
+    run(main())
+
+
+def test_cancelled_twice(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        async with coordinator.mutex(name):
+            for number in range(20):
+                task = asyncio.create_task(coordinator.aio.mutex(name).acquire())
+                await rows(database, name, 2)
+                task.cancel()
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task})
+                assert task.cancelled()
+                await rows(database, name, 1)
+
+    run(main())
+
+
+def test_a_cancelled_task_lets_those_behind_go(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        async with coordinator.read(name):
+            writer = asyncio.create_task(coordinator.aio.write(name).acquire())
+            await rows(database, name, 2)
+            reader = asyncio.create_task(enter(coordinator.read(name)))
+            await rows(database, name, 3)
+            writer.cancel()
+            await reader
+
+    run(main())
+
+
+def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
+    """The registration takes longer than a cancelled task waits for it; its row must not stay."""
+    from sqlsem import aio
+
+    monkeypatch.setattr(aio, "SETTLE", 0.05)
+    coordinator = connect(grace=2.0)  # a slow engine must not lose it
+    begun, go_on = threading.Event(), threading.Event()
+    first = True
+
+    async def main():
+        nonlocal first
+        async with coordinator.mutex(name("other")):
+            session = coordinator._member._main
+            register = session.register
+
+            def slow(*arguments):
+                nonlocal first
+                if not first:
+                    return register(*arguments)
+                first = False
+                tickets = register(*arguments)
+                begun.set()
+                assert go_on.wait(PATIENCE)
+                return tickets
+
+            monkeypatch.setattr(session, "register", slow, raising=False)
+            task = asyncio.create_task(coordinator.aio.mutex(name("slow")).acquire())
+            line = asyncio.create_task(coordinator.aio.mutex(name("line")).acquire())
+            await eventually(begun.is_set)
+            # Cancelled again and again, they do not even wait for the removal of their rows.
+            while not (task.done() and line.done()):
+                task.cancel()
+                line.cancel()
+                await asyncio.sleep(0.02)
+            go_on.set()
+            assert task.cancelled()
+            assert line.cancelled()
+            await rows(database, name, 1)
+
+    run(main())
+
+
+# -- losing
+
+
+def remove(database, position):
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
+
+
+def test_leaving_tells_of_a_loss(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def main():
+        with pytest.raises(sqlsem.LockLost):
+            async with coordinator.mutex(name) as grant:
+                remove(database, grant.position)
+        told = []
+        with pytest.raises(ZeroDivisionError):
+            async with coordinator.mutex(name, on_lost=told.append) as grant:
+                remove(database, grant.position)
+                await asyncio.wait_for(grant.lost_event.wait(), PATIENCE)
+                _ = 1 / 0
+        await eventually(lambda: told == [grant])  # called just after the event was set
+        assert grant.lost
+
+    run(main())
+
+
+def test_cancel_on_lost(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def main():
+        with pytest.raises(sqlsem.LockLost) as caught:
+            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+                remove(database, grant.position)
+                await asyncio.sleep(PATIENCE)
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        if sys.version_info >= (3, 11):
+            assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0.01)  # no cancellation is left over
+
+        lock = coordinator.aio.mutex(name, cancel_on_lost=True)
+        await lock.acquire()
+        with pytest.raises(sqlsem.LockLost):
+            try:
+                remove(database, lock.grant.position)
+                await asyncio.sleep(PATIENCE)
+            finally:
+                await lock.release()
+        if sys.version_info >= (3, 11):
+            assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0.01)
+
+        # Nothing is lost after the end.
+        async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+            pass
+        coordinator.lose([grant.position], "too late")
+        await asyncio.sleep(0.01)
+
+    run(main())
+
+
+def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def main():
+        lock = coordinator.mutex(name, cancel_on_lost=True, reentrant=True)
+        with pytest.raises(sqlsem.LockLost):
+            async with lock as grant:
+                async with lock:
+                    remove(database, grant.position)
+                    await asyncio.sleep(PATIENCE)
+
+    run(main())
+
+
+def test_an_error_inside_comes_before_a_loss_that_cancels(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def main():
+        with pytest.raises(ZeroDivisionError):
+            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+                remove(database, grant.position)
+                try:
+                    await asyncio.sleep(PATIENCE)
+                except asyncio.CancelledError:
+                    _ = 1 / 0
+        await asyncio.sleep(0.01)
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="before 3.11 nobody can tell two cancellations apart")
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_lost_and_cancelled_by_somebody_else_at_the_same_time(run, connect, name, ours_first):
+    coordinator = connect()
+
+    async def main():
+        inside = asyncio.Event()
+
+        async def work():
+            async with coordinator.mutex(name, cancel_on_lost=True):
+                inside.set()
+                await asyncio.sleep(PATIENCE)
+
+        async def limited():
+            async with asyncio.timeout(PATIENCE) as limit:
+                async with coordinator.mutex(name("b"), cancel_on_lost=True) as grant:
+                    coordinator.lose([grant.position], "for a test")
+                    limit.reschedule(asyncio.get_running_loop().time())
+                    await asyncio.sleep(PATIENCE)
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        (grant,) = coordinator._grants
+        acts = [lambda: coordinator.lose([grant.position], "for a test"), task.cancel]
+        for act in acts if ours_first else reversed(acts):
+            act()
+        await asyncio.wait({task})
+        assert task.cancelled(), "the other's cancellation was taken for ours"
+        with pytest.raises(TimeoutError) as caught:
+            await asyncio.create_task(limited())
+        assert not isinstance(caught.value, sqlsem.SqlsemError)
+
+    run(main())
+    for row in coordinator.entries():
+        if row.resource.startswith(name):  # its loss was a lie
+            coordinator.revoke(row.position, force=True)
+
+
+def test_the_operator_takes_a_lock_from_a_task(run, connect, name):
+    coordinator, operator = connect(grace=GRACE), connect()
+
+    async def main():
+        with pytest.raises(sqlsem.LockLost, match="operator"):
+            async with coordinator.mutex(name, cancel_on_lost=True) as grant:
+                await asyncio.to_thread(operator.revoke, grant.position)
+                await asyncio.sleep(PATIENCE)
+
+    run(main())
+
+
+# -- asserting in the caller's transaction
+
+
+def test_assert_held(run, connect, database, name):
+    async def main():
+        async with connect().mutex(name) as grant:
+            with contextlib.closing(database.raw(autocommit=False)) as connection:
+                cursor = connection.cursor()
+                await grant.assert_held(cursor)
+                connection.commit()
+            if database.engine == "postgresql":
+                import psycopg
+
+                async with await psycopg.AsyncConnection.connect(database.url) as connection:
+                    cursor = connection.cursor()
+                    await grant.assert_held(cursor)
+                    await connection.commit()
+                    remove(database, grant.position)
+                    with pytest.raises(sqlsem.LockLost):
+                        await grant.assert_held(cursor)
+            else:
+                remove(database, grant.position)
+
+    with pytest.raises(sqlsem.LockLost):
+        run(main())
+
+
+# -- loops that end, and things in the wrong place
+
+
+def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database, name, caplog):
+    coordinator = connect()
+    lock = coordinator.aio.mutex(name)
+    kept = []
+
+    async def main():
+        await lock.acquire()
+        kept.append(lock.grant)
+
+    with caplog.at_level(logging.WARNING, "sqlsem"):
+        run(main())
+    assert "still held when its event loop ended" in caplog.text
+    until(lambda: database.queue(name) == [], "given back")
+
+    async def later():
+        for use in (kept[0].check, kept[0].release):
+            with pytest.raises(sqlsem.ConfigurationError, match="closed"):
+                await use()
+        with pytest.raises(sqlsem.NotHeld):
+            await lock.release()
+        async with lock._lock:
+            pass
+
+    run(later())
+
+
+def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
+    """Closed with tasks in it that wait: what they wanted is withdrawn, what was held is given back."""
+    coordinator = connect(grace=GRACE)
+    loop = asyncio.new_event_loop()
+    held, wanted = coordinator.aio.mutex(name("held")), coordinator.aio.mutex(name("wanted"))
+    with coordinator.mutex(name("wanted")):
+
+        async def main():
+            await held.acquire()
+            waiting = [asyncio.ensure_future(wanted.acquire()) for _ in range(2)]
+            await rows(database, name("wanted"), 3)
+            return waiting
+
+        waiting = loop.run_until_complete(main())
+        behind = Attempt(coordinator.mutex(name("wanted")))
+        until(lambda: len(database.queue(name("wanted"))) == 4)
+        with caplog.at_level(logging.WARNING, "sqlsem"):
+            loop.close()
+            until(lambda: database.queue(name("held")) == [], "what was held is given back")
+            until(lambda: len(database.queue(name("wanted"))) == 2, "what was wanted is withdrawn")
+        assert "still held when its event loop ended" in caplog.text
+    behind.leave()
+    for task in waiting:
+        task._log_destroy_pending = False
+    del waiting, task
+    gc.collect()
+    assert not coordinator._grants
+    assert not coordinator._queues
+
+
+def test_another_loop_and_another_task(run, connect, name):
+    coordinator = connect()
+    lock = coordinator.aio.mutex(name)
+
+    async def other_task(grant):
+        with pytest.raises(sqlsem.NotHeld, match="not held by this task"):
+            await lock.release()
+        await grant.check()
+
+    async def other_loop(grant):
+        with pytest.raises(sqlsem.NotHeld, match="not held by this task"):
+            await lock.release()
+        for use in (grant.check, grant.release, lambda: grant.assert_held(None)):
+            with pytest.raises(sqlsem.ConfigurationError, match="another event loop"):
+                await use()
+        assert await lock.acquire(timeout=0.05) is False
+
+    async def main():
+        await lock.acquire()
+        await asyncio.create_task(other_task(lock.grant))
+        await asyncio.to_thread(asyncio.run, other_loop(lock.grant))
+        await lock.grant.check()
+        await lock.release()
+        # Through its grant another task of the loop may.
+        await lock.acquire()
+        await asyncio.create_task(lock.grant.release())
+        with pytest.raises(sqlsem.NotHeld):
+            await lock.release()
+
+    run(main())
+
+
+def test_a_thread_that_holds_does_not_hold_for_a_task(run, connect, database, name):
+    lock = connect().mutex(name)
+
+    async def main():
+        await asyncio.to_thread(lock.acquire)
+        with pytest.raises(sqlsem.NotHeld):
+            await lock.__aexit__(None, None, None)
+        with pytest.raises(sqlsem.NotHeld):
+            lock.release()
+        assert not await lock._aio.acquire(timeout=0.05)
+
+    run(main())
+    connect().revoke(database.queue(name)[0][0], force=True)
+
+
+def test_the_coordinator_is_closed_while_tasks_wait(run, connect, database, name):
+    coordinator, holder = connect(), connect()
+
+    async def main():
+        async with holder.mutex(name):
+            waiting = [asyncio.create_task(coordinator.aio.mutex(name).acquire()) for _ in range(20)]
+            await rows(database, name, 21)
+            began = time.monotonic()
+            await coordinator.aio.close()
+            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(outcome, sqlsem.ConfigurationError), outcome
+                assert "closed" in str(outcome)
+            assert time.monotonic() - began < 10
+            await rows(database, name, 1)
+        with pytest.raises(sqlsem.ConfigurationError, match="closed"):
+            await coordinator.aio.mutex(name).acquire()
+
+    run(main())
+
+
+def test_closing_tells_a_task_that_holds(run, connect, name, caplog):
+    coordinator = connect()
+
+    async def main():
+        with pytest.raises(sqlsem.LockLost, match="closed"):
+            async with coordinator.mutex(name, cancel_on_lost=True):
+                await coordinator.aio.close()
+                await asyncio.sleep(PATIENCE)
+
+    run(main())
+    assert "event loop ended" not in caplog.text
+
+
+def test_taking_again_what_this_task_holds(run, connect, database, name):
+    coordinator = connect()
+
+    async def main():
+        lock = coordinator.mutex(name)
+        async with lock:
+            with pytest.raises(sqlsem.Deadlock, match="This task already holds"):
+                async with lock:
+                    pass
+        again = coordinator.mutex(name, reentrant=True)
+        async with again as outer, again as inner:
+            assert outer is inner
+            assert len(database.queue(name)) == 1
+            # Another task of the same loop is somebody else.
+            assert (
+                await asyncio.create_task(coordinator.aio.mutex(name, reentrant=True).acquire(blocking=False)) is False
+            )
+
+    run(main())
+
+
+def test_a_computed_name_needs_a_call(run, connect):
+    async def main():
+        lock = connect().aio.mutex(lambda table: table)
+        with pytest.raises(sqlsem.ConfigurationError, match="computed"):
+            await lock.acquire()
+        with pytest.raises(sqlsem.ConfigurationError, match="computed"):
+            async with lock:
+                pass
+
+    run(main())

@@ -1,0 +1,1206 @@
+"""Readers that become the writer, and writers that become readers: sessions first, then grants of both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+from sqlsem import protocol
+from sqlsem.engines.base import Disconnected
+from sqlsem.model import Request, Ticket, Upgrading
+
+READ, WRITE = "read", "write"
+
+
+class Later:
+    """A call that waits in the database, in a thread of its own."""
+
+    def __init__(self, call):
+        self.result, self.error, self.ended = None, None, None
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call):
+        try:
+            self.result = call()
+        except BaseException as exc:
+            self.error = exc
+        self.ended = time.monotonic()
+
+    def get(self, timeout=PATIENCE):
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "it still waits"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    @property
+    def waits(self):
+        return self._thread.is_alive()
+
+
+class Member:
+    """A member with its main session, and sessions to wait in, as a coordinator has them."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, database, resource, **options):
+        self.database, self.resource = database, resource
+        self.engine = database.make_engine(**options)
+        self.main = self.engine.connect("main")
+        self.number = self.main.enrol("host", 1, "test")
+        self.sessions = []
+        self.gone = False
+
+    def _waiting(self):
+        self.sessions.append(self.engine.connect("wait"))
+        return self.sessions[-1]
+
+    def ask(self, access, limit=1, weight=1, only_if_free=False, resource=None):
+        number = next(self._numbers)
+        request = Request(resource or self.resource, access, limit, weight)
+        found = self.main.register(
+            self.number, f"id-{number}", f"thread-{number}", f"{self.resource}.{number}", [request], only_if_free
+        )
+        return found[0] if found else None
+
+    def read(self):
+        ticket = self.ask(READ)
+        assert ticket.granted
+        return ticket
+
+    def enters(self, ticket, timeout=0.0):
+        return self.main.wait(ticket, timeout, threading.Event())
+
+    def wait(self, ticket, timeout=PATIENCE):
+        session = self._waiting()
+        return Later(lambda: self._slices(lambda left: session.wait(ticket, left, threading.Event()), timeout))
+
+    @staticmethod
+    def _slices(call, timeout):
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            found = call(max(0.0, min(left, 4.0)))
+            if found is not False or left <= 0:
+                return found
+
+    def begin(self, ticket, only_if_free=False):
+        """True when it writes now, False when not, None when the row is gone."""
+        done = self.main.begin_upgrade(ticket, only_if_free)
+        return {Upgrading.DONE: True, Upgrading.GONE: None}.get(done, False)
+
+    def upgrade(self, ticket, timeout=PATIENCE):
+        """Begun on the main session and waited for on another, as a coordinator has it."""
+        begun = self.main.begin_upgrade(ticket, False)
+        session = self._waiting()
+
+        def wait():
+            if begun is Upgrading.NOT_YET:
+                until(lambda: session.begin_upgrade(ticket, False) is not Upgrading.NOT_YET)
+            return self._slices(lambda left: session.upgrade(ticket, left, threading.Event()), timeout)
+
+        return Later(wait)
+
+    def downgrade(self, ticket):
+        return self.main.downgrade(ticket)
+
+    def release(self, ticket):
+        return self.main.release(ticket, "released")
+
+    def entry(self, ticket):
+        return next((one for one in self.main.entries(ticket.resource) if one.position == ticket.position), None)
+
+    def state(self, ticket):
+        entry = self.entry(ticket)
+        return entry and (entry.access, entry.state)
+
+    def outcomes(self, ticket):
+        """(access, outcome) of what history says of a row, oldest first."""
+        found = self.main.history(ticket.resource, 100)
+        return [(one.access, one.outcome) for one in reversed(found) if one.position == ticket.position]
+
+    def die(self):
+        """End all sessions without a word."""
+        self.gone = True
+        for session in [self.main, *self.sessions]:
+            session.close()
+
+    def end(self):
+        if not self.gone:
+            self.main.resign(self.number)
+            self.die()
+
+
+@pytest.fixture
+def member(database, name):
+    made = []
+
+    def member(**options):
+        made.append(Member(database, name, **options))
+        return made[-1]
+
+    yield member
+    for one in made:
+        one.end()
+    operator = database.session()
+    until(lambda: operator.reap() >= 0 and database.queue(name) == [], "the queue empty")
+    operator.close()
+
+
+# -- upgrade
+
+
+def test_a_lone_reader_becomes_the_writer_at_once(member):
+    one, other = member(), member()
+    mine = one.read()
+    assert one.begin(mine) is True
+    assert one.state(mine) == (WRITE, "holds")
+    late = other.ask(READ)
+    assert not late.granted
+    assert other.enters(late) is False
+    assert one.release(mine)
+    assert other.enters(late) is True
+    assert one.outcomes(mine) == [(READ, "upgraded"), (WRITE, "released")]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the reader ahead", "the reader behind"])
+def test_an_upgrade_waits_for_every_other_reader(member, first):
+    one, other = member(), member()
+    tickets = {True: one.read(), False: other.read()} if first else {False: other.read(), True: one.read()}
+    waiting = one.upgrade(tickets[True])
+    assert one.state(tickets[True]) == ("upgrade", "holds")
+    time.sleep(0.2)
+    assert waiting.waits
+    left = time.monotonic()
+    assert other.release(tickets[False])
+    assert waiting.get() is True
+    assert waiting.ended - left < 1.5, "it was not woken"
+    assert one.state(tickets[True]) == (WRITE, "holds")
+
+
+def test_an_upgrade_waits_for_its_own_members_other_readers(member):
+    one = member()
+    mine, sibling = one.read(), one.read()
+    waiting = one.upgrade(mine)
+    time.sleep(0.2)
+    assert waiting.waits
+    one.release(sibling)
+    assert waiting.get() is True
+
+
+def test_nobody_new_enters_beside_an_upgrader(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    waiting = one.upgrade(mine)
+    late, later = other.ask(READ), other.ask(WRITE)
+    assert not late.granted
+    assert other.ask(READ, only_if_free=True) is None
+    assert other.enters(late) is False
+    other.release(theirs)
+    assert waiting.get() is True
+    assert other.enters(late) is False
+    one.release(mine)
+    assert other.enters(later) is False
+    assert other.enters(late) is True
+    other.release(late)
+    assert other.enters(later) is True
+
+
+def test_a_waiting_writer_stays_behind(member):
+    one, other, third = member(), member(), member()
+    mine, theirs = one.read(), other.read()
+    writer = third.ask(WRITE)
+    waiting = one.upgrade(mine)
+    other.release(theirs)
+    assert waiting.get() is True
+    assert third.enters(writer) is False
+    assert one.downgrade(mine)
+    assert third.enters(writer) is False, "a reader is ahead of it"
+    one.release(mine)
+    assert third.enters(writer) is True
+
+
+def test_the_second_upgrader_gets_deadlock_at_once(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    waiting = one.upgrade(mine)
+    began = time.monotonic()
+    with pytest.raises(sqlsem.Deadlock) as caught:
+        other.begin(theirs)
+    with pytest.raises(sqlsem.Deadlock):
+        other.begin(theirs, only_if_free=True)
+    assert time.monotonic() - began < 5
+    assert str(mine.position) in str(caught.value)
+    assert str(theirs.position) in str(caught.value)
+    assert caught.value.resource == mine.resource
+    assert other.state(theirs) == (READ, "holds")
+    assert waiting.waits
+    other.release(theirs)
+    assert waiting.get() is True
+
+
+def test_an_upgrade_that_gives_up_is_a_reader_again(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    assert one.upgrade(mine, timeout=0.3).get() is False
+    assert one.state(mine) == ("upgrade", "holds")
+    late = other.ask(READ)
+    waiting = other.wait(late)
+    time.sleep(0.3)
+    assert waiting.waits
+    back = time.monotonic()
+    assert one.downgrade(mine)
+    assert waiting.get() is True
+    assert waiting.ended - back < 1.5, "it was not woken"
+    assert one.state(mine) == (READ, "holds")
+    assert one.outcomes(mine) == []
+    # And another may try.
+    other.release(late)
+    again = other.upgrade(theirs)
+    one.release(mine)
+    assert again.get() is True
+
+
+def test_a_try_changes_nothing(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    assert one.begin(mine, only_if_free=True) is False
+    assert one.state(mine) == (READ, "holds")
+    late = other.ask(READ)
+    assert late.granted
+    other.release(late)
+    other.release(theirs)
+    assert one.begin(mine, only_if_free=True) is True
+    assert one.state(mine) == (WRITE, "holds")
+
+
+def test_a_try_when_somebody_may_just_be_entering(member):
+    one, other, third = member(), member(), member()
+    mine = one.read()
+    writer, late = third.ask(WRITE), other.ask(READ)
+    third.release(writer)
+    assert one.begin(mine, only_if_free=True) is False
+    assert one.state(mine) == (READ, "holds")
+    assert other.enters(late) is True
+
+
+def test_a_try_is_not_kept_out_by_the_dead(member):
+    one, other = member(grace=0), member(grace=0)
+    other.read()
+    mine = one.read()
+    assert one.begin(mine, only_if_free=True) is False
+    other.die()
+    until(lambda: one.begin(mine, only_if_free=True), "the dead one out of the way")
+
+
+def test_every_call_may_be_repeated(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    for _ in range(3):
+        assert one.begin(mine) is False
+    other.release(theirs)
+    for _ in range(3):
+        assert one.main.upgrade(mine, PATIENCE, threading.Event()) is True
+    for _ in range(3):
+        assert one.begin(mine) is True
+    for _ in range(3):
+        assert one.downgrade(mine) is True
+    assert one.state(mine) == (READ, "holds")
+    assert one.release(mine)
+    assert one.begin(mine) is None
+    assert one.downgrade(mine) is False
+    assert one.outcomes(mine) == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "released")]
+
+
+def test_a_reader_who_may_enter_but_has_not_looked_is_let_in(member, database):
+    """It may just have seen that it may: so it counts as inside, and the upgrader waits for it."""
+    one, other, third = member(), member(), member()
+    mine = one.read()
+    writer = third.ask(WRITE)
+    late, later = other.ask(READ), other.ask(READ)
+    assert not late.granted
+    assert third.release(writer)
+    assert one.begin(mine) is False, "they may be inside"
+    assert other.state(late) == (READ, "holds")
+    assert other.enters(late) is True
+    assert other.enters(later) is True
+    waiting = one.upgrade(mine)
+    other.release(late)
+    time.sleep(0.2)
+    assert waiting.waits
+    other.release(later)
+    assert waiting.get() is True
+
+
+def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
+    one, other, third = member(), member(), member()
+    for _ in range(10):
+        mine = one.read()
+        writer = third.ask(WRITE)
+        late = other.ask(READ)
+        waiting = other.wait(late)
+        third.release(writer)
+        upgrading = one.upgrade(mine)
+        left = time.monotonic()
+        assert waiting.get() is True
+        assert waiting.ended - left < 1.5, "it slept on"
+        other.release(late)
+        assert upgrading.get() is True
+        one.release(mine)
+
+
+@pytest.mark.engines("postgresql")
+def test_one_that_is_let_in_and_never_looks(member, database):
+    """As the row of a session whose acquire was broken off: nobody attends to it, so it goes by itself."""
+    one, other, third = member(), member(), member()
+    mine = one.read()
+    writer = third.ask(WRITE)
+    late, gone = other.ask(READ), other.ask(READ)
+    until_then = "clock_timestamp() + interval '5 seconds'"
+    for ticket, when in ((late, until_then), (gone, "clock_timestamp() - interval '1 second'")):
+        database.rows(f"UPDATE {{table}} SET attended_until = {when} WHERE queue_position = ?", ticket.position)
+    third.release(writer)
+    waiting = one.upgrade(mine)
+    assert other.state(late) == (READ, "holds")
+    assert waiting.waits
+    assert waiting.get() is True
+    for ticket in (late, gone):  # and neither could have been let in behind the writer's back
+        assert other.entry(ticket) is None
+        assert other.outcomes(ticket) == [(READ, "cancelled")]
+
+
+def test_readers_behind_a_waiting_writer_are_not_let_in(member):
+    one, other, third = member(), member(), member()
+    mine, theirs = one.read(), other.read()
+    writer = third.ask(WRITE)
+    late = third.ask(READ)
+    waiting = one.upgrade(mine)
+    assert third.state(late) == (READ, "waits")
+    other.release(theirs)
+    assert waiting.get() is True
+    assert third.state(late) == (READ, "waits")
+    one.release(mine)
+    third.release(writer)
+    assert third.enters(late) is True
+
+
+def test_a_bare_reader_counts(member, database, name):
+    one = member()
+    mine = one.read()
+    connection = database.raw()
+    cursor = connection.cursor()
+    bare = database.insert_bare(cursor, name, "bare", access_type=READ, concurrency_limit=1)
+    waiting = one.upgrade(mine)
+    time.sleep(0.3)
+    assert waiting.waits
+    assert one.state(Ticket(name, bare, "bare", False)) == (READ, "holds")
+    late = database.insert_bare(cursor, name, "late", access_type=READ, concurrency_limit=1)
+    assert one.state(Ticket(name, late, "late", False)) == (READ, "waits")
+    cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (bare,))
+    assert waiting.get() is True
+    assert one.state(Ticket(name, late, "late", False)) == (READ, "waits")
+    one.release(mine)
+    assert one.state(Ticket(name, late, "late", False)) == (READ, "holds")
+    cursor.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (late,))
+    connection.close()
+
+
+def test_readers_that_a_pause_alone_holds_up(member, database):
+    """They may not be let in while it lasts, and not be passed over either: the upgrade does not begin."""
+    one, other, third = member(), member(), member()
+    mine = one.read()
+    writer = third.ask(WRITE)
+    late = other.ask(READ)
+    one.main.set_resource(mine.resource, "paused", 1)
+    third.release(writer)
+    waiting = one.upgrade(mine)
+    time.sleep(0.3)
+    assert waiting.waits
+    assert one.state(mine) in ((READ, "holds"), ("upgrade:new", "holds"))
+    assert other.state(late) == (READ, "waits")
+    one.main.set_resource(mine.resource, "paused", 0)
+    until(lambda: other.state(late) == (READ, "holds"))
+    other.release(late)
+    assert waiting.get() is True
+
+
+def test_an_upgrade_goes_on_while_paused(member):
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    one.main.set_resource(mine.resource, "paused", 1)
+    waiting = one.upgrade(mine)
+    other.release(theirs)
+    assert waiting.get() is True
+    one.main.set_resource(mine.resource, "paused", 0)
+
+
+def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
+    """A waiting row ahead never looks at us: only its leaving makes us alone."""
+    one, other, third = member(), member(), member()
+    writer = third.ask(WRITE)
+    early, mine = other.ask(READ), one.ask(READ)
+    third.release(writer)
+    assert one.enters(mine) is True
+    one.main.set_resource(mine.resource, "paused", 1)
+    waiting = one.upgrade(mine)
+    time.sleep(0.2)
+    assert waiting.waits
+    one.main.set_resource(mine.resource, "paused", 0)
+    assert other.enters(early) is True
+    assert waiting.waits
+    other.release(early)
+    assert waiting.get() is True
+
+
+# -- downgrade
+
+
+def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
+    one, other, third = member(), member(), member()
+    mine = one.ask(WRITE)
+    assert mine.granted
+    first, second, writer, last = other.ask(READ), third.ask(READ), third.ask(WRITE), other.ask(READ)
+    waiting = [other.wait(first), third.wait(second)]
+    behind = [third.wait(writer, timeout=2), other.wait(last, timeout=2)]
+    time.sleep(0.3)
+    assert all(one.waits for one in waiting)
+    began = time.monotonic()
+    assert one.downgrade(mine)
+    assert [one.get() for one in waiting] == [True, True]
+    assert max(one.ended for one in waiting) - began < 1.5, "they were not woken"
+    assert [one.get() for one in behind] == [False, False]
+    assert one.state(mine) == (READ, "holds")
+    assert one.outcomes(mine) == [(WRITE, "downgraded")]
+
+
+def test_who_waits_behind_one_that_was_downgraded_is_woken_by_its_release(member):
+    """The entry lock is there again."""
+    one, other = member(), member()
+    mine = one.ask(WRITE)
+    writer = other.ask(WRITE)
+    waiting = other.wait(writer)
+    time.sleep(0.2)
+    assert one.downgrade(mine)
+    time.sleep(0.3)
+    assert waiting.waits
+    left = time.monotonic()
+    one.release(mine)
+    assert waiting.get() is True
+    assert waiting.ended - left < 1.5
+
+
+def test_down_and_up_again(member):
+    one, other = member(), member()
+    mine = one.ask(WRITE)
+    for _ in range(3):
+        assert one.downgrade(mine)
+        theirs = other.read()
+        waiting = one.upgrade(mine)
+        other.release(theirs)
+        assert waiting.get() is True
+        assert other.ask(READ, only_if_free=True) is None
+
+
+def test_a_wait_that_outlives_its_upgrade_changes_nothing(member):
+    """A call that was broken off may go on in the server for a while."""
+    one, other = member(), member()
+    mine, theirs = one.read(), other.read()
+    waiting = one.upgrade(mine, timeout=2)
+    one.downgrade(mine)
+    assert one.main.upgrade(mine, 0.1, threading.Event()) is False
+    other.release(theirs)
+    assert waiting.get() is False
+    assert one.state(mine) == (READ, "holds")
+
+
+def test_fences_of_writers_never_fall(member):
+    """Its own position stays: who wrote before it stood ahead, and who writes after it stands behind."""
+    one, other, third = member(), member(), member()
+    first, second = one.read(), other.read()
+    writer = third.ask(WRITE)
+    waiting = other.upgrade(second)
+    one.release(first)
+    assert waiting.get() is True
+    fences = [second.position]
+    other.downgrade(second)
+    late = one.ask(READ)
+    assert not late.granted, "a writer waits ahead of it"
+    assert other.begin(second, only_if_free=True) is True, "who waits behind a writer is not inside"
+    fences.append(second.position)
+    other.release(second)
+    assert third.enters(writer) is True
+    fences.append(writer.position)
+    third.release(writer)
+    assert one.enters(late) is True
+    assert one.begin(late) is True
+    fences.append(late.position)
+    assert fences == sorted(fences)
+
+
+# -- what cannot be converted
+
+
+@pytest.mark.parametrize(("access", "limit"), [(READ, 3), (READ, None), ("stage:1", None), (WRITE, 3), (WRITE, None)])
+def test_only_readers_and_writers_are_converted(member, access, limit):
+    one = member()
+    mine = one.ask(access, limit)
+    assert mine.granted
+    with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
+        one.begin(mine)
+    with pytest.raises(sqlsem.SqlsemError, match="cannot be"):
+        one.downgrade(mine)
+    assert one.state(mine) == (access, "holds")
+
+
+def test_a_row_that_waits_is_not_converted(member):
+    one, other = member(), member()
+    one.ask(WRITE)
+    late = other.ask(READ)
+    assert other.begin(late) is None
+    assert other.downgrade(late) is False
+    assert other.state(late) == (READ, "waits")
+
+
+def test_somebody_elses_row_is_not_converted(member):
+    one, other = member(), member()
+    mine = one.read()
+    stolen = Ticket(mine.resource, mine.position, "somebody else", True)
+    assert other.begin(stolen) is None
+    assert other.downgrade(stolen) is False
+    assert one.state(mine) == (READ, "holds")
+
+
+def test_nobody_can_ask_for_the_label(member, database, name):
+    with pytest.raises(sqlsem.ConfigurationError, match="upgrade"):
+        Request(name, "upgrade")
+    if database.engine == "sqlite":
+        return  # nothing of ours runs there when a bare participant inserts
+    connection = database.raw()
+    with pytest.raises(Exception, match="upgrade"):
+        database.insert_bare(connection.cursor(), name, "bare", access_type="upgrade")
+    connection.close()
+
+
+# -- the dead, the revoked, the returned
+
+
+def test_an_upgrade_outlives_the_dead(member):
+    one, other, third = member(grace=0.3), member(grace=0.3), member(grace=0.3)
+    theirs, mine, alive = other.read(), one.read(), third.read()
+    waiting = one.upgrade(mine)
+    other.die()
+    until(lambda: one.entry(theirs) is None, "the dead one reaped, though the living one still reads")
+    assert waiting.waits
+    third.release(alive)
+    assert waiting.get() is True
+
+
+def test_a_dead_upgrader_goes_as_any(member):
+    one, other = member(grace=0.3), member(grace=0.3)
+    mine, theirs = one.read(), other.read()
+    one.begin(mine)
+    late = other.ask(READ)
+    waiting = other.wait(late)
+    one.die()
+    assert waiting.get() is True
+    other.release(late)
+    assert other.begin(theirs) is True
+
+
+def test_a_dead_upgrader_is_no_deadlock(member):
+    one, other = member(grace=1.0), member(grace=1.0)
+    mine, theirs = one.read(), other.read()
+    one.begin(mine)
+    one.die()
+    # Its session may take the server a moment to end.
+    waiting = until(lambda: _unless_deadlock(lambda: other.upgrade(theirs)), "no alarm for the dead")
+    assert waiting.get() is True
+
+
+def _unless_deadlock(call):
+    try:
+        return call()
+    except sqlsem.Deadlock:
+        return None
+
+
+def test_an_upgrader_is_revoked(member):
+    one, other = member(grace=0.4), member(grace=0.4)
+    mine, theirs = one.read(), other.read()
+    waiting = one.upgrade(mine)
+    assert other.main.revoke(mine.position, False) == 1
+    assert waiting.get() is None
+    assert one.main.ping(one.number).revoked == {mine.position}
+    assert one.begin(mine) is None
+    assert one.downgrade(mine) is False
+    # It is going: no deadlock with it.
+    follows = other.upgrade(theirs)
+    assert follows.get() is True
+    assert one.entry(mine) is None
+
+
+def test_an_upgrader_is_revoked_by_force(member):
+    one, other = member(), member()
+    mine = one.read()
+    other.read()
+    waiting = one.upgrade(mine)
+    assert other.main.revoke(mine.position, True) == 0
+    assert waiting.get() is None
+
+
+def test_an_upgrade_outlives_its_session(member, database):
+    one, other = member(grace=60), member(grace=60)
+    mine, theirs = one.read(), other.read()
+    one.begin(mine)
+    one.main.close()
+    one.main = one.engine.connect("main")
+    assert one.main.resume(one.number)
+    assert one.main.ping(one.number).positions == {mine.position}
+    waiting = one.upgrade(mine)
+    other.release(theirs)
+    assert waiting.get() is True
+    one.main.close()
+    one.main = one.engine.connect("main")
+    assert one.main.resume(one.number)
+    late = other.ask(READ)
+    follows = other.wait(late)
+    assert one.downgrade(mine)
+    assert follows.get() is True
+
+
+def test_members_with_a_lease(member):
+    one, other = member(lease=60), member(lease=60)
+    mine, theirs = one.read(), other.read()
+    waiting = one.upgrade(mine)
+    other.release(theirs)
+    assert waiting.get() is True
+    late = other.ask(READ)
+    follows = other.wait(late)
+    assert one.downgrade(mine)
+    assert follows.get() is True
+
+
+def test_a_pin_holds_a_writer_back(member, database):
+    """What asserts that it writes, in a transaction still open, must be done first."""
+    one = member(patience=0.2)
+    mine = one.ask(WRITE)
+    connection = database.raw(autocommit=False)
+    cursor = connection.cursor()
+    assert one.engine.pin(cursor, mine)
+    with pytest.raises(sqlsem.Unavailable):
+        one.downgrade(mine)
+    connection.rollback()
+    connection.close()
+    assert one.downgrade(mine)
+
+
+class Room:
+    """Who believes to be inside; refuses a writer beside anybody else."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._readers, self._writer = set(), None
+        self.written = self.deadlocks = self.gave_up = 0
+
+    def reads(self, ticket):
+        with self._lock:
+            assert self._writer is None, f"{ticket} reads beside the writer {self._writer}"
+            self._readers.add(ticket.position)
+
+    def writes(self, ticket):
+        """Stays for a while."""
+        with self._lock:
+            assert self._writer is None
+            assert self._readers <= {ticket.position}, f"{ticket} writes beside {self._readers}"
+            self._writer = ticket.position
+        time.sleep(0.002)
+        with self._lock:
+            assert self._readers <= {ticket.position}, f"{self._readers} came in beside {ticket}"
+            self._writer = None
+            self.written += 1
+
+    def leaves(self, ticket):
+        with self._lock:
+            self._readers.discard(ticket.position)
+
+
+def read_and_write(room, one, turns):
+    for turn in range(turns):
+        ticket = one.ask(READ)
+        if not ticket.granted:
+            assert one._slices(lambda left, t=ticket: one.main.wait(t, left, threading.Event()), PATIENCE) is True
+        room.reads(ticket)
+        try:
+            if turn % 2:
+                try:
+                    done = one.begin(ticket)
+                    patience = PATIENCE if turn % 4 == 1 else 0.01
+                    if not done:
+                        done = one._slices(
+                            lambda left, t=ticket: one.main.upgrade(t, left, threading.Event()), patience
+                        )
+                    if done:
+                        room.writes(ticket)
+                    if not done or turn % 8 == 1:
+                        assert one.downgrade(ticket)
+                        time.sleep(0.001)
+                except sqlsem.Deadlock:
+                    room.deadlocks += 1
+        finally:
+            room.leaves(ticket)
+            one.release(ticket)
+
+
+def write_or_give_up(room, one, turns):
+    """Those behind see their way free whenever this one goes."""
+    for turn in range(turns):
+        ticket = one.ask(WRITE)
+        inside = ticket.granted or one.main.wait(ticket, turn % 5 / 500, threading.Event())
+        if inside:
+            room.writes(ticket)
+        room.gave_up += not inside
+        one.release(ticket)
+
+
+def test_as_an_exclusion_under_load(member, database):
+    """Readers that upgrade, or give that up, among writers that wait or give up: nobody is ever beside a writer."""
+    room, errors = Room(), []
+    turns = 12 if database.engine == "mssql" else 40
+
+    def run(work, one):
+        try:
+            work(room, one, turns)
+        except BaseException as exc:
+            errors.append(exc)
+
+    works = [read_and_write] * 4 + [write_or_give_up] * 2
+    workers = [threading.Thread(target=run, args=(work, member())) for work in works]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(3 * PATIENCE)
+    assert errors == []
+    assert room.written > 0
+
+
+# -- as a grant, in threads and in tasks
+
+
+@pytest.fixture
+def connect(connect, database):
+    """With patience for engines that compile a routine when a session first calls it."""
+    usual = {"grace": 30.0} if database.engine == "mssql" else {}
+    return lambda **options: connect(**{**usual, **options})
+
+
+def access(database, grant):
+    """What the table says that a grant is."""
+    (row,) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", grant.position)
+    return row[0]
+
+
+class Upgrade:
+    """A thread in which a grant upgrades."""
+
+    def __init__(self, grant, timeout=PATIENCE):
+        self._later = Later(lambda: grant.upgrade(timeout))
+        self.get, self.grant = self._later.get, grant
+
+    @property
+    def waits(self):
+        return self._later.waits
+
+    def begun(self, database):
+        until(lambda: access(database, self.grant) == "upgrade", "the upgrade begun")
+        return self
+
+
+def test_a_grant_goes_up_and_down(connect, database, name):
+    one, other = connect(), connect()
+    with one.read(name) as grant:
+        fence = grant.fence
+        grant.upgrade()
+        assert access(database, grant) == WRITE
+        assert not other.read(name).acquire(blocking=False)
+        grant.check()
+        grant.downgrade()
+        assert access(database, grant) == READ
+        with other.read(name):
+            grant.check()
+        grant.upgrade(timeout=0)
+        assert grant.fence == fence
+    assert not grant.lost
+    told = [(past.access, past.outcome) for past in reversed(one.history(name)) if past.position == grant.position]
+    assert told == [(READ, "upgraded"), (WRITE, "downgraded"), (READ, "upgraded"), (WRITE, "released")]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one process", "two"])
+def test_a_grant_waits_for_the_others(connect, database, name, same):
+    one = connect()
+    other = one if same else connect()
+    reader = Attempt(other.read(name))
+    reader.granted()
+    with one.read(name) as grant:
+        waiting = Upgrade(grant).begun(database)
+        late = Attempt(other.read(name))
+        assert late.waits(0.2)
+        assert waiting.waits
+        reader.leave()
+        waiting.get()
+        assert late.waits()
+        grant.downgrade()
+        late.granted(10)
+        late.leave()
+
+
+def test_an_upgrade_that_takes_too_long(connect, database, name):
+    one, other = connect(), connect()
+    with other.read(name), one.read(name) as grant:
+        for timeout in (0, 0.3):
+            with pytest.raises(sqlsem.Timeout, match="did not become the writer") as caught:
+                grant.upgrade(timeout=timeout)
+            assert caught.value.resource == name
+            assert access(database, grant) == READ
+            grant.check()
+            late = Attempt(other.read(name))
+            late.granted(10)
+            late.leave()
+
+
+def test_two_upgrades_at_once(connect, database, name):
+    one, other = connect(), connect()
+    lock = other.read(name)
+    lock.acquire()
+    theirs = lock.grant
+    with one.read(name) as mine:
+        waiting = Upgrade(mine).begun(database)
+        with pytest.raises(sqlsem.Deadlock) as caught:
+            theirs.upgrade()
+        assert caught.value.resource == name
+        assert f"at {mine.position} is upgrading" in str(caught.value)
+        assert access(database, theirs) == READ
+        theirs.check()
+        assert waiting.waits
+        theirs.release()
+        waiting.get()
+        assert access(database, mine) == WRITE
+        with pytest.raises(sqlsem.NotHeld):
+            theirs.upgrade()
+
+
+def test_a_knot_with_an_upgrade_in_it(connect, database, name):
+    """A reads x and upgrades, which waits for B to leave; B waits for y, which A has."""
+    one, other = connect(), connect()
+    y = one.mutex(name("y"))
+    y.acquire()
+    with one.read(name("x")) as mine:
+        started, ended = threading.Event(), threading.Event()
+        caught = []
+
+        def work():
+            with other.read(name("x")):
+                started.set()
+                try:
+                    with other.mutex(name("y"), timeout=PATIENCE):
+                        pass
+                except sqlsem.Deadlock as exc:
+                    caught.append(exc)
+            ended.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert started.wait(PATIENCE)
+        until(lambda: len(database.queue(name("y"))) == 2)
+        try:
+            mine.upgrade(timeout=PATIENCE)
+        except sqlsem.Deadlock as exc:
+            caught.append(exc)
+        (deadlock,) = caught
+        assert name("x") in str(deadlock)
+        assert name("y") in str(deadlock)
+        y.release()
+        assert ended.wait(PATIENCE)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda c, n: c.mutex(n), lambda c, n: c.write(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)]
+)
+def test_what_is_no_reader_is_not_upgraded(connect, name, kind):
+    with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be upgraded"):
+        grant.upgrade()
+
+
+@pytest.mark.parametrize("kind", [lambda c, n: c.read(n), lambda c, n: c.limit(n, 3), lambda c, n: c.stage(n, 1)])
+def test_what_is_no_writer_is_not_downgraded(connect, name, kind):
+    with kind(connect(), name) as grant, pytest.raises(sqlsem.ConfigurationError, match="cannot be downgraded"):
+        grant.downgrade()
+
+
+def test_several_at_once_are_not_converted(connect, name):
+    coordinator = connect()
+    with sqlsem.all_of(coordinator.read(name("a")), coordinator.read(name("b"))) as grant:
+        with pytest.raises(sqlsem.ConfigurationError, match="several resources"):
+            grant.upgrade()
+        with pytest.raises(sqlsem.ConfigurationError, match="several resources"):
+            grant.downgrade()
+
+
+def test_a_timeout_that_is_none(connect, name):
+    lock = connect().read(name)
+    lock.acquire()
+    grant = lock.grant
+    for timeout in (-1, "soon", float("nan"), True):
+        with pytest.raises(sqlsem.ConfigurationError):
+            grant.upgrade(timeout=timeout)
+    grant.release()
+    for call in (grant.upgrade, grant.downgrade):
+        with pytest.raises(sqlsem.NotHeld):
+            call()
+
+
+def test_a_reentrant_holder(connect, database, name):
+    lock = connect().read(name, reentrant=True)
+    with lock as outer:
+        with lock as inner:
+            inner.upgrade()
+            assert outer is inner
+            with pytest.raises(sqlsem.ConfigurationError, match="held 2 times"):
+                inner.downgrade()
+            assert access(database, outer) == WRITE
+        outer.downgrade()
+        assert access(database, outer) == READ
+
+
+def test_only_one_thread_converts_a_grant_at_a_time(connect, database, name):
+    one, other = connect(), connect()
+    reader = Attempt(other.read(name))
+    reader.granted()
+    with one.read(name) as grant:
+        waiting = Upgrade(grant).begun(database)
+        with pytest.raises(sqlsem.ConfigurationError, match="another thread"):
+            grant.upgrade()
+        reader.leave()
+        waiting.get()
+
+
+@pytest.mark.leaves_rows
+def test_an_upgrade_whose_grant_is_taken_away(connect, database, name):
+    lost = []
+    one, other = connect(grace=0.6), connect()
+    with other.read(name):
+        lock = one.read(name, on_lost=lost.append)
+        lock.acquire()
+        grant = lock.grant
+        waiting = Upgrade(grant).begun(database)
+        other.revoke(grant.position)
+        with pytest.raises(sqlsem.LockLost):
+            waiting.get()
+        assert grant.lost
+        until(lambda: lost == [grant])
+        with pytest.raises(sqlsem.LockLost):
+            lock.release()
+        until(lambda: [row[0] for row in database.queue(name) if row[0] == grant.position] == [])
+
+
+def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
+    one, other = connect(), connect()
+    with other.read(name) as theirs:
+        lock = one.read(name)
+        lock.acquire()
+        waiting = Upgrade(lock.grant).begun(database)
+        one.close()
+        with pytest.raises(sqlsem.SqlsemError):
+            waiting.get()
+        assert [row[0] for row in database.queue(name)] == [theirs.position]
+
+
+def trouble(monkeypatch, coordinator, method, error, times):
+    """Have a method of the main session fail so often, before it does anything; where it counts."""
+    kind = type(coordinator._member._main)
+    original, left = getattr(kind, method), [times]
+
+    def fail(self, *arguments):
+        if left[0] > 0:
+            left[0] -= 1
+            raise error("trouble")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(kind, method, fail)
+    return left
+
+
+def test_an_upgrade_that_cannot_be_put_back_at_once(connect, database, name, monkeypatch):
+    one, other = connect(grace=1.0), connect()
+    with other.read(name), one.read(name) as grant:
+        left = trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+        with pytest.raises(sqlsem.Timeout):
+            grant.upgrade(timeout=0.2)
+        assert left == [0]
+        until(lambda: access(database, grant) == READ, "put back by the pulse")
+
+
+def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, name, monkeypatch):
+    one, other = connect(), connect()
+    reader = Attempt(other.read(name))
+    reader.granted()
+    with one.read(name) as grant:
+        later = []
+        monkeypatch.setattr(one._member, "later", later.append)
+        trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+        with pytest.raises(sqlsem.Timeout):
+            grant.upgrade(timeout=0.2)
+        reader.leave()
+        grant.upgrade()
+        assert access(database, grant) == WRITE
+        (late,) = later
+        one._member.call("late", late, None)
+        assert access(database, grant) == WRITE
+        grant.downgrade()
+        one._member.call("late", late, None)
+
+
+def test_a_downgrade_that_cannot_be_done_at_once(connect, database, name, monkeypatch):
+    one = connect(grace=1.0)
+    with one.write(name) as grant:
+        trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
+        with pytest.raises(sqlsem.Unavailable):
+            grant.downgrade()
+        until(lambda: access(database, grant) == READ, "done by the pulse")
+        grant.upgrade()
+        assert access(database, grant) == WRITE
+
+
+def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
+    one, other = connect(), connect()
+    reader = Attempt(other.read(name))
+    reader.granted()
+    with one.read(name) as grant:
+        kind, lost = type(one._member._main), []
+
+        def losing(method):
+            original = getattr(kind, method)
+
+            def lose(self, *arguments):
+                answer = original(self, *arguments)
+                if method in lost:
+                    return answer
+                lost.append(method)
+                if database.engine != "sqlite":  # a file is not lost
+                    self.close()
+                raise Disconnected("the answer was lost")
+
+            monkeypatch.setattr(kind, method, lose)
+
+        losing("begin_upgrade")
+        losing("downgrade")
+        waiting = Upgrade(grant).begun(database)
+        reader.leave()
+        waiting.get()
+        assert access(database, grant) == WRITE
+        grant.downgrade()
+        assert lost == ["begin_upgrade", "downgrade"]
+        assert access(database, grant) == READ
+        grant.check()
+
+
+def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, monkeypatch):
+    """As a KeyboardInterrupt while it waits."""
+    one, other = connect(), connect()
+    with other.read(name), one.read(name) as grant:
+        perform = one._perform
+
+        def interrupted(operation):
+            if isinstance(operation, protocol.WaitFor):
+                raise KeyboardInterrupt
+            return perform(operation)
+
+        monkeypatch.setattr(one, "_perform", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grant.upgrade()
+        monkeypatch.undo()
+        assert access(database, grant) == READ
+        grant.check()
+
+
+def test_tasks_go_up_and_down(connect, database, name):
+    one, other = connect(), connect()
+
+    async def main():
+        async with one.aio.read(name) as grant:
+            async with other.aio.read(name) as theirs:
+                with pytest.raises(sqlsem.Timeout):
+                    await grant.upgrade(timeout=0.2)
+                assert access(database, grant) == READ
+                waiting = asyncio.create_task(grant.upgrade(timeout=PATIENCE))
+                while access(database, grant) != "upgrade":
+                    await asyncio.sleep(0.01)
+                with pytest.raises(sqlsem.Deadlock):
+                    await theirs.upgrade()
+            await waiting
+            assert access(database, grant) == WRITE
+            late = other.aio.read(name)
+            assert not await late.acquire(blocking=False)
+            entering = asyncio.create_task(read(late))
+            await asyncio.sleep(0.2)
+            assert not entering.done()
+            await grant.downgrade()
+            assert access(database, grant) == READ
+            await asyncio.wait_for(entering, 10)
+            with pytest.raises(sqlsem.ConfigurationError):
+                await grant.downgrade()
+
+    async def read(lock):
+        async with lock:
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_while_it_upgrades_reads_on(connect, database, name):
+    one, other = connect(), connect()
+
+    async def main():
+        async with other.aio.read(name), one.aio.read(name) as grant:
+            waiting = asyncio.create_task(grant.upgrade())
+            while access(database, grant) != "upgrade":
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert access(database, grant) == READ
+            await grant.check()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(grant.upgrade(), 0.2)
+            assert access(database, grant) == READ
+
+    asyncio.run(main())
+
+
+def test_tasks_and_threads_beside_each_other(connect, database, name):
+    one = connect()
+    reader = Attempt(one.read(name))
+    reader.granted()
+
+    async def main():
+        async with one.aio.read(name) as grant:
+            waiting = asyncio.create_task(grant.upgrade(PATIENCE))
+            while access(database, grant) != "upgrade":
+                await asyncio.sleep(0.01)
+            reader.leave()
+            await waiting
+            late = Attempt(one.read(name))
+            await asyncio.sleep(0.2)
+            assert not late.settled
+            await grant.downgrade()
+            await asyncio.to_thread(late.granted)
+            await asyncio.to_thread(late.leave)
+
+    asyncio.run(main())

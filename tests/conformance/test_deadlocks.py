@@ -1,0 +1,519 @@
+"""What an engine finds in its tables is what the reference finds in the same rows; what becomes of those who wait."""
+
+import asyncio
+import itertools
+import os
+import random
+import threading
+import time
+
+import knots
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+from support import PATIENCE, remains, until
+
+import sqlsem
+from sqlsem import deadlocks
+from sqlsem.deadlocks import Row, find
+from sqlsem.model import Request
+
+NEVER = threading.Event()
+EXAMPLES = {"sqlite": 100, "postgresql": 75, "mssql": 25}
+
+
+class Mirror:
+    """Moves of a `knots.World`, made by real sessions: each member is one."""
+
+    def __init__(self, database, sessions, prefix, caps):
+        self.database, self.prefix, self.world = database, prefix, knots.World(caps)
+        self.sessions = sessions
+        self.members = {
+            number: session.enrol(f"host{number}", 1000 + number, "test") for number, session in self.sessions.items()
+        }
+        self.rows = {}  # number in the world: ticket, or of a bare row its position
+        self.uids = itertools.count()
+        self.raw = database.raw()
+        for resource, cap in caps.items():
+            self.sessions[1].set_resource(self.full(resource), "cap", cap)
+
+    def full(self, resource):
+        return f"{self.prefix}-{resource}"
+
+    def move(self, kind, who, what):
+        before = list(self.world.rows)
+        member, owner = self.world.owner(who)
+        if not self.world.move(kind, who, what):
+            return
+        after = {row.position for row in self.world.rows}
+        if kind == "ask":
+            new = [row for row in self.world.rows if row.position not in {row.position for row in before}]
+            if member is None:
+                (row,) = new
+                columns = {"access_type": row.access, "concurrency_limit": row.limit, "weight": row.weight}
+                self.rows[row.position] = self.database.insert_bare(
+                    self.raw.cursor(), self.full(row.resource), "bare", **columns
+                )
+            else:
+                requests = [Request(self.full(row.resource), row.access, row.limit, row.weight) for row in new]
+                tickets = self.sessions[member].register(
+                    self.members[member], f"who {who}", owner, f"{self.prefix}.{next(self.uids)}", requests, False
+                )
+                for row, ticket in zip(new, tickets, strict=True):
+                    self.rows[row.position] = ticket
+        for row in before:
+            if row.position not in after:
+                gone = self.rows.pop(row.position)
+                if member is None:
+                    self.raw.cursor().execute(
+                        self.database.sql("DELETE FROM {table} WHERE queue_position = ?"), (gone,)
+                    )
+                else:
+                    assert self.sessions[member].release(gone, "released")
+        labels = {row.position: row.access for row in before}
+        for row in self.world.rows:
+            if labels.get(row.position, row.access) != row.access:
+                self.label(self.rows[row.position].position, row.access)
+        for row in sorted(self.world.rows, key=lambda row: row.position):
+            if row.granted and row.member is not None:
+                self.sessions[row.member].wait(self.rows[row.position], 0.0, NEVER)
+
+    def label(self, position, access):
+        change = self.database.sql("UPDATE {table} SET access_type = ? WHERE queue_position = ?")
+        self.raw.cursor().execute(change, (access, position))
+
+    def read(self):
+        """The rows as they are in the database."""
+        found = self.database.rows(
+            "SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted_at "
+            "FROM {table}"
+        )
+        rows = [Row(*row[:7], row[7] is not None) for row in found if row[1].startswith(self.prefix)]
+        assert len(rows) == len(self.world.rows)
+        return rows
+
+    def close(self):
+        for resource in self.world.caps:
+            self.sessions[1].set_resource(self.full(resource), "cap", None)
+        for number, session in self.sessions.items():
+            session.resign(self.members[number])
+        self.raw.cursor().execute(self.database.sql("DELETE FROM {table} WHERE requesting_id = 'bare'"))
+        self.raw.close()
+        assert self.database.queue(self.prefix) == []
+
+
+def test_against_the_reference(database, name):
+    number = itertools.count()
+    seen = []
+
+    @settings(
+        max_examples=EXAMPLES[database.engine] * int(os.environ.get("SQLSEM_TEST_SCALE", "1")),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(knots.caps, st.lists(knots.moves(), min_size=12, max_size=40))
+    def check(caps, moves):
+        mirror = Mirror(database, sessions, name(next(number)), caps)
+        try:
+            for move in moves:
+                mirror.move(*move)
+            compare(mirror)
+        finally:
+            mirror.close()
+
+    def compare(mirror):
+        caps = {mirror.full(resource): cap for resource, cap in mirror.world.caps.items()}
+        found = find(mirror.read(), caps)
+        expected = find(mirror.world.rows, mirror.world.caps)
+        assert len(found) == len(expected), "the rows are not what the moves lead to"
+        event(f"{len(found)} knots")
+        seen.append(len(found))
+        people = {member: (f"host{number}", 1000 + number, None) for number, member in mirror.members.items()}
+        for number, member in mirror.members.items():
+            mine = {knot.victim.position: knot for knot in found if knot.victim.member == member}
+            answer = mirror.sessions[number].find_deadlock(member)
+            assert (answer is None) == (not mine)
+            if answer is not None:
+                assert answer == deadlocks.steps_of(mine[answer.victim], people)
+                assert str(answer.victim) in deadlocks.message(answer)
+
+    sessions = {number: database.session() for number in (1, 2, 3, 4)}
+    try:
+        check()
+    finally:
+        for session in sessions.values():
+            session.close()
+    assert sum(seen) > len(seen) / 10, "hardly any deadlock among the examples"
+
+
+@pytest.fixture
+def ring(database, name):
+    """``ring(size)``: members of which each holds one resource and waits for the next one's; sessions and numbers."""
+    sessions = []
+
+    def ring(size, **options):
+        found = []
+        for number in range(size):
+            session = database.session(**options)
+            sessions.append(session)
+            found.append((session, session.enrol(f"host{number}", number, "test")))
+        for step in (0, 1):
+            for number, (session, member) in enumerate(found):
+                one = Request(name((number + step) % size))
+                (ticket,) = session.register(member, f"r{number}", "main", f"{name}.{number}.{step}", [one], False)
+                assert ticket.granted == (step == 0)
+        return found
+
+    yield ring
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_only_the_youngest_is_told(database, ring, name, size):
+    found = ring(size)
+    answers = [session.find_deadlock(member) for session, member in found]
+    assert [answer is not None for answer in answers] == [False] * (size - 1) + [True]
+    assert len(answers[-1].steps) == answers[-1].whos == size
+    last = max(row[0] for row in database.queue(name))
+    assert answers[-1].victim == last
+    session, member = found[-1]
+    assert session.cancel(member, f"{name}.{size - 1}.1", "cancelled") == 1
+    assert [session.find_deadlock(member) for session, member in found] == [None] * size
+    for session, member in found:
+        session.resign(member)
+
+
+def test_the_dead_are_no_deadlock(ring, database, name):
+    """Their rows will go, so nobody has to give up."""
+    (one, first), (two, second) = ring(2, grace=300)
+    one.close()
+    answer = two.find_deadlock(second)
+    if database.engine == "sqlite":
+        assert answer is None  # dead for certain, and removed on the spot
+    else:
+        until(lambda: two.find_deadlock(second) is None, "the dead noticed")
+    two.resign(second)
+    database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", first)
+    reaper = database.session()
+    reaper.reap()
+    reaper.close()
+    assert database.queue(name) == []
+
+
+def test_what_was_taken_away_is_no_deadlock(ring, database, name):
+    (one, first), (two, second) = ring(2)
+    holds = min(row[0] for row in database.queue(name))
+    assert one.revoke(holds, False) == 1
+    assert two.find_deadlock(second) is None
+    one.resign(first)
+    two.resign(second)
+
+
+# -- what becomes of those who wait ---------------------------------------------------------------------------------
+
+
+class Holder:
+    """A thread that holds one lock and then wants another one."""
+
+    def __init__(self, database, threads, first, then, **options):
+        self.database, self.first, self.then, self.options = database, first, then, options
+        self.may_want, self.may_leave, self.holds = threading.Event(), threading.Event(), threading.Event()
+        self.outcome, self.wanted_at, self.ended_at = None, None, None
+        self.ended = threading.Event()
+        threads.start(self.run)
+        assert self.holds.wait(PATIENCE)
+
+    def run(self):
+        with self.first as grant:
+            self.grant = grant
+            self.holds.set()
+            assert self.may_want.wait(PATIENCE)
+            self.wanted_at = time.monotonic()
+            try:
+                with self.then as grant:
+                    self.outcome = grant
+            except sqlsem.SqlsemError as exc:
+                self.outcome = exc
+            self.ended_at = time.monotonic()
+            self.ended.set()
+            if isinstance(self.outcome, sqlsem.Deadlock):
+                assert self.may_leave.wait(PATIENCE)
+
+    def want(self, name):
+        """Returns when the request is in the queue."""
+        before = len(self.database.queue(name))
+        self.may_want.set()
+        until(lambda: self.ended.is_set() or len(self.database.queue(name)) > before, "the request in the queue")
+        return self
+
+    def done(self):
+        assert self.ended.wait(PATIENCE), "it still waits"
+        return self.outcome
+
+
+#: How soon a deadlock has to be found. The promise is two seconds; machines are slow and noisy.
+SOON = 45.0
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_threads_in_a_ring(database, connect, name, threads, size):
+    coordinators = [connect(), connect()]  # so some of it is in one process's memory, and some is not
+    locks = [[one.mutex(name(number)) for number in range(size)] for one in coordinators]
+    holders = [
+        Holder(database, threads, locks[number % 2][number], locks[number % 2][(number + 1) % size])
+        for number in range(size)
+    ]
+    for holder in holders:
+        holder.want(name)
+    *others, victim = holders
+    error = victim.done()
+    assert isinstance(error, sqlsem.Deadlock)
+    assert victim.ended_at - victim.wanted_at < SOON
+    assert error.resource == name(0)
+    for number, holder in enumerate(holders):
+        held, behind = holder.grant.position, holders[(number + 1) % size].grant.position
+        assert f"holds '{name(number)}' at {held}, waits for '{name((number + 1) % size)}' at " in str(error)
+        assert f" behind {behind}" in str(error)
+    assert str(error).count(f":{os.getpid()} (") == size
+    # What it wanted has left the queue, what it has is still its own, and the others wait for that.
+    assert len(database.queue(name)) == 2 * size - 1
+    assert not victim.grant.lost
+    assert not any(holder.ended.is_set() for holder in others)
+    victim.may_leave.set()
+    assert all(isinstance(holder.done(), sqlsem.Grant) for holder in others)
+    threads.join()
+
+
+def test_several_deadlocks_at_once(database, connect, name, threads):
+    coordinator = connect()
+    pairs = []
+    for pair in range(4):
+        one, other = coordinator.mutex(name(f"{pair}a")), coordinator.mutex(name(f"{pair}b"))
+        pairs.append((Holder(database, threads, one, other), Holder(database, threads, other, one)))
+    for one, other in pairs:
+        one.want(name)
+        other.want(name)
+    for one, other in pairs:
+        assert isinstance(other.done(), sqlsem.Deadlock)
+        other.may_leave.set()
+        assert isinstance(one.done(), sqlsem.Grant)
+    threads.join()
+    assert max(other.ended_at for _, other in pairs) - pairs[-1][1].wanted_at < SOON
+
+
+def test_readers_and_limits(database, connect, name, threads):
+    """A limit of two is a deadlock only when both who are inside are in it."""
+    coordinator = connect()
+    book, pool = name("book"), name("pool")
+    reader = Holder(database, threads, coordinator.read(book), coordinator.limit(pool, 2))
+    one = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
+    two = Holder(database, threads, coordinator.limit(pool, 2), coordinator.write(book))
+    one.want(name)
+    reader.want(name)
+    remains(lambda: not (one.ended.is_set() or reader.ended.is_set()), 2.5, "no deadlock while one of two can leave")
+    two.want(name)
+    assert isinstance(two.done(), sqlsem.Deadlock)
+    assert f"'{pool}'" in str(two.outcome)
+    assert f"'{book}'" in str(two.outcome)
+    two.may_leave.set()
+    assert isinstance(reader.done(), sqlsem.Grant)
+    assert isinstance(one.done(), sqlsem.Grant)
+    threads.join()
+
+
+def test_a_timeout_comes_first(database, connect, name, threads):
+    coordinator = connect()
+    one = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b"), timeout=0.05))
+    two = Holder(database, threads, coordinator.mutex(name("b")), coordinator.mutex(name("a")))
+    one.want(name)
+    two.want(name)
+    assert isinstance(one.done(), sqlsem.Timeout)
+    assert isinstance(two.done(), sqlsem.Grant)
+    threads.join()
+
+
+def test_what_is_taken_at_once_can_meet_what_is_not(database, connect, name, threads):
+    """all_of, which has got one of its two, and somebody who takes them one after the other."""
+    coordinator = connect()
+    other = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
+    both = sqlsem.all_of(coordinator.mutex(name("b")), coordinator.mutex(name("a")))
+    everything = Holder(database, threads, coordinator.mutex(name("apart")), both)
+    everything.want(name("a"))
+    other.want(name)
+    assert isinstance(other.done(), sqlsem.Deadlock)
+    other.may_leave.set()
+    assert isinstance(everything.done(), sqlsem.Grant)
+    threads.join()
+
+
+def test_all_of_never_deadlocks(database, connect, name, threads):
+    """Many threads that take random sets, in random order, of locks of all kinds: nobody ever gets Deadlock."""
+    coordinators = [connect() for _ in range(2)]
+    rounds, done = (4, 6) if database.engine == "mssql" else (25, 12), []
+
+    def work(coordinator, seed):
+        chance = random.Random(seed)
+        for _ in range(rounds[0]):
+            names = chance.sample("abcde", chance.randint(1, 4))
+            kinds = [
+                chance.choice(
+                    [
+                        coordinator.mutex,
+                        coordinator.read,
+                        coordinator.write,
+                        lambda one: coordinator.limit(one, 3, weight=chance.randint(1, 3)),
+                        lambda one: coordinator.stage(one, chance.randint(1, 2)),
+                    ]
+                )
+                for _ in names
+            ]
+            with sqlsem.all_of(*(kind(name(one)) for kind, one in zip(kinds, names, strict=True))):
+                done.append(names)
+
+    for seed in range(rounds[1]):
+        threads.start(work, coordinators[seed % 2], seed)
+    threads.join()
+    assert len(done) == rounds[0] * rounds[1]
+
+
+def hold_and_want(channel, url, options, first, then):
+    coordinator = sqlsem.connect(url, **options)
+    with coordinator.mutex(first) as grant:
+        channel.tell("holds", position=grant.position)
+        channel.ask()
+        try:
+            with coordinator.mutex(then):
+                channel.tell("done", outcome="had")
+        except sqlsem.Deadlock as exc:
+            channel.tell("done", outcome=str(exc))
+            channel.ask()
+    coordinator.close()
+
+
+def test_processes(database, connect, name, spawn):
+    children = [
+        spawn(hold_and_want, first=name(one), then=name(other)) for one, other in (("a", "b"), ("b", "c"), ("c", "a"))
+    ]
+    positions = [child.next()["position"] for child in children]
+    for number, child in enumerate(children):
+        child.send(go=True)
+        until(lambda number=number: len(database.queue(name)) > 3 + number, "the request in the queue")
+        began = time.monotonic()
+    outcome = children[-1].next()["outcome"]
+    assert time.monotonic() - began < SOON
+    for child, position in zip(children, positions, strict=True):
+        assert f"{child.pid} (MainThread#1) holds '{name}" in outcome
+        assert f" at {position}, waits for" in outcome
+    children[-1].send(leave=True)
+    for child in children[-2::-1]:
+        assert child.next()["outcome"] == "had"
+    for child in children:
+        child.rest()
+
+
+def test_tasks_and_threads(database, connect, name, threads):
+    """Two tasks of one loop, and a thread."""
+    coordinator = connect()
+    holder = Holder(database, threads, coordinator.mutex(name("c")), coordinator.mutex(name("a")))
+
+    async def take(first, then, holds, go):
+        async with coordinator.mutex(name(first)):
+            holds.set()
+            await go.wait()
+            async with coordinator.mutex(name(then)):
+                return "had"
+
+    async def main():
+        events = [asyncio.Event() for _ in range(4)]
+        one = asyncio.create_task(take("a", "b", events[0], events[1]), name="one")
+        two = asyncio.create_task(take("b", "c", events[2], events[3]), name="two")
+        await events[0].wait()
+        await events[2].wait()
+        events[1].set()
+        await asyncio.to_thread(until, lambda: len(database.queue(name)) == 4)
+        await asyncio.to_thread(holder.want, name)
+        began = time.monotonic()
+        events[3].set()
+        with pytest.raises(sqlsem.Deadlock) as caught:
+            await two
+        assert time.monotonic() - began < SOON
+        for words in ("(one#", "(two#", f" holds '{name('c')}' at {holder.grant.position}, waits for '{name('a')}'"):
+            assert words in str(caught.value)
+        assert await one == "had"
+
+    asyncio.run(main())
+    assert isinstance(holder.done(), sqlsem.Grant)
+    threads.join()
+
+
+def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, threads):
+    """Who holds nothing else is never asked about, however long it waits."""
+    coordinator = connect(grace=1)
+    with coordinator.mutex(name("a")):
+
+        def wait():
+            assert not coordinator.mutex(name("a")).acquire(timeout=2)
+
+        threads.start(wait)
+        until(lambda: len(database.queue(name)) == 2, "the request in the queue")
+        assert coordinator._lookout is None
+        threads.join()
+
+
+def test_looking_ends_when_nobody_waits(database, connect, name, threads):
+    coordinator, other = connect(), connect()
+    with other.mutex(name("b")):
+        holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
+        holder.want(name)
+        lookout = until(lambda: coordinator._lookout, "somebody who looks")
+    assert isinstance(holder.done(), sqlsem.Grant)
+    lookout.join(PATIENCE)
+    assert not lookout.is_alive()
+    assert coordinator._lookout is None
+    threads.join()
+
+
+def test_whoever_takes_locks_in_any_order_gets_through(database, connect, name, threads):
+    """Nested at random, by threads of two coordinators; who is told gives back and tries again. Nobody is left."""
+    coordinators = [connect(), connect()]
+    rounds = 2
+    done, told, nobody = [], [], threading.Event()
+
+    def nest(locks):
+        if not locks:
+            return
+        with locks[0]:
+            nobody.wait(0.02)  # so that others come in between
+            nest(locks[1:])
+
+    def work(coordinator, seed):
+        chance = random.Random(seed)
+        for _ in range(rounds):
+            locks = [
+                chance.choice(
+                    [
+                        coordinator.mutex,
+                        coordinator.read,
+                        coordinator.write,
+                        lambda one: coordinator.limit(one, 2, weight=chance.randint(1, 2)),
+                    ]
+                )(name(one))
+                for one in chance.sample("abc", chance.randint(2, 3))
+            ]
+            while True:
+                try:
+                    nest(locks)
+                    break
+                except sqlsem.Deadlock as exc:
+                    told.append(str(exc))
+            done.append(seed)
+
+    for seed in range(4):
+        threads.start(work, coordinators[seed % 2], seed)
+    threads.join()
+    assert sorted(done) == sorted(list(range(4)) * rounds)
+    assert told, "they never met"
+    assert all(text.startswith("Deadlock: ") for text in told)

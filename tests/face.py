@@ -1,0 +1,171 @@
+"""The face for asyncio, worn as that for threads: so the same bodies test both.
+
+Each thread that calls is one task of one event loop, which acquires, enters, leaves and releases what the thread says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import sqlsem
+from sqlsem import aio
+
+
+class Loop:
+    """An event loop in a thread, with a task for each thread that calls."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        self._mine = threading.local()
+
+    def _run(self) -> None:
+        asyncio.run(self._stay())
+
+    async def _stay(self) -> None:
+        self._end = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self._started.set()
+        await self._end.wait()
+
+    def call(self, make: Callable[[], Awaitable[Any]]) -> Any:
+        """Have this thread's task await something."""
+        jobs = getattr(self._mine, "jobs", None)
+        if jobs is None:
+            jobs = self._mine.jobs = asyncio.Queue()
+            asyncio.run_coroutine_threadsafe(self._serve(jobs), self.loop)
+        outcome: Future[Any] = Future()
+        self.loop.call_soon_threadsafe(jobs.put_nowait, (make, outcome))
+        return outcome.result()
+
+    @staticmethod
+    async def _serve(jobs: asyncio.Queue[tuple[Callable[[], Awaitable[Any]], Future[Any]]]) -> None:
+        while True:
+            make, outcome = await jobs.get()
+            try:
+                outcome.set_result(await make())
+            except asyncio.CancelledError as exc:
+                outcome.set_exception(exc)
+                raise
+            except BaseException as exc:
+                outcome.set_exception(exc)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Await something in a task of its own."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+
+class Grant:
+    """`sqlsem.aio.Grant`, blocking."""
+
+    def __init__(self, loop: Loop, grant: aio.Grant) -> None:
+        self._loop = loop
+        self.inner = grant
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def check(self) -> None:
+        self._loop.call(self.inner.check)
+
+    def release(self) -> None:
+        self._loop.call(self.inner.release)
+
+    def assert_held(self, cursor: Any) -> None:
+        self._loop.call(lambda: self.inner.assert_held(cursor))
+
+    @property
+    def lost_event(self) -> Event:
+        return Event(self._loop, self.inner.lost_event)
+
+    def __eq__(self, other: object) -> bool:
+        return (other.inner if isinstance(other, Grant) else other) is self.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class Event:
+    """An `asyncio.Event`, blocking."""
+
+    def __init__(self, loop: Loop, event: asyncio.Event) -> None:
+        self._loop = loop
+        self._event = event
+        self.is_set = event.is_set
+
+    def wait(self, timeout: float) -> bool:
+        with contextlib.suppress(asyncio.TimeoutError):
+            self._loop.run(asyncio.wait_for(self._event.wait(), timeout))
+        return self._event.is_set()
+
+
+class Lock:
+    """`sqlsem.aio.Lock`, blocking."""
+
+    def __init__(self, loop: Loop, lock: aio.Lock) -> None:
+        self._loop = loop
+        self.inner = lock
+
+    def acquire(self, *args: Any, **kwargs: Any) -> bool:
+        had: bool = self._loop.call(lambda: self.inner.acquire(*args, **kwargs))
+        return had
+
+    def release(self) -> None:
+        self._loop.call(self.inner.release)
+
+    @property
+    def grant(self) -> Grant:
+        async def grant() -> Grant:
+            return Grant(self._loop, self.inner.grant)
+
+        found: Grant = self._loop.call(grant)
+        return found
+
+    def __enter__(self) -> Grant:
+        return Grant(self._loop, self._loop.call(self.inner.__aenter__))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.call(lambda: self.inner.__aexit__(*exc))
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class Face:
+    """A coordinator whose locks are those of ``coordinator.aio``."""
+
+    def __init__(self, loop: Loop, coordinator: sqlsem.Coordinator) -> None:
+        self._loop = loop
+        self._coordinator = coordinator
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("mutex", "limit", "read", "write", "stage"):
+            return getattr(self._coordinator, name)
+        return lambda *args, **kwargs: Lock(self._loop, getattr(self._coordinator.aio, name)(*args, **kwargs))
+
+    def __enter__(self) -> Face:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._coordinator.close()
+
+
+def all_of(*locks: Lock, **options: Any) -> Lock:
+    """`sqlsem.aio.all_of` for these."""
+    lock = aio.all_of(*(one.inner for one in locks), **options)
+    return Lock(locks[0]._loop, lock)

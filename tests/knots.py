@@ -1,0 +1,155 @@
+"""For the tests of deadlocks: who waits for whom, in memory, and what becomes of it in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from hypothesis import strategies as st
+
+from sqlsem.deadlocks import UPGRADE, Row
+
+#: (resource, access, limit, weight)
+Asked = tuple[str, str, "int | None", int]
+#: ("ask", who, [Asked, …]), ("leave", who, ""), ("upgrade", who, resource)
+Move = tuple[str, int, object]
+
+BARE, NAMELESS = 0, 1  # among the numbers of whos: no member at all; a member that does not tell its owners
+
+
+def fits(row: Row, rows: Iterable[Row], caps: dict[str, int]) -> bool:
+    """The rule. A cap that is below the row's own weight is the operator's to lift."""
+    ahead = [
+        one
+        for one in rows
+        if one.resource == row.resource
+        and one.position < row.position
+        and (row.access == "write" or one.access != row.access)
+    ]
+    limits = [one.limit for one in [*ahead, row] if one.limit is not None]
+    if caps.get(row.resource, 0) >= row.weight:
+        limits.append(caps[row.resource])
+    return not ahead or not limits or row.weight + sum(one.weight for one in ahead) <= min(limits)
+
+
+def alone_inside(row: Row, rows: Iterable[Row]) -> bool:
+    return not any(one.resource == row.resource and one.granted and one != row for one in rows)
+
+
+def outcome(rows: Sequence[Row], caps: dict[str, int], pick: Callable[[list], object] = lambda some: some[0]) -> set:
+    """The whos that can never finish when nobody asks for more: all others are let in, one by one, and leave."""
+    rows = [row for row in rows if row.who is not None]  # whoever is bare may go at any time
+    while True:
+        moves = []
+        for row in rows:
+            if row.access == UPGRADE:
+                if alone_inside(row, rows):
+                    moves.append(dataclasses.replace(row, access="write"))
+            elif not row.granted and fits(row, rows, caps):
+                moves.append(dataclasses.replace(row, granted=True))
+        done = sorted({row.who for row in rows} - {row.who for row in rows if row.waits})
+        if not moves and not done:
+            return {row.who for row in rows}
+        move = pick([*moves, *done])
+        if isinstance(move, Row):
+            rows = [move if row.position == move.position else row for row in rows]
+        else:
+            rows = [row for row in rows if row.who != move]
+
+
+class World:
+    """A queue that is driven by moves, as real ones come about: who waits asks for nothing more."""
+
+    def __init__(self, caps: dict[str, int]) -> None:
+        self.caps = caps
+        self.rows: list[Row] = []
+        self._numbers = itertools.count(1)
+
+    def owner(self, who: int) -> tuple[int | None, str | None]:
+        if who == BARE:
+            return None, None
+        return (1, None) if who == NAMELESS else (who // 3 + 1, f"thread {who}")
+
+    def of(self, who: int) -> list[Row]:
+        return [row for row in self.rows if (row.member, row.owner) == self.owner(who)]
+
+    def move(self, kind: str, who: int, what: object) -> bool:
+        """Whether it could be made. What may be let in is let in, in the order of the queue."""
+        mine = self.of(who)
+        single = who not in (BARE, NAMELESS)
+        if kind == "leave":
+            if single and any(row.waits for row in mine):
+                return False
+            self.rows = [row for row in self.rows if row not in (mine if single else mine[:1])]
+        elif kind == "ask":
+            assert isinstance(what, list)
+            if single and (any(row.waits for row in mine) or len(mine) > 4):
+                return False
+            for resource, access, limit, weight in what:
+                member, owner = self.owner(who)
+                self.rows.append(
+                    Row(next(self._numbers), resource, member, owner, access, limit, weight, granted=False)
+                )
+        else:
+            found = [row for row in mine if row.resource == what and row.access == "read" and row.granted]
+            taken = any(row.resource == what and row.access == UPGRADE for row in self.rows)
+            if not single or not found or taken or any(row.waits for row in mine):
+                return False
+            self.let_in()
+            self.rows = [dataclasses.replace(row, access=UPGRADE) if row is found[0] else row for row in self.rows]
+        self.let_in()
+        return True
+
+    def let_in(self) -> None:
+        for number, row in enumerate(self.rows):
+            full = row.resource in self.caps and row.weight > self.caps[row.resource]
+            if not row.granted and row.member is not None and not full and fits(row, self.rows, self.caps):
+                self.rows[number] = dataclasses.replace(row, granted=True)
+            elif row.access == UPGRADE and alone_inside(row, self.rows):
+                self.rows[number] = dataclasses.replace(row, access="write")
+
+
+RESOURCES = ("a", "b", "c", "d", "e")
+
+
+def asked(resource: str) -> st.SearchStrategy[Asked]:
+    return st.builds(
+        lambda kind, limit, weight: (
+            (resource, "write", limit, min(weight, limit))
+            if kind == "limit"
+            else (resource, "write", None, weight)
+            if kind == "none"
+            else (resource, kind, 1, 1)
+        ),
+        st.sampled_from(["limit", "limit", "write", "write", "read", "read", "stage:1", "stage:2", "none"]),
+        st.integers(1, 4),
+        st.integers(1, 3),
+    )
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> Move:
+    kind = draw(st.sampled_from(["ask"] * 8 + ["leave", "upgrade"]))
+    who = draw(st.sampled_from([*range(2, 12)] * 3 + [BARE, NAMELESS]))
+    if kind == "leave":
+        return kind, who, ""
+    if kind == "upgrade":
+        return kind, who, draw(st.sampled_from(RESOURCES))
+    names = draw(
+        st.lists(st.sampled_from(RESOURCES), min_size=1, max_size=1 if draw(st.integers(0, 4)) else 3, unique=True)
+    )
+    if who in (BARE, NAMELESS):
+        names = names[:1]
+    return kind, who, [draw(asked(name)) for name in names]
+
+
+caps = st.dictionaries(st.sampled_from(RESOURCES), st.integers(1, 3), max_size=1)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, most: int = 40) -> World:
+    world = World(draw(caps))
+    for move in draw(st.lists(moves(), min_size=2, max_size=most)):
+        world.move(*move)
+    return world

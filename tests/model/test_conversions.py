@@ -1,0 +1,311 @@
+"""Readers, writers, upgrades and downgrades, checked against a model of them.
+
+A state machine drives engine sessions directly (no threads, no waiting), so that every answer is determined.
+"""
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support import until
+
+from sqlsem.errors import Deadlock
+from sqlsem.model import Request, Ticket, Upgrading
+
+NEVER = threading.Event()
+SLOTS = 3
+
+
+@dataclass
+class Row:
+    position: int
+    access: str
+    slot: int | None  # whose it is; None: a bare participant's
+    ticket: Ticket
+    granted: bool = False
+    told: bool = False  # whether its owner has heard that it is in
+    was_free: bool = False  # whether it has ever been true that it may proceed
+
+
+@dataclass
+class Model:
+    """The queue as it should be."""
+
+    rows: list[Row] = field(default_factory=list)
+    paused: bool = False
+
+    def fits(self, row: Row) -> bool:
+        """Nothing ahead conflicts."""
+        return not any(
+            other.position < row.position and (row.access == "write" or other.access != row.access)
+            for other in self.rows
+        )
+
+    def others_inside(self, row: Row) -> list[Row]:
+        return [one for one in self.rows if one is not row and (one.position < row.position or one.granted)]
+
+    def upgrade(self, row: Row, only_if_free: bool) -> bool | None:
+        if not row.granted:
+            return None
+        if row.access == "write":
+            return True
+        if row.access == "read":
+            if any(one.access == "upgrade" for one in self.rows if one is not row):
+                raise Deadlock
+            free = [
+                one
+                for one in self.rows
+                if one.position > row.position and one.access == "read" and not one.granted and self.fits(one)
+            ]
+            if free or self.others_inside(row):
+                if not only_if_free and not (free and self.paused):
+                    for one in free:
+                        one.granted = True
+                    row.access = "upgrade"
+                return False
+        elif self.others_inside(row):
+            return False
+        row.access = "write"
+        return True
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "model"
+    examples = itertools.count()
+
+    @initialize()
+    def begin(self):
+        self.resource = f"{self.name}-{next(self.examples)}"
+        self.model = Model()
+        self.operator = self.database.session(grace=0)
+        self.bare = self.database.raw()
+        self.members = {}
+        self.uids = itertools.count(1)
+        self.fences = []
+        for slot in range(SLOTS):
+            self.join(slot)
+
+    def join(self, slot):
+        session = self.database.session(grace=0)
+        self.members[slot] = (session, session.enrol("host", slot, "model"))
+
+    def pick(self, data, *accesses, granted=None, bare=False):
+        rows = [
+            one
+            for one in self.model.rows
+            if (one.slot is None) == bare and one.access in accesses and granted in (None, one.granted)
+        ]
+        return data.draw(st.sampled_from(rows)) if rows else None
+
+    def tell(self, row):
+        """Its owner believes from now on that it is inside."""
+        assert row.granted
+        if not row.told and row.access == "write":
+            self.fences.append(row.position)
+        row.told = True
+
+    # -- what members do
+
+    @rule(slot=st.integers(0, SLOTS - 1), access=st.sampled_from(["read", "read", "read", "write"]), only=st.booleans())
+    def ask(self, slot, access, only):
+        session, member = self.members[slot]
+        uid = f"{self.resource}.{next(self.uids)}"
+        found = session.register(member, uid, "model", uid, [Request(self.resource, access)], only)
+        row = Row(2**62, access, slot, Ticket("", 0, "", False))
+        free = self.model.fits(row) and not self.model.paused
+        if only and not free:
+            assert found is None
+            return
+        row.ticket, row.position, row.granted = found[0], found[0].position, free
+        assert found[0].granted == free
+        assert all(one.position < row.position for one in self.model.rows)
+        self.model.rows.append(row)
+        if free:
+            self.tell(row)
+
+    @rule(data=st.data())
+    def look(self, data):
+        row = self.pick(data, "read", "write")
+        if row is None:
+            return
+        row.granted = row.granted or (self.model.fits(row) and not self.model.paused)
+        assert self.members[row.slot][0].wait(row.ticket, 0, NEVER) is row.granted
+        if row.granted:
+            self.tell(row)
+
+    @rule(data=st.data())
+    def leave(self, data):
+        row = self.pick(data, "read", "write", "upgrade")
+        if row is not None:
+            assert self.members[row.slot][0].release(row.ticket, "released") is True
+            self.model.rows.remove(row)
+
+    @rule(data=st.data(), only=st.sampled_from([False, False, False, True]), repeat=st.booleans())
+    def upgrade(self, data, only, repeat):
+        row = self.pick(data, "read", "upgrade", "write")
+        if row is None or (row.access == "upgrade" and only):
+            return
+        session = self.members[row.slot][0]
+        for _ in range(1 + repeat):
+            wrote = row.access == "write"
+            try:
+                expected = self.model.upgrade(row, only)
+            except Deadlock:
+                with pytest.raises(Deadlock):
+                    session.begin_upgrade(row.ticket, only)
+                return
+            begun = session.begin_upgrade(row.ticket, only)
+            done = {Upgrading.DONE: True, Upgrading.GONE: None}.get(begun, False)
+            if begun is Upgrading.BEGUN:
+                done = session.upgrade(row.ticket, 0.0, NEVER)
+            assert done is expected
+            if expected and not wrote:
+                assert [one for one in self.model.rows if one.told and one is not row] == [], "somebody is inside"
+                self.fences.append(row.position)
+                row.told = True
+
+    @rule(data=st.data(), repeat=st.booleans())
+    def downgrade(self, data, repeat):
+        """Also what follows when the time for an upgrade is up."""
+        row = self.pick(data, "read", "write", "upgrade")
+        if row is None:
+            return
+        for _ in range(1 + repeat):
+            assert self.members[row.slot][0].downgrade(row.ticket) is row.granted
+        if row.granted:
+            row.access = "read"
+
+    @rule(slot=st.integers(0, SLOTS - 1), leaves=st.booleans())
+    def a_member_goes(self, slot, leaves):
+        session, member = self.members[slot]
+        if leaves:
+            session.resign(member)
+        session.close()
+        self.model.rows = [one for one in self.model.rows if one.slot != slot]
+        self.join(slot)
+        # Its session ends a moment after its client.
+        there = {one.position for one in self.model.rows}
+        until(lambda: self.operator.reap() >= 0 and {row[0] for row in self.database.queue(self.resource)} <= there)
+
+    # -- what others do
+
+    @rule(access=st.sampled_from(["read", "write"]))
+    def insert_bare(self, access):
+        position = self.database.insert_bare(
+            self.bare.cursor(), self.resource, f"bare {next(self.uids)}", access_type=access, concurrency_limit=1
+        )
+        self.model.rows.append(Row(position, access, None, Ticket(self.resource, position, "", False)))
+
+    @rule(data=st.data())
+    def delete_bare(self, data):
+        row = self.pick(data, "read", "write", bare=True)
+        if row is not None:
+            text = self.database.sql("DELETE FROM {table} WHERE resource_id = ? AND queue_position = ?")
+            self.bare.cursor().execute(text, (self.resource, row.position))
+            self.model.rows.remove(row)
+
+    @rule(paused=st.booleans())
+    def pause(self, paused):
+        self.operator.set_resource(self.resource, "paused", int(paused))
+        self.model.paused = paused
+
+    @rule(data=st.data())
+    def revoke(self, data):
+        row = self.pick(data, "read", "write", "upgrade")
+        if row is not None:
+            assert self.operator.revoke(row.position, True) == 0
+            session = self.members[row.slot][0]
+            self.model.rows.remove(row)
+            assert session.begin_upgrade(row.ticket, False) is Upgrading.GONE
+            assert session.upgrade(row.ticket, 0.0, NEVER) is None
+            assert session.downgrade(row.ticket) is False
+
+    @precondition(lambda self: hasattr(self, "model"))
+    @rule()
+    def the_living_are_left_alone(self):
+        self.operator.reap()  # the queue is still the model's: see below
+
+    # -- what is so at any time
+
+    def holds(self, row):
+        """As `entries` has it: bare rows hold when they may."""
+        return row.granted or (row.slot is None and self.model.fits(row) and not self.model.paused)
+
+    @invariant()
+    def the_queue_is_the_models(self):
+        if not hasattr(self, "model"):
+            return
+        found = [(one.position, one.access, one.state) for one in self.operator.entries(self.resource)]
+        rows = self.model.rows
+        assert found == [(one.position, one.access, "holds" if self.holds(one) else "waits") for one in rows]
+
+    @invariant()
+    def nobody_is_beside_a_writer(self):
+        if not hasattr(self, "model"):
+            return
+        inside = [one for one in self.model.rows if one.told or self.holds(one)]
+        assert len(inside) <= 1 or not any(one.access == "write" for one in inside)
+        assert sum(one.access == "upgrade" for one in inside) <= 1
+
+    @invariant()
+    def once_true_it_stays_true(self):
+        if not hasattr(self, "model"):
+            return
+        for one in self.model.rows:
+            one.was_free = one.was_free or one.granted or self.model.fits(one)
+            assert not one.was_free or one.granted or self.model.fits(one), one
+
+    @invariant()
+    def fences_never_fall(self):
+        if hasattr(self, "fences"):
+            assert self.fences == sorted(self.fences)
+
+    def teardown(self):
+        if not hasattr(self, "operator"):
+            return
+        self.operator.set_resource(self.resource, "paused", 0)
+        text = self.database.sql("DELETE FROM {table} WHERE resource_id = ? AND queue_position = ?")
+        for row in self.model.rows:
+            if row.slot is None:
+                self.bare.cursor().execute(text, (self.resource, row.position))
+        for session, member in self.members.values():
+            session.resign(member)
+            session.close()
+        assert self.database.queue(self.resource) == []
+        self.bare.close()
+        self.operator.close()
+
+
+def run(database, name, **options):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    options = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck), **options}
+    run_state_machine_as_test(machine, settings=settings(**options))
+
+
+# What SQL Server does in several transactions shows in between; its own tests are in tests/tsql.
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.engines("sqlite", "postgresql")
+def test_the_engine_follows_the_model(database, name):
+    # Shrinking would take minutes; the long run does it.
+    run(database, name, max_examples=40, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.engines("sqlite", "postgresql")
+def test_the_engine_follows_the_model_for_long(database, name):
+    run(database, name, max_examples=1500, stateful_step_count=60)

@@ -1,0 +1,231 @@
+"""Deadlocks are found exactly where there are some: compared with letting everybody finish who can."""
+
+import dataclasses
+import random
+
+import knots
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from sqlsem import deadlocks
+from sqlsem.deadlocks import UPGRADE, Row, find
+
+EXAMPLES = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def row(position, resource, who, access="write", limit=1, weight=1, granted=None):
+    granted = access == UPGRADE if granted is None else granted
+    return Row(position, resource, None if who is None else 1, who, access, limit, weight, granted)
+
+
+def holds(position, resource, who, *rest):
+    return dataclasses.replace(row(position, resource, who, *rest), granted=True)
+
+
+def names(knot):
+    return {who[1] for who in knot.whos}
+
+
+@EXAMPLES
+@given(knots.worlds(), st.randoms(use_true_random=False))
+def test_against_the_outcome(world, chance):
+    found = find(world.rows, world.caps)
+    lost = knots.outcome(world.rows, world.caps, chance.choice)
+    event(f"{len(found)} knots")
+    # No miss: whoever can never finish is in a knot, or behind one.
+    assert bool(found) == bool(lost)
+    for knot in found:
+        # No false alarm: nobody in it can finish, even when all the others have gone.
+        rows = [one for one in world.rows if one.who in knot.whos]
+        assert knots.outcome(rows, world.caps, chance.choice) == knot.whos
+        # And it is no more than that: everybody in it waits for everybody in it.
+        ways = {who: {edge[1].who for edge in knot.edges if edge[0].who == who} for who in knot.whos}
+        for start in ways:
+            reached, left = set(), [start]
+            while left:
+                new = ways[left.pop()] - reached
+                reached |= new
+                left += new
+            assert reached == knot.whos
+        assert knot.victim.waits
+        assert knot.victim.position == max(one.position for one, _ in knot.edges)
+        check_cycle(knot)
+    assert len({who for knot in found for who in knot.whos}) == sum(len(knot.whos) for knot in found)
+
+
+def check_cycle(knot):
+    cycle = knot.cycle()
+    assert cycle[0][0] == knot.victim
+    assert {*cycle} <= {*knot.edges}
+    for one, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        assert one[1].who == other[0].who
+    assert len({edge[0].who for edge in cycle}) == len(cycle)
+
+
+@EXAMPLES
+@given(knots.worlds(), st.randoms(use_true_random=False))
+def test_giving_up_the_victims_frees_everybody(world, chance):
+    rows = world.rows
+    for _ in range(len(rows)):
+        found = find(rows, world.caps)
+        if not found:
+            break
+        # Whoever gives up an upgrade is a reader again.
+        for victim in (knot.victim for knot in found):
+            rows = [dataclasses.replace(one, access="read") if one == victim else one for one in rows]
+            rows = [one for one in rows if one.position != victim.position or one.granted]
+    assert find(rows, world.caps) == []
+    assert knots.outcome(rows, world.caps, chance.choice) == set()
+
+
+@EXAMPLES
+@given(st.lists(st.lists(st.sampled_from(knots.RESOURCES), min_size=1, unique=True), max_size=12), st.data())
+def test_those_who_ask_for_all_at_once_never_deadlock(requests, data):
+    """Nor when some of it has been granted to them already."""
+    world = knots.World(data.draw(knots.caps))
+    for who, names in enumerate(requests, 2):
+        world.move("ask", who, [data.draw(knots.asked(name)) for name in names])
+        if data.draw(st.booleans()):
+            world.move("leave", data.draw(st.integers(2, who)), "")
+    assert find(world.rows, world.caps) == []
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["mutex", "readers", "limit", "stages"])
+def test_rings(size, kind):
+    """Each holds one and waits for the next one's."""
+    held = {"mutex": ("write", 1), "readers": ("read", 1), "limit": ("write", 1), "stages": ("stage:1", 1)}[kind]
+    wanted = {"mutex": ("write", 1), "readers": ("write", 1), "limit": ("write", 1), "stages": ("stage:2", 1)}[kind]
+    rows = [holds(n + 1, f"r{n}", f"w{n}", *held) for n in range(size)]
+    if kind == "limit":
+        rows = [dataclasses.replace(one, limit=3, weight=3) for one in rows]
+    waits = [row(100 + n, f"r{(n + 1) % size}", f"w{n}", *wanted) for n in range(size)]
+    for missing in range(size):
+        assert find(rows + waits[:missing] + waits[missing + 1 :]) == []
+    (knot,) = find(rows + waits)
+    assert names(knot) == {f"w{n}" for n in range(size)}
+    assert knot.victim.position == 100 + size - 1
+    assert len(knot.cycle()) == size
+
+
+def test_a_limit_is_a_deadlock_only_when_all_its_holders_are_in_it():
+    rows = [holds(1, "x", "A"), holds(2, "pool", "B", "write", 3), holds(3, "pool", "C", "write", 3)]
+    free = holds(4, "pool", "D", "write", 3)
+    waits = [row(5, "x", "B"), row(6, "x", "C"), row(7, "pool", "A", "write", 3)]
+    assert find([*rows, free, *waits]) == []  # D will leave
+    (knot,) = find([*rows, free, *waits, row(8, "x", "D")])
+    assert names(knot) == {"A", "B", "C", "D"}
+    assert knot.victim.position == 8
+
+
+def test_somebody_who_only_waits_can_be_part_of_it():
+    """W holds nothing, but stands in B's way, and needs what A has."""
+    rows = [
+        holds(1, "x", "A", "write", 2),
+        holds(2, "y", "B"),
+        row(3, "y", "A"),
+        row(4, "x", "W", "write", 2, 2),
+    ]
+    assert find(rows) == []
+    (knot,) = find([*rows, row(5, "x", "B", "write", 2)])
+    assert names(knot) == {"A", "B", "W"}
+    assert [(one.position, other.position) for one, other in knot.cycle()] in (
+        [(5, 1), (3, 2)],
+        [(5, 4), (4, 1), (3, 2)],
+    )
+
+
+def test_whoever_stands_behind_a_knot_is_not_in_it():
+    rows = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
+    (knot,) = find([*rows, holds(5, "z", "C"), row(6, "x", "C"), row(7, "z", "D")])
+    assert names(knot) == {"A", "B"}
+    assert knot.victim.position == 4
+
+
+def test_a_limit_that_an_operator_has_set():
+    rows = [
+        holds(1, "x", "A", "write", 5),
+        holds(2, "y", "B"),
+        row(3, "y", "A"),
+        row(4, "x", "B", "write", 5),
+    ]
+    assert find(rows) == []
+    assert find(rows, {"y": 1}) == []
+    (knot,) = find(rows, {"x": 1})
+    assert names(knot) == {"A", "B"}
+    # Too low for the request itself: nobody is waited for but the operator.
+    assert find([*rows[:3], row(4, "x", "B", "write", 5, 2)], {"x": 1}) == []
+
+
+def test_who_is_who():
+    """Threads of one member wait for each other; those whose owner is not told are nobody in particular."""
+    ring = [holds(1, "x", "A"), holds(2, "y", "B"), row(3, "y", "A"), row(4, "x", "B")]
+    assert len(find(ring)) == 1
+    same = [dataclasses.replace(one, owner=None) for one in ring]
+    assert find(same) == []
+    bare = [dataclasses.replace(one, member=None, owner=None) for one in ring]
+    assert find(bare) == []
+    assert find([dataclasses.replace(one, member=7) if one.owner == "B" else one for one in ring])
+    assert find([holds(1, "x", "A"), row(2, "x", "A")])[0].victim.position == 2  # waits for itself
+
+
+def test_upgrades():
+    # A waits for B, who is inside as well and waits for what A has.
+    rows = [
+        row(1, "x", "A", UPGRADE),
+        holds(2, "x", "B", "read"),
+        holds(3, "y", "A"),
+    ]
+    assert find(rows) == []
+    (knot,) = find([*rows, row(4, "y", "B")])
+    assert names(knot) == {"A", "B"}
+    assert knot.victim.position == 4
+    # Two, each inside where the other wants to be alone.
+    (knot,) = find(
+        [row(1, "x", "A", UPGRADE), row(2, "y", "B", UPGRADE), holds(3, "y", "A", "read"), holds(4, "x", "B", "read")]
+    )
+    assert knot.victim.position == 2
+    # Who comes later waits behind it, and it waits for nobody who is not inside.
+    assert find([row(1, "x", "A", UPGRADE), row(2, "x", "B", "read"), row(3, "x", "C")]) == []
+
+
+def test_two_knots_at_once():
+    rings = [
+        one
+        for base, tag in ((0, "l"), (10, "r"))
+        for one in (
+            holds(base + 1, f"{tag}x", f"{tag}A"),
+            holds(base + 2, f"{tag}y", f"{tag}B"),
+            row(base + 3, f"{tag}y", f"{tag}A"),
+            row(base + 4, f"{tag}x", f"{tag}B"),
+        )
+    ]
+    assert sorted(knot.victim.position for knot in find(rings)) == [4, 14]
+
+
+def test_a_long_queue_takes_no_time():
+    """A thousand who wait in line, all of them blocked in the end by somebody who is not."""
+    rows = [holds(1, "x", "A"), *(row(n, "x", f"w{n}") for n in range(2, 600))]
+    rows += [holds(1000 + n, f"own{n}", f"w{n}") for n in range(2, 600)]
+    assert find(rows) == []
+    rows += [holds(2000, "y", "Z"), row(2001, "y", "A"), row(2002, "x", "Z")]
+    random.Random(7).shuffle(rows)
+    (knot,) = find(rows)
+    assert knot.victim.position == 2002
+
+
+def test_the_words():
+    ring = [holds(41, "x", "main"), holds(42, "y", "other"), row(43, "y", "main"), row(44, "x", "other")]
+    (knot,) = find(ring)
+    found = deadlocks.steps_of(knot, {1: ("etl01", 4321, None)})
+    assert found.victim == 44
+    assert deadlocks.message(found) == (
+        "Deadlock: etl01:4321 (other) holds 'y' at 42, waits for 'x' at 44 behind 41; "
+        "etl01:4321 (main) holds 'x' at 41, waits for 'y' at 43 behind 42. "
+        "The youngest request, 44, has been given up: release what is held and try again; "
+        "take both in the same order everywhere, or at once (all_of)"
+    )
+    (knot,) = find([holds(1, "x", "B", "read"), row(2, "x", "A", UPGRADE), holds(3, "y", "A"), row(4, "y", "B")])
+    text = deadlocks.message(deadlocks.steps_of(knot, {1: ("db1", None, 77)}))
+    assert "db1 session 77 (A) holds 'y' at 3, waits to be the writer of 'x' at 2 until 1 has left" in text

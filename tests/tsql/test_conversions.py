@@ -1,0 +1,152 @@
+"""T-SQL sessions that read beside a Python process whose reader becomes the writer."""
+
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+
+pytestmark = pytest.mark.engines("mssql")
+
+
+@pytest.fixture
+def member(new_session):
+    """``member()``: a session that has enrolled as a program does, and calls what programs call."""
+    made = []
+
+    def member():
+        one = new_session()
+        ((one.member,),) = one.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+        made.append(one)
+        return one
+
+    yield member
+    for one in made:
+        one.rows("EXEC {s}.resign ?", one.member)
+
+
+def register(one, resource, wanted, attended_ms=None):
+    text = "EXEC {s}.register ?, N'who', N'owner', NULL, 0, ?, ?, @answer = 1, @attended_ms = ?"
+    ((position, granted),) = one.rows(text, one.member, resource, wanted, attended_ms)
+    return position, bool(granted)
+
+
+def begin_upgrade(one, resource, position, only_if_free=False):
+    ((code,),) = one.rows("EXEC {s}.begin_upgrade ?, ?, N'who', ?, @answer = 1", resource, position, int(only_if_free))
+    return code
+
+
+def access(database, position):
+    return database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", position)[0][0]
+
+
+def test_an_upgrade_waits_for_a_session(session, connect, database, name):
+    reader, late = session(), session()
+    theirs = reader.acquire(name, access="read")
+    assert theirs.code == 0
+    with connect().read(name) as grant:
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (grant.upgrade(timeout=PATIENCE), done.set()))
+        thread.start()
+        until(lambda: access(database, grant.position) == "upgrade")
+        # Nobody new: not by acquire, and not by a try.
+        assert late.acquire(name, access="read", timeout_ms=0).code == -1
+        assert not done.is_set()
+        reader.release(name, theirs.position)
+        assert done.wait(PATIENCE)
+        thread.join()
+        assert access(database, grant.position) == "write"
+        assert late.acquire(name, access="read", timeout_ms=300).code == -1
+        grant.downgrade()
+        entered = late.acquire(name, access="read", timeout_ms=10000)
+        assert entered.code in (0, 1)
+        late.release(name, entered.position)
+
+
+def test_an_upgrade_that_gives_up_lets_sessions_in(session, connect, database, name):
+    reader = session()
+    theirs = reader.acquire(name, access="read")
+    with connect().read(name) as grant:
+        with pytest.raises(sqlsem.Timeout):
+            grant.upgrade(timeout=0.5)
+        assert access(database, grant.position) == "read"
+        with connect().read(name, timeout=10):
+            pass
+    reader.release(name, theirs.position)
+
+
+def test_one_that_is_let_in_is_waited_for(session, connect, database, name):
+    """A writer leaves while a session sleeps behind it, which may enter then: so the upgrade waits for it."""
+    late, connection = session(), database.raw()
+    with connect().read(name) as grant:
+        writer = database.insert_bare(connection.cursor(), name, "bare", access_type="write", concurrency_limit=1)
+        waiting = late.waiting(name, access="read", timeout_ms=60000)
+        connection.execute(database.sql("DELETE FROM {table} WHERE queue_position = ?"), (writer,))
+        with pytest.raises(sqlsem.Timeout):
+            grant.upgrade(timeout=1)
+        entered = waiting.result(PATIENCE)
+        assert entered.code in (0, 1)
+        late.release(name, entered.position)
+        grant.upgrade(timeout=PATIENCE)
+    connection.close()
+
+
+def test_one_that_nobody_attends_to_is_not_passed_over_but_removed(member, database, name):
+    """Where its session stood still when it had found its way free, it would enter later on."""
+    one, other = member(), member()
+    mine, _ = register(one, name, "read")
+    writer, _ = register(other, name, "write")
+    late, granted = register(other, name, "read", attended_ms=0)
+    assert not granted
+    ((code,),) = other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
+    assert code == 0
+    one.rows("SET ROWCOUNT 1")
+    assert begin_upgrade(one, name, mine) == 0
+    one.rows("SET ROWCOUNT 0")
+    assert [row[0] for row in database.queue(name)] == [mine]
+    outcome = f"SELECT outcome FROM {database.beside('history')} WHERE queue_position = ?"
+    assert database.rows(outcome, late) == [("cancelled",)]
+
+
+def test_all_who_may_enter_are_let_in_whatever_the_session_has_set(member, database, name):
+    one, other = member(), member()
+    mine, _ = register(one, name, "read")
+    writer, _ = register(other, name, "write")
+    late = [register(other, name, "read")[0] for _ in range(3)]
+    other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, writer)
+    one.rows("SET ROWCOUNT 1")
+    assert begin_upgrade(one, name, mine) == 1
+    one.rows("SET ROWCOUNT 0")
+    granted = f"SELECT queue_position FROM {database.beside('entry')} WHERE resource_id = ? AND granted_at IS NOT NULL"
+    assert sorted(row[0] for row in database.rows(granted, name)) == [mine, *late]
+
+
+def test_a_try_leaves_no_upgrade_behind(member, database, name):
+    """Not even where an earlier call was broken off."""
+    one, other = member(), member()
+    mine, _ = register(one, name, "read")
+    theirs, _ = register(other, name, "read")
+    assert begin_upgrade(one, name, mine) == 1
+    assert access(database, mine) == "upgrade"
+    assert begin_upgrade(one, name, mine, only_if_free=True) == -1
+    assert access(database, mine) == "read"
+    assert begin_upgrade(one, name, mine) == 1
+    other.rows("EXEC {s}.release ?, ?, N'who', @answer = 1", name, theirs)
+    assert begin_upgrade(one, name, mine, only_if_free=True) == 0
+    assert access(database, mine) == "write"
+
+
+def test_nobody_asks_for_the_label(session, refused, name):
+    with refused(50000, "upgrade"):
+        session().acquire(name, access="upgrade")
+
+
+def test_what_is_called_in_a_transaction(session, refused, name):
+    one = session()
+    one.rows("BEGIN TRANSACTION")
+    for routine in ("begin_upgrade", "upgrade", "downgrade"):
+        with refused(50001, "open transaction"):
+            one.rows(f"EXEC {{s}}.{routine} N'x', 1, N'x'{', 0' if routine != 'downgrade' else ''}")
+        one.rows("IF @@TRANCOUNT = 0 BEGIN TRANSACTION")
+    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")

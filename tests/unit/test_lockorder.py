@@ -1,0 +1,248 @@
+"""Locks that are taken in opposite orders: told once, before anybody waits, with both places."""
+
+import asyncio
+import itertools
+import threading
+import warnings
+
+import pytest
+import support
+
+import sqlsem
+from sqlsem import lockorder
+from sqlsem.errors import LockOrderWarning
+from sqlsem.lockorder import LockOrder
+
+
+@pytest.fixture
+def orders():
+    return LockOrder()
+
+
+def told(orders, held, *wanted, where="db", alone=True):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        orders.entering(where, [(one, alone) for one in held], wanted)
+    assert all(one.category is LockOrderWarning for one in caught)
+    assert all(one.filename == __file__ for one in caught)
+    return [str(one.message) for one in caught]
+
+
+def first_place(orders):
+    return told(orders, "a", "b")
+
+
+def second_place(orders):
+    return told(orders, "b", "a")
+
+
+def test_opposite_orders(orders):
+    assert first_place(orders) == []
+    assert first_place(orders) == []
+    (text,) = second_place(orders)
+    assert text.startswith(
+        "'a' is asked for here while 'b' is held, and elsewhere 'b' is while 'a' is held: at the same time they would "
+        "wait for each other."
+    )
+    assert "'a' was asked for while 'b' was held, in thread MainThread, here:" in text
+    assert "'b' was asked for while 'a' was held, in thread MainThread, here:" in text
+    assert text.index("in second_place") < text.index("in first_place")
+    assert 'return told(orders, "b", "a")' in text
+    assert "sqlsem/lockorder.py" not in text.replace("\\", "/")
+    # Once, whoever comes.
+    assert second_place(orders) == first_place(orders) == []
+
+
+def test_it_is_an_error_where_warnings_are(orders):
+    first_place(orders)
+    with warnings.catch_warnings(), pytest.raises(LockOrderWarning, match="'b' is held"):
+        warnings.simplefilter("error")
+        orders.entering("db", [("b", True)], ["a"])
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_longer_circles(orders, size):
+    names = "abcde"[:size]
+    for one, other in itertools.pairwise(names):
+        assert told(orders, one, other) == []
+    (text,) = told(orders, names[-1], "a")
+    assert text.count("was asked for while") == size
+    assert told(orders, names[-1], "a") == []
+
+
+def test_one_order_is_no_fault(orders):
+    assert told(orders, "a", "b") == told(orders, "ab", "c") == told(orders, "b", "c") == told(orders, "a", "c") == []
+    assert told(orders, "", "a") == []
+    assert told(orders, "a", "a") == []
+
+
+def test_what_is_taken_at_once_has_no_order(orders):
+    assert told(orders, "", "a", "b") == told(orders, "", "b", "a") == []
+    assert told(orders, "x", "a", "b") == told(orders, "x", "b", "a") == []
+    assert len(told(orders, "ab", "x")) == 2
+
+
+def test_under_one_exclusive_lock_they_cannot_meet(orders):
+    assert told(orders, "ga", "b") == told(orders, "gb", "a") == []
+    # One of the places, once without it.
+    assert len(told(orders, "a", "b")) == 1
+
+
+def test_a_lock_that_others_share_guards_nothing(orders):
+    assert told(orders, "ga", "b", alone=False) == []
+    assert len(told(orders, "gb", "a", alone=False)) == 1
+
+
+def test_other_databases_have_other_locks(orders):
+    assert told(orders, "a", "b") == []
+    assert told(orders, "b", "a", where="another") == []
+
+
+def test_other_threads(orders):
+    thread = threading.Thread(target=first_place, args=(orders,), name="the loader")
+    thread.start()
+    thread.join()
+    (text,) = second_place(orders)
+    assert "'b' was asked for while 'a' was held, in thread the loader, here:" in text
+
+
+def test_many_names_are_forgotten(orders, monkeypatch):
+    monkeypatch.setattr(lockorder, "MOST", 10)
+    first_place(orders)
+    for number in range(20):
+        assert told(orders, ["a"], f"load:{number}") == []
+    assert len(orders._seen) == 10
+    assert sum(map(len, orders._after.values())) == 10
+    assert second_place(orders) == []
+
+
+def test_off_nothing_is_kept():
+    assert lockorder.current is None
+    lockorder.configure(True)
+    try:
+        assert isinstance(lockorder.current, LockOrder)
+    finally:
+        lockorder.configure(False)
+    assert lockorder.current is None
+
+
+# -- as people use it -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def debugging(tmp_path):
+    """A coordinator, with the orders watched."""
+    sqlsem.configure(debug=True)
+    with sqlsem.connect(f"sqlite:///{tmp_path / 'locks.db'}") as coordinator:
+        yield coordinator
+    sqlsem.configure(debug=False)
+
+
+def load(coordinator):
+    with coordinator.mutex("customer"), coordinator.limit("etl", 3):
+        pass
+
+
+def publish(coordinator):
+    with coordinator.limit("etl", 3), coordinator.mutex("customer"):
+        pass
+
+
+def test_two_places(debugging):
+    load(debugging)
+    with pytest.warns(LockOrderWarning) as caught:
+        publish(debugging)
+    (warning,) = caught
+    assert warning.filename == __file__
+    text = str(warning.message)
+    assert text.startswith("'customer' is asked for here while 'etl' is held, and elsewhere 'etl' is while 'customer'")
+    assert text.index("in publish") < text.index("in load")
+    assert "with coordinator.limit" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        publish(debugging)
+        load(debugging)
+
+
+def test_as_an_error_it_comes_before_anything_is_asked_for(debugging):
+    load(debugging)
+    with warnings.catch_warnings(), pytest.raises(LockOrderWarning):
+        warnings.simplefilter("error")
+        publish(debugging)
+    assert debugging.entries() == []
+    assert {one.resource for one in debugging.history()} == {"customer", "etl"}
+    assert len(debugging.history()) == 3  # not a fourth
+
+
+def test_tasks(debugging):
+    async def fetch():
+        async with debugging.mutex("a"):
+            async with debugging.mutex("b"):
+                pass
+
+    async def store():
+        async with debugging.mutex("b"):
+            async with debugging.mutex("a"):
+                pass
+
+    asyncio.run(fetch())
+    with pytest.warns(LockOrderWarning) as caught:
+        asyncio.run(store())
+    (warning,) = caught
+    assert "in store" in str(warning.message)
+    assert "in fetch" in str(warning.message)
+
+
+def test_what_is_no_fault(debugging):
+    a, b = debugging.mutex("a"), debugging.mutex("b")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with a, b:
+            pass
+        with sqlsem.all_of(b, a):
+            pass
+        with b:  # who does not wait cannot be waited for
+            assert a.acquire(blocking=False)
+            a.release()
+        c, d = debugging.mutex("c"), debugging.mutex("d")
+        with debugging.mutex("gate"), c, d:
+            pass
+        with debugging.mutex("gate"), d, c:
+            pass
+
+
+def take_and_give_back(lock):
+    with lock:
+        pass
+
+
+def test_other_threads_hold_something_else(debugging):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with debugging.mutex("a"):
+            threads = support.Threads()
+            threads.start(take_and_give_back, debugging.mutex("b"))
+            threads.join()
+        with debugging.mutex("b"), debugging.mutex("a"):
+            pass
+
+
+def test_switched_off_nothing_is_told(tmp_path):
+    with sqlsem.connect(f"sqlite:///{tmp_path / 'locks.db'}") as coordinator, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(coordinator)
+        publish(coordinator)
+
+
+def test_debug_alone_leaves_the_database_as_it_is(tmp_path):
+    sqlsem.configure(f"sqlite:///{tmp_path / 'locks.db'}")
+    before = sqlsem.default()
+    sqlsem.configure(debug=True)
+    try:
+        assert sqlsem.default() is before
+        assert lockorder.current is not None
+    finally:
+        sqlsem.configure(debug=False)
+    assert lockorder.current is None
+    assert sqlsem.default() is before
+    before.close()
