@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlsem
 from benchmarks import subjects
-from benchmarks.measure import Contention, Pair, Visit, processes
+from benchmarks.measure import Contention, Pair, Visit, together
 
 FACES = ("threads", "asyncio")
 
@@ -110,13 +110,5 @@ def handoff(url: str, number: int, at_once: int, hold: float, seconds: float, tu
     found = {face: Contention() for face in FACES}
     for _ in range(turns):
         for face, contention in found.items():
-            ready, results = processes.Barrier(number), processes.Queue()
-            arguments = (face, url, at_once, hold, seconds, ready, results)
-            workers = [processes.Process(target=_contend, args=arguments, daemon=True) for _ in range(number)]
-            for worker in workers:
-                worker.start()
-            visits = [visit for _ in workers for visit in results.get(timeout=120 + 20 * seconds)]
-            for worker in workers:
-                worker.join()
-            contention.add(visits)
+            contention.add(together(number, seconds, _contend, face, url, at_once, hold, seconds))
     return found

@@ -160,9 +160,14 @@ def _contend(engine: str, name: str, url: str, hold: float, seconds: float, read
 
 def contend(engine: str, name: str, url: str, number: int, hold: float, seconds: float) -> list[Visit]:
     """``number`` processes take the mutex, hold it for ``hold`` seconds and ask again at once, for ``seconds``."""
+    return together(number, seconds, _contend, engine, name, url, hold, seconds)
+
+
+def together(number: int, seconds: float, target: Callable[..., None], *arguments: Any) -> list[Visit]:
+    """The visits of ``number`` processes that run ``target(*arguments, ready, results)`` for about ``seconds``."""
     ready, results = processes.Barrier(number), processes.Queue()
-    arguments = (engine, name, url, hold, seconds, ready, results)
-    workers = [processes.Process(target=_contend, args=arguments, daemon=True) for _ in range(number)]
+    everything = (*arguments, ready, results)
+    workers = [processes.Process(target=target, args=everything, daemon=True) for _ in range(number)]
     for worker in workers:
         worker.start()
     visits = [visit for _ in workers for visit in results.get(timeout=120 + 20 * seconds)]

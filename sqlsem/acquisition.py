@@ -77,7 +77,6 @@ class Acquisition(Generic[G]):
         event: Callable[[], threading.Event] = threading.Event,
     ) -> None:
         self.coordinator = coordinator
-        self.me = me
         self.requests = tuple(requests)
         self.timeout = timeout
         self.me = me

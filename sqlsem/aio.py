@@ -514,10 +514,8 @@ class _Driver:
             # Finalised by the loop when it shuts down: the one moment that it tells anybody about.
             self._keeper = self._keep()
             await self._keeper.__anext__()
-        shared: Grant | None = coordinator._already(requests, me, reentrant)
+        shared: Grant | None = coordinator._share(requests, me, reentrant, keep)
         if shared is not None:
-            shared._depth += 1
-            keep.append(shared)
             return shared
 
         def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:

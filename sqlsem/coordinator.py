@@ -204,11 +204,8 @@ class Coordinator:
         """
         self._require_open()
         me = _this_thread()
-        shared: Grant | None = self._already(requests, me, reentrant)
+        shared: Grant | None = self._share(requests, me, reentrant, keep)
         if shared is not None:
-            shared._depth += 1
-            if keep is not None:
-                keep.append(shared)
             return shared
 
         def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:
@@ -245,8 +242,8 @@ class Coordinator:
         """A requesting id, and one for this acquisition alone."""
         return f"{self._name}:{me.number}:{self._secret}", f"{self._secret}{os.getpid():x}.{next(self._uids)}"
 
-    def _already(self, requests: Sequence[Request], me: Me, reentrant: bool) -> Any:
-        """The grant to share when we hold it already; `Deadlock` when waiting would be for ourselves."""
+    def _share(self, requests: Sequence[Request], me: Me, reentrant: bool, keep: list[Any] | None) -> Any:
+        """The grant that we hold already, once more; `Deadlock` when waiting would be for ourselves."""
         for request in requests:
             for grant in self._held.get((me.number, request.resource), ()):
                 if grant._why_lost is not None:
@@ -254,6 +251,9 @@ class Coordinator:
                 held = next(one for one in grant._requests if one.resource == request.resource)
                 covers = held.access in ("write", request.access) and held.weight >= request.weight
                 if reentrant and covers and len(requests) == 1:
+                    grant._depth += 1
+                    if keep is not None:
+                        keep.append(grant)
                     return grant
                 raise Deadlock(
                     f"This {me.kind} already holds {held.describe()} (position {grant.positions[request.resource]}) "
