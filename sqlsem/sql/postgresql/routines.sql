@@ -11,6 +11,21 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
+-- What an upgrade has left for those who were running it.
+DO $$
+DECLARE
+    v_routine text;
+BEGIN
+    FOR v_routine IN
+        SELECT p.oid::regprocedure::text FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname LIKE '%\_before' AND p.xmin <> pg_current_xact_id()::xid
+          AND (SELECT value <> '2' AND value <> '1' FROM {schema}.setting WHERE name = 'schema_version')
+    LOOP
+        EXECUTE 'DROP ROUTINE ' || v_routine;
+    END LOOP;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;

@@ -79,21 +79,29 @@ ALTER TABLE {schema}.round_part ADD COLUMN login name;
 UPDATE {schema}.round_part AS p SET login = m.login
 FROM {schema}.member AS m WHERE p.status = 'running' AND m.member_id = p.member_id;
 
--- Routines that have other parameters or columns now; routines.sql and what follows makes them again. (A call that gives
--- integers finds them as before.)
+-- Routines that have other parameters or columns now, or are gone: routines.sql and what follows makes new ones. (A call that
+-- gives integers finds them as before.) Not dropped yet: some are being run, and wait for this transaction. routines.sql
+-- does it when it is run the next time.
 DO $$
 DECLARE
-    v_routine text;
+    v_routine record;
 BEGIN
     FOR v_routine IN
-        SELECT p.oid::regprocedure::text FROM pg_proc AS p
-        WHERE p.pronamespace = '{schema}'::regnamespace
-          AND (p.proname IN ('past', 'entries', 'status', 'list_tasks', 'task_attempts', 'list_rounds', 'wait_before', 'upgrade_before')
+        SELECT p.oid::regprocedure::text AS signature, p.proname AS name FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname NOT LIKE '%\_before'
+          AND (p.proname IN ('past', 'entries', 'status', 'list_tasks', 'task_attempts', 'list_rounds', 'session_member',
+                             'beacon_holder', 'beacons_held', 'end_session_part')
                OR EXISTS (SELECT FROM unnest(p.proargnames, coalesce(p.proallargtypes, p.proargtypes::oid[])) AS a (name, type)
-                          WHERE a.name IN ('p_member', 'p_mine', 'member', 'member_id') AND a.type = 'integer'::regtype)
-               OR p.proname = 'session_member')
+                          WHERE a.name IN ('p_member', 'p_mine', 'member', 'member_id') AND a.type = 'integer'::regtype))
     LOOP
-        EXECUTE 'DROP ROUTINE ' || v_routine;
+        EXECUTE format('ALTER ROUTINE %s RENAME TO %I', v_routine.signature, v_routine.name || '_before');
+    END LOOP;
+    -- What stand_aside has made is of this transaction, too, by that.
+    FOR v_routine IN
+        SELECT p.oid::regprocedure::text AS signature FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname IN ('wait_before', 'upgrade_before')
+    LOOP
+        EXECUTE format('ALTER ROUTINE %s PARALLEL UNSAFE', v_routine.signature);
     END LOOP;
 END
 $$;
@@ -137,3 +145,7 @@ END
 $$;
 
 UPDATE {schema}.setting SET value = '3' WHERE name = 'oldest_client';
+-- Which server's signs of life these are: see heard_since in routines.sql.
+INSERT INTO {schema}.setting (name, value)
+SELECT 'timeline', format('%s %s', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM clock_timestamp()))
+ON CONFLICT (name) DO NOTHING;
