@@ -1,4 +1,4 @@
-"""On PostgreSQL: tables whose owner is no superuser, as it should be, and logins that have been granted one of the roles."""
+"""On PostgreSQL: tables whose owner is no superuser, as it should be, and logins that were granted one of the roles."""
 
 import contextlib
 import secrets

@@ -215,7 +215,10 @@ def test_who_sees_what_a_task_is(login, user, connect, name):
     """Bodies may hold secrets: who only puts sees its own tasks, and who takes locks none."""
     putter, other = login("sqlsem_putter"), login("sqlsem_putter")
     (number,) = putter.rows("SELECT sqlsem.put(?, 'SELECT 1')", name)[0]
-    listing, attempts = "SELECT task_id, body, put_by FROM sqlsem.list_tasks(?)", "SELECT * FROM sqlsem.task_attempts(?)"
+    listing, attempts = (
+        "SELECT task_id, body, put_by FROM sqlsem.list_tasks(?)",
+        "SELECT * FROM sqlsem.task_attempts(?)",
+    )
     mine = [(number, "SELECT 1", psycopg.conninfo.conninfo_to_dict(putter.url)["user"])]
     for sees in (putter, login("sqlsem_worker"), login("sqlsem_operator"), login("sqlsem_reader")):
         assert sees.rows(listing, name) == mine
@@ -291,7 +294,9 @@ def test_an_error_is_kept_in_full(database, connect, name):
         else:
             Worker(queue, idle_exit=0).run()
         error = queue.log(number)[-1].error
-        assert error.startswith("P0123: no\nDETAIL: why\nHINT: mend it\nCONTEXT: PL/pgSQL function inline_code_block line 1")
+        assert error.startswith(
+            "P0123: no\nDETAIL: why\nHINT: mend it\nCONTEXT: PL/pgSQL function inline_code_block line 1"
+        )
         assert "Traceback" not in error
         assert "Unavailable" not in error
         connect().cancel_task(number)
