@@ -770,7 +770,8 @@ def connect(url: str, **options: Any) -> Coordinator:
     """A coordinator for one database; see `Coordinator`. Connects when first used.
 
     Args:
-        url: ``sqlite:///file.db``, ``postgresql://…``, ``mssql://…`` or an ODBC string.
+        url: ``sqlite:///file.db`` (``?mode=ro`` only looks, ``?mode=rw`` creates nothing), ``postgresql://…``,
+            ``mssql://…`` or an ODBC string.
         grace: Seconds for which a member that cannot be found is still believed to live (default 5). With 0 the session
             is the lock: it goes with the connection, and others may be let in before the loser knows.
         lease: Seconds of a lease, renewed by pings, where no session can be kept (PgBouncer in transaction mode).
