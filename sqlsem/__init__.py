@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from sqlsem.errors import (
     Unavailable,
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.printable import CleanFilter
 from sqlsem.rounds import Round, round
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
 
@@ -72,6 +74,8 @@ __all__ = [
     "write",
 ]
 __version__ = "0.1.0"
+
+logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 _guard = threading.Lock()
 _configured: tuple[str | None, dict[str, Any]] = (None, {})
