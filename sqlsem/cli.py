@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -24,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 import sqlsem
-from sqlsem import engines, model, output, sql
+from sqlsem import config, engines, model, output, sql
 from sqlsem.engines.base import Check, Engine, Options, Session
 from sqlsem.errors import (
     ConfigurationError,
@@ -120,34 +121,73 @@ def staged(value: str) -> tuple[str, int]:
 # -- the group --------------------------------------------------------------------------------------------------------
 
 
+#: What is not said on the command line or in a file.
+DEFAULTS = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
+
+
 @dataclass
 class Connecting:
-    """The options before the command."""
+    """The options before the command; and what the environment and the files add to them."""
 
     url: str | None
-    schema: str
-    table: str
-    grace: float
-    lease: float | None
-    retry: float
+    profile: str | None
+    given: dict[str, Any]  # of `DEFAULTS`, what was said on the command line
     verbose: int
+
+    @functools.cached_property
+    def settings(self) -> config.Settings:
+        """Which database it is."""
+        named = "--url" if self.url else "--profile"
+        found = config.resolve(self.url or None, profile=self.profile, named=named)
+        for warning in found.warnings:
+            output.say(f"warning: {warning}")
+        return found
+
+    def _option(self, name: str) -> Any:
+        return self.given.get(name, self.settings.options.get(name, DEFAULTS[name]))
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables."""
+        return str(self._option("schema"))
+
+    @property
+    def table(self) -> str:
+        """The name of the queue's table."""
+        return str(self._option("table"))
+
+    @property
+    def life(self) -> float:
+        """The grace or, if there is one, the lease."""
+        lease = self._option("lease")
+        return float(self._option("grace") if lease is None else lease)
+
+    @property
+    def retry(self) -> float:
+        """For how long to try when the database is away."""
+        return float(self._option("retry"))
 
     @property
     def chosen_url(self) -> str:
         """Never to be printed."""
-        return self.url or sqlsem.default_url()
+        return self.settings.url
 
     def engine(self) -> Engine:
         """The engine alone, for what a coordinator would be too much."""
-        options = Options(grace=self.grace, lease=self.lease, schema=self.schema, table=self.table)
+        grace, lease = self._option("grace"), self._option("lease")
+        options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
         return engines.of_url(self.chosen_url)(self.chosen_url, options)
 
     @contextlib.contextmanager
-    def coordinator(self) -> Iterator[sqlsem.Coordinator]:
-        """A coordinator, closed in the end. Connects when it is used."""
-        with sqlsem.connect(
-            self.chosen_url, grace=self.grace, lease=self.lease, retry=self.retry, schema=self.schema, table=self.table
-        ) as coordinator:
+    def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
+        """A coordinator, closed in the end. Connects when it is used. ``told``: it is known already where that is."""
+        options = {name: self._option(name) for name in DEFAULTS}
+        with sqlsem.connect(self.chosen_url, **options) as coordinator:
+            if self.settings.embedded and not told:
+                # Whoever forgot to name a database must not think that others are in the same one.
+                output.say(f"this is {coordinator.engine.where}, {sqlsem.EMBEDDED}")
+            else:
+                log.info("%s, from %s", coordinator.engine.where, self.settings.source)
             yield coordinator
 
 
@@ -214,7 +254,7 @@ def _logging(verbose: int) -> Iterator[None]:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:
-  export SQLSEM_URL=postgresql://etl@db/dwh     (or nothing: a file of yours)
+  export SQLSEM_URL=postgresql://etl@db/dwh     (or a sqlsem.toml)
   sqlsem doctor                                 is everything in order?
   sqlsem run --limit etl=3 -- python load.py    at most three at a time
   sqlsem ls                                     who holds, who waits
@@ -222,7 +262,7 @@ Examples:
 \b
 Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
   69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
-  76 lock lost, 78 configuration or schema. For those of `sqlsem run` see its help.
+  76 lock lost, 78 configuration or schema. `sqlsem run` has more.
 """,
 )
 @click.option(
@@ -230,40 +270,39 @@ Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
     metavar="URL",
     help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. Better than here, where "
     "everybody on this host can read it (ps), is a password in the environment: $SQLSEM_URL, which is the default. "
-    "Without either, an SQLite file of this user.",
+    "Without either a profile, a sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
 )
-@click.option("--schema", default="sqlsem", show_default=True, help="The schema of the tables (SQLite: their prefix).")
-@click.option("--table", default="ProcessControl", show_default=True, help="The name of the queue's table.")
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="The database by its name in a sqlsem.toml of yours or of the project. Left out: $SQLSEM_PROFILE.",
+)
+@click.option("--schema", help="The schema of the tables (SQLite: their prefix).  [default: sqlsem]")
+@click.option("--table", help="The name of the queue's table.  [default: ProcessControl]")
 @click.option(
     "--grace",
     type=duration,
-    default="5",
-    show_default=True,
-    help="Seconds for which a process that cannot be found is still believed to live.",
+    help="Seconds for which a process that cannot be found is still believed to live.  [default: 5]",
 )
 @click.option("--lease", type=duration, help="Prove life by a lease of so many seconds (behind a pooler).")
-@click.option(
-    "--retry", type=duration, default="10", show_default=True, help="Seconds to try for when the database is away."
-)
+@click.option("--retry", type=duration, help="Seconds to try for when the database is away.  [default: 10]")
 @click.option("-v", "--verbose", count=True, help="Say what happens; twice: everything, with tracebacks.")
 @click.version_option(sqlsem.__version__, prog_name="sqlsem")
 @click.pass_context
 def main(
     ctx: click.Context,
+    /,
     url: str | None,
-    schema: str,
-    table: str,
-    grace: float,
-    lease: float | None,
-    retry: float,
+    profile: str | None,
     verbose: int,
+    **given: Any,
 ) -> None:
     """Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages.
 
     All of them are rows of one table that everybody can look at, in the order of asking.
     """
     ctx.with_resource(_logging(verbose))
-    ctx.obj = Connecting(url, schema, table, grace, lease, retry, verbose)
+    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
 
 
 def _json_option(function: F) -> F:
@@ -467,7 +506,7 @@ def run(
         return code
     note = os.path.basename(command[0])[:200] if note is None else note
     if kill_after is None:
-        kill_after = min(1.0, (options.grace if options.lease is None else options.lease) / 5) / 2
+        kill_after = min(1.0, options.life / 5) / 2
     events: SimpleQueue[tuple[str, int]] = SimpleQueue()
     with options.coordinator() as coordinator, runner.Signals(events):
 
@@ -1024,12 +1063,13 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
     try:
         engine = options.engine()
     except ConfigurationError as exc:
-        failed("url", exc, "Correct $SQLSEM_URL or --url; see: sqlsem --help")
+        failed("url", exc, "Correct $SQLSEM_URL, --url or the sqlsem.toml; see: sqlsem --help")
         return None, checks
-    source = (
-        "--url" if options.url else "$SQLSEM_URL" if os.environ.get("SQLSEM_URL") else "the default, an embedded file"
-    )
-    checks.append(Check("url", True, f"{engine.name}, from {source}"))
+    told = f"{engine.name}, from {options.settings.source}"
+    if options.settings.embedded:
+        checks.append(Check("url", True, told, f"It is a file {sqlsem.EMBEDDED}."))
+    else:
+        checks.append(Check("url", True, told))
     try:
         began = time.perf_counter()
         session = engine.connect("look")
@@ -1063,7 +1103,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
 
 def _round_trip(options: Connecting) -> Check:
     """A mutex taken and given back: twice, as the first one connects."""
-    with options.coordinator() as coordinator:
+    with options.coordinator(told=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
         for _ in range(2):
             began = time.perf_counter()

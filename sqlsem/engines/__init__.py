@@ -70,4 +70,4 @@ def _require_text(url: str) -> None:
         for host in netloc.split(","):
             host.rpartition(":")[0 if ":" in host else 2].strip("[]").encode("idna")
     except UnicodeError:
-        raise ConfigurationError(f"{netloc!r} in the database URL is no name of a host; correct it") from None
+        raise ConfigurationError("The host in the database URL can be no host's name; correct it") from None
