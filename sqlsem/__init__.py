@@ -16,6 +16,7 @@ import platformdirs
 
 from sqlsem import lockorder
 from sqlsem.coordinator import Coordinator, Grant, connect
+from sqlsem.engines import Database
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
@@ -30,17 +31,23 @@ from sqlsem.errors import (
     Unavailable,
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.model import Duration
+from sqlsem.options import ConnectOptions, check_options
 from sqlsem.rounds import Round, round
-from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
+from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sqlsem import aio
 
 __all__ = [
     "Call",
     "ConfigurationError",
     "Coordinator",
+    "Database",
     "Deadlock",
+    "Duration",
     "Grant",
     "Lock",
     "LockLost",
@@ -57,6 +64,7 @@ __all__ = [
     "TaskFailed",
     "Timeout",
     "Unavailable",
+    "Worker",
     "aio",
     "all_of",
     "configure",
@@ -74,7 +82,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _guard = threading.Lock()
-_configured: tuple[str | None, dict[str, Any]] = (None, {})
+_configured: tuple[Database | None, ConnectOptions] = (None, {})
 _coordinator: Coordinator | None = None
 
 
@@ -100,7 +108,7 @@ def default_url() -> str:
     return os.environ.get("SQLSEM_URL") or f"sqlite:///{platformdirs.user_state_path('sqlsem') / 'sqlsem.db'}"
 
 
-def configure(url: str | None = None, *, debug: bool | None = None, **options: Any) -> None:
+def configure(url: Database | None = None, *, debug: bool | None = None, **options: Unpack[ConnectOptions]) -> None:
     """Choose the database of the module-level functions, before the first lock is taken.
 
     Args:
@@ -115,11 +123,12 @@ def configure(url: str | None = None, *, debug: bool | None = None, **options: A
     >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
     """
     global _configured, _coordinator
+    check_options("configure()", options, ConnectOptions.__optional_keys__ | {"url", "debug"})
     if debug is not None:
         lockorder.configure(debug)
         if url is None and not options:
             return
-    fresh = connect(url or default_url(), **options)  # finds faults at once; connects only when used
+    fresh = connect(default_url() if url is None else url, **options)  # finds faults at once; connects only when used
     with _guard:
         old, _coordinator = _coordinator, fresh
         _configured = (url, options)
@@ -136,5 +145,5 @@ def default() -> Coordinator:
     with _guard:
         if _coordinator is None or _coordinator.closed:
             url, options = _configured
-            _coordinator = connect(url or default_url(), **options)
+            _coordinator = connect(default_url() if url is None else url, **options)
         return _coordinator

@@ -141,7 +141,8 @@ class Connecting:
     def engine(self) -> Engine:
         """The engine alone, for what a coordinator would be too much."""
         options = Options(grace=self.grace, lease=self.lease, schema=self.schema, table=self.table)
-        return engines.of_url(self.chosen_url)(self.chosen_url, options)
+        url = engines.plain(self.chosen_url)
+        return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
     def coordinator(self) -> Iterator[sqlsem.Coordinator]:
