@@ -176,7 +176,8 @@ class Connecting:
         """The engine alone, for what a coordinator would be too much."""
         grace, lease = self._option("grace"), self._option("lease")
         options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
-        return engines.of_url(self.chosen_url)(self.chosen_url, options)
+        url = engines.plain(self.chosen_url)
+        return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
     def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
