@@ -5,6 +5,7 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -395,6 +396,13 @@ class _Bound(_BoundWrapper):
             return getattr, (owner, method.__name__)
         return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, (first, name) = self.__reduce_ex__(4)
+        return make(copy.deepcopy(first, memo), name)
+
 
 class _Decorated(_FunctionWrapper):
     """A decorated function or method. Pickled by its name, as any function is."""
@@ -404,6 +412,12 @@ class _Decorated(_FunctionWrapper):
     def __reduce_ex__(self, protocol: Any) -> str:
         name: str = self.__wrapped__.__qualname__
         return name
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
 
 
 def _of_name(module: str, name: str) -> Any:
