@@ -337,6 +337,11 @@ class Membership:
         self._urgent = True
         self._beat.set()
 
+    def disown(self) -> None:
+        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
+        self._disowned = True
+        self.urge()
+
     def seconds_left(self) -> float | None:
         """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
         return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
