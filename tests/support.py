@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import inspect
 import json
@@ -520,6 +521,22 @@ class Child:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 if stream is not None:
                     stream.close()
+
+
+def keep_to_the_permissions() -> None:
+    """In a child that runs as root: give up root's right to pass over permissions of files. (Not another user: where
+    Python lives in root's closed home, nobody else can import anything.)
+    """
+    if os.geteuid() != 0:
+        return
+    assert sys.platform == "linux", "run the tests as an ordinary user on this system"
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version with 64 bits, this thread
+    sets = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    for one in (0, 1):  # effective, permitted
+        sets[one] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 
 # -- histories ------------------------------------------------------------------------------------------------------
