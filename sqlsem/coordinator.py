@@ -378,7 +378,7 @@ class Coordinator:
         """Giving back was interrupted: rows that nobody knows are removed by the next ping."""
         self._forget(grant)
         self._member.forget(grant._tickets)
-        self._member.urge()
+        self._member.disown()
 
     def _forget(self, grant: BaseGrant) -> None:
         with self._state_lock:
