@@ -324,6 +324,7 @@ class SqlServerSession(Session):
         self._running: Any = None
         self._latest: Any = None  # the same, and what ran last
         self._stopped: Any = None  # what was cancelled
+        self._cancelling = threading.Lock()  # a driver is in a cancel: what it works on must not be freed
         with contextlib.suppress(Exception):  # not every driver has it
             connection.timeout = int(_LONGEST_WAIT + max(self._options.patience, self._options.grace)) + _MARGIN
 
@@ -874,9 +875,10 @@ class SqlServerSession(Session):
         timer = threading.Timer(_CANCEL, insist)
         timer.daemon = True
         timer.start()
-        self._stopped = running
-        with contextlib.suppress(Exception):
-            running.cancel()
+        with self._cancelling, contextlib.suppress(Exception):
+            if self._running is running:
+                self._stopped = running
+                running.cancel()
 
     def close(self) -> None:
         self._lost = True
@@ -886,8 +888,14 @@ class SqlServerSession(Session):
         self._cursors.clear()
         if handle is not None:
             handle.shut()  # a pool of the driver manager's would keep the connection open, and its locks
-        with contextlib.suppress(Exception):
-            self._connection.close()
+        if not self._cancelling.acquire(timeout=_CANCEL):
+            _abandoned.append((self._connection, self._latest))  # for ever; the line is shut all the same
+            return
+        try:
+            with contextlib.suppress(Exception):
+                self._connection.close()
+        finally:
+            self._cancelling.release()
 
 
 # -- connection strings ---------------------------------------------------------------------------------------------
