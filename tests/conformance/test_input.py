@@ -86,7 +86,7 @@ def test_other_words_that_cannot_be(database):
     for bad in ("100", 1.0, None, True):
         with pytest.raises(sqlsem.ConfigurationError):
             coordinator.stage("a", bad)
-    for bad in (-1, "1", float("nan"), float("inf"), True):
+    for bad in (-1, "x", "-1", "1 h", "", float("nan"), float("inf"), True):
         with pytest.raises(sqlsem.ConfigurationError):
             coordinator.mutex("a", timeout=bad)
     for bad in (5, "x" * 1001, "a\x00b", "\ud800"):
@@ -98,7 +98,8 @@ def test_other_words_that_cannot_be(database):
     "options",
     [
         {"grace": -1},
-        {"grace": "5"},
+        {"grace": "5 s"},
+        {"grace": True},
         {"retry": float("nan")},
         {"lease": 0},
         {"lease": "x"},
