@@ -193,6 +193,8 @@ class PostgresWire(Wire):
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
+        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout that is not ours to set
+            return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
@@ -212,7 +214,8 @@ class PostgresWire(Wire):
                 f"for what operators do) to this login (see: sqlsem sql postgresql permissions)"
             )
         if isinstance(exc, errors.ReadOnlySqlTransaction):
-            return Unavailable(f"{where} is read-only (a standby?): {text}")
+            self._given_up = True  # the primary that it was may be another one by now: look for that
+            return Disconnected(f"{where} is read-only (a standby?): {text}")
         if isinstance(exc, (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)):
             return ConfigurationError(
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
@@ -280,7 +283,32 @@ class PostgresSession(PostgresWire, Session):
         self._call: Callable[..., Sequence[Any]] = self._first if self._options.lease is not None else self._prepared
 
     def prepare(self, purpose: str) -> None:
+        lease = self._options.lease is not None
+        if lease or purpose in ("main", "look"):
+            pid = self._backend()
+            if pid != self._connection.info.backend_pid:  # a pooler stands between
+                if lease or purpose == "look":
+                    return  # what is set on a session here would be set for whoever is lent it next
+                self._require_own_session(pid)
         self._run("session", self._setup(purpose))
+
+    def _backend(self) -> int:
+        return int(self._run("backend")[0][0])
+
+    def _require_own_session(self, pid: int) -> None:
+        """Refuse a beacon where connections share sessions: lent by the transaction or the statement, an idle session
+        goes to whoever asks next.
+        """
+        other = self._engine.reach("look")
+        try:
+            lent = other._backend() == pid or self._backend() != pid
+        finally:
+            other.close()
+        if lent:
+            raise ConfigurationError(
+                f"{self._engine.where}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
+                f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
+            )
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         try:
@@ -713,6 +741,10 @@ class AsyncPostgresSession(PostgresWire, AsyncSession):
     async def prepare(self, purpose: str) -> None:
         """Make a connection ready that was just opened."""
         try:
+            if self._options.lease is not None:
+                cursor = await self._connection.execute(self._queries["backend"])
+                if await cursor.fetchone() != (self._connection.info.backend_pid,):
+                    return  # see PostgresSession
             await self._connection.execute(self._queries["session"], self._setup(purpose))
         except psycopg.Error as exc:
             raise self._translate(exc) from exc

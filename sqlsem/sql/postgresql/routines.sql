@@ -89,7 +89,8 @@ BEGIN
         END LOOP;
     END IF;
     UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
-    WHERE lease_until < clock_timestamp() + lease_ms * interval '1 millisecond';
+    -- (Whoever is just giving a sign needs none, and may be waiting for us.)
+    WHERE member_id IN (SELECT member_id FROM {schema}.member WHERE lease_ms IS NOT NULL FOR UPDATE SKIP LOCKED);
     INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin), ('started', v_started)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value;
     RETURN true;
@@ -426,11 +427,13 @@ CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $$
 DECLARE
-    v_fresh boolean;
+    v_leased boolean;
+    v_fresh  boolean;
 BEGIN
-    SELECT lease_ms IS NULL OR lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
-    INTO v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT v_fresh THEN
+    SELECT lease_ms IS NOT NULL, lease_ms IS NULL OR lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+    INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    -- (With a lease the session may be a pooler's, and on another server than at the last call.)
+    IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
         UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
         WHERE member_id = p_member;
     END IF;
@@ -472,9 +475,6 @@ BEGIN
         -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
         RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
-    END IF;
-    IF v_lease IS NOT NULL THEN
-        PERFORM {schema}.check_origin();  -- its session may be a pooler's, on another server than at the last call
     END IF;
     IF NOT granted THEN
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
@@ -883,6 +883,7 @@ DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
 BEGIN
+    PERFORM {schema}.check_origin();
     FOR v_row IN SELECT resource_id, queue_position FROM {schema}.{table} LOOP
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
