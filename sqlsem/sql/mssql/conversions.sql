@@ -25,12 +25,13 @@ ALTER PROCEDURE {schema}.begin_upgrade
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET ROWCOUNT 0;  -- the session may have set another, and @free must be complete
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member int, @other bigint, @before bigint,
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
             @alive int, @let_in int = 0, @now datetime2(6), @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
@@ -59,7 +60,7 @@ BEGIN
             BEGIN TRANSACTION;
             -- Nobody registers, and nobody else begins to upgrade, until this is committed.
             EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
+                @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             SET @other = NULL;
@@ -187,12 +188,14 @@ ALTER PROCEDURE {schema}.upgrade
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member int, @other bigint, @left int, @nap int,
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member bigint, @other bigint, @left int, @nap int,
             @pause float = 2, @name nvarchar(255), @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
     BEGIN TRY
         WHILE @result IS NULL
@@ -228,11 +231,11 @@ BEGIN
             END;
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @other);
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
+                @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
                 -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 EXEC @code = {schema}.suspect @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
@@ -240,10 +243,10 @@ BEGIN
                 SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
                 EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = @nap, @DbPrincipal = N'public';
+                    @LockTimeout = @nap, @DbPrincipal = @principal;
                 IF @code >= 0
                 BEGIN
-                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = @principal;
                     SET @result = -1;
                 END;
                 CONTINUE;
@@ -251,9 +254,9 @@ BEGIN
             -- Look up now and then: any of the others may have died, or we may be taken away.
             SET @nap = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @nap, @DbPrincipal = N'public';
+                @LockTimeout = @nap, @DbPrincipal = @principal;
             IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
             ELSE IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
                 SET @result = -1;
         END;
@@ -306,12 +309,13 @@ ALTER PROCEDURE {schema}.wake_those_behind @position bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int;
-    IF APPLOCK_MODE(N'public', @name, N'Session') = N'Exclusive'
+    IF APPLOCK_MODE(@principal, @name, N'Session') = N'Exclusive'
     BEGIN
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 1000, @DbPrincipal = N'public';
+            @LockTimeout = 1000, @DbPrincipal = @principal;
     END;
 END;
 GO
@@ -326,6 +330,8 @@ ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @r
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -336,7 +342,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = N'public';
+            @LockTimeout = @patience, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;
@@ -352,7 +358,7 @@ BEGIN
         ELSE IF @access = N'write'
         BEGIN
             EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
+                @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
             EXEC @code = {schema}.convert_row @resource, @position, N'write', N'read', N'downgraded';

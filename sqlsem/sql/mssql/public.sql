@@ -34,7 +34,7 @@ BEGIN
          OR @name COLLATE Latin1_General_100_BIN2 LIKE CONCAT(N'%[', NCHAR(127), N'-', NCHAR(159), N']%')
         SET @message = CONCAT(N'sqlsem: ', @what, N' contains a control character; use printable text');
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
 END;
 GO
 
@@ -50,7 +50,7 @@ BEGIN
     IF @seconds < 0.1 OR @seconds > 2147483
     BEGIN
         SET @message = CONCAT(N'sqlsem: lease_seconds must be from 0.1 to 2147483, not ', @seconds);
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     SET @lease_ms = FLOOR(@seconds * 1000);
 END;
@@ -91,7 +91,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not ',
             COALESCE(CONVERT(nvarchar(20), @timeout_ms), N'NULL'));
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     SET @access = @word;
 END;
 GO
@@ -121,12 +121,14 @@ GO
 -- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
 IF OBJECT_ID(N'{schema}.session_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.session_member @lease_ms int, @member int OUTPUT
+ALTER PROCEDURE {schema}.session_member @lease_ms int, @member bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @old int = -1, @before int, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
+    DECLARE @old bigint = -1, @before bigint, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
             @program nvarchar(255) = NULLIF(APP_NAME(), N'');
     SET @member = NULL;
     IF @lease_ms IS NULL
@@ -134,7 +136,7 @@ BEGIN
         SELECT TOP (1) @member = member_id FROM {schema}.member
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
           -- Not so after a connection pool has reset the session.
-          AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
+          AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
         IF @member IS NOT NULL
             RETURN 0;
         -- Sessions end without a word. Who had this session's number before us is surely gone.
@@ -143,7 +145,7 @@ BEGIN
             SET @before = @old;
             SELECT TOP (1) @old = member_id FROM {schema}.member
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
-              AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
+              AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
             ORDER BY member_id;
             IF @old = @before
                 BREAK;
@@ -220,6 +222,7 @@ ALTER PROCEDURE {schema}.acquire
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @position = NULL;
     SET @fence = NULL;
     IF @@TRANCOUNT > 0
@@ -231,7 +234,7 @@ BEGIN
     DECLARE @deadline datetime2(6);  -- NULL: for ever
     IF @timeout_ms >= 0
         SET @deadline = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @number int, @lease_ms int, @member int, @granted bit, @uid nvarchar(64),
+    DECLARE @result int, @code int, @number int, @lease_ms int, @member bigint, @granted bit, @uid nvarchar(64),
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END,
             @left int, @slice int, @pause int, @attended_ms int,
             @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
@@ -430,6 +433,7 @@ ALTER PROCEDURE {schema}.[try]
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @code int;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT … EXEC; commit first', 1;
@@ -447,12 +451,14 @@ ALTER PROCEDURE {schema}.renew
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: renew must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @member int, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
+    DECLARE @member bigint, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
             @message nvarchar(1000);
     EXEC {schema}.check_name N'resource', @resource;
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
@@ -479,18 +485,18 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: position ', @position, N' on ''', @resource,
             N''' lives as long as its session and has no lease to renew; leave lease_seconds out here, ',
             N'or give it to acquire');
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END
     ELSE
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        IF APPLOCK_MODE(N'public', @name, N'Session') = N'NoLock'
+        IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
         BEGIN
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
+                @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 RETURN -1;  -- its session is gone
             END;
         END;
@@ -510,6 +516,7 @@ ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigin
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @holding int, @message nvarchar(1000);
     -- Drivers in manual commit leave the beginning to the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
@@ -524,7 +531,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: position ', COALESCE(CONVERT(nvarchar(20), @position), N'NULL'), N' on ',
             COALESCE(N'''' + @resource + N'''', N'NULL'),
             N' is not held (any more) by this requester; roll back: somebody else may be inside');
-        THROW 50004, @message, 1;
+        EXEC {schema}.refuse 50004, @message;
     END;
 END;
 GO
@@ -536,6 +543,7 @@ ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.entries @resource;
 END;
 GO
@@ -550,13 +558,14 @@ ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000);
     EXEC {schema}.check_name N'resource', @resource;
     IF @limit < 1
     BEGIN
         SET @message = CONCAT(N'sqlsem: limit of ''', @resource, N''' must be 1 or more, or NULL for none, not ',
             @limit, N'; to let nobody in, pause it');
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
@@ -572,6 +581,7 @@ ALTER PROCEDURE {schema}.pause @resource nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: pause must not be called inside an open transaction; commit first', 1;
@@ -586,6 +596,7 @@ ALTER PROCEDURE {schema}.resume @resource nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;

@@ -37,6 +37,8 @@ ALTER PROCEDURE {schema}.put_task
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
             @mine bit = 0;
     SET @task_id = NULL;
@@ -67,14 +69,14 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
             N'; it must be stop or continue');
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
             N'an administrator can ALTER ROLE {schema}_operator ADD MEMBER …');
-        THROW 50006, @message, 1;
+        EXEC {schema}.refuse 50006, @message;
     END;
 
     IF @uid IS NULL
@@ -89,7 +91,7 @@ BEGIN
             BEGIN TRANSACTION;
         END;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = 10000, @DbPrincipal = N'public';
+            @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
             IF @mine = 1
@@ -123,10 +125,11 @@ GO
 IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_task
-    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @task = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
@@ -187,10 +190,11 @@ GO
 IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_task
-    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @task bigint;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @task OUTPUT;
     SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
@@ -204,11 +208,12 @@ GO
 IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task
-    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
+    @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
     @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @status = NULL;
     DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
             @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000);
@@ -216,7 +221,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: a task ends as finished, failed or returned, not ',
             COALESCE(@outcome, N'NULL'));
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     SET XACT_ABORT ON;
     IF @@TRANCOUNT = 0
@@ -270,11 +275,12 @@ GO
 IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_task
-    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
+    @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
     @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @status nvarchar(16), @next bigint;
     EXEC {schema}.end_task @member, @task, @attempt, @outcome, @result, @error, @status OUTPUT;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @next OUTPUT;
@@ -286,10 +292,11 @@ GO
 -- Gives back what a claim may have left whose reply was lost for good. Returns how many tasks.
 IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.return_claim @member int, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
+ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @task bigint, @attempt int, @status nvarchar(16), @count int = 0;
     WHILE 1 = 1
     BEGIN
@@ -314,15 +321,15 @@ GO
 -- many. Whose worker died five times has failed: it may be what kills them.
 IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET ROWCOUNT 0;
-    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id int NOT NULL);
-    DECLARE @member int = -1, @before int, @task bigint = 0, @attempt int, @count int = 0, @found int;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
+    DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int;
     SET @mine = COALESCE(@mine, 0);
     -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
     IF @queue IS NULL
@@ -379,6 +386,7 @@ ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
             @any bit = 0, @any_next bit = 0;
@@ -418,6 +426,7 @@ ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarcha
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
     DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME();
@@ -459,6 +468,7 @@ ALTER PROCEDURE {schema}.task_attempts @task bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
            DATEDIFF_BIG(microsecond, l.started_at, l.ended_at) / CAST(1000000 AS float) AS seconds, l.error, l.result
@@ -485,6 +495,7 @@ ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit 
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @code int, @count int = 0, @status nvarchar(16);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
@@ -552,6 +563,7 @@ ALTER PROCEDURE {schema}.put
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     -- What is too much here is too much there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END;
@@ -564,10 +576,11 @@ GO
 IF OBJECT_ID(N'{schema}.session_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_claim AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_claim
-    @queue nvarchar(400), @owner nvarchar(255), @member int OUTPUT, @task bigint OUTPUT
+    @queue nvarchar(400), @owner nvarchar(255), @member bigint OUTPUT, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 3000;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -592,10 +605,11 @@ GO
 IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_end
-    @member int, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
+    @member bigint, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT -1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -626,11 +640,11 @@ ALTER PROCEDURE {schema}.session_leftovers
 AS
 BEGIN
     SET NOCOUNT ON;
-    SET XACT_ABORT ON;
     SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @member int, @task bigint = 0, @found int, @attempt int, @claimed_at datetime2(6), @age bigint;
+    DECLARE @member bigint, @task bigint = 0, @found int, @attempt int, @claimed_at datetime2(6), @age bigint;
     EXEC {schema}.session_member NULL, @member OUTPUT;
     SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
@@ -675,7 +689,7 @@ BEGIN
         THROW 50001, N'sqlsem: work must not be called in an open transaction or INSERT … EXEC; commit first', 1;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @owner nvarchar(400), @member int, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
+    DECLARE @owner nvarchar(400), @member bigint, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
             @error nvarchar(max), @message nvarchar(1000), @status nvarchar(16), @pause int = 5,
             @since datetime2(6) = SYSUTCDATETIME();
     EXEC {schema}.check_name N'queue', @queue;
@@ -683,7 +697,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: idle_seconds must be 0 or more, not ',
             COALESCE(CONVERT(nvarchar(40), @idle_seconds), N'NULL'));
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_leftovers;
