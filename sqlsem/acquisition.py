@@ -204,7 +204,7 @@ class Acquisition(Generic[G]):
 
         try:
             member.registering(self.uid)
-            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget)
+            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget, sign=True)
             return tickets
         finally:
             member.settled(self.uid)

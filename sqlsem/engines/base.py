@@ -110,7 +110,13 @@ class Wire(abc.ABC):
 
 
 class Session(Wire):
-    """One connection. Not for two threads at once."""
+    """One connection. Not for two threads at once.
+
+    What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
+    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_then` renew the member's
+    lease (all but the first three let one be of which less than an eighth has run), or find that the member was given
+    up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
+    """
 
     @abc.abstractmethod
     def prepare(self, purpose: str) -> None:
@@ -128,7 +134,7 @@ class Session(Wire):
 
     @abc.abstractmethod
     def ping(self, member_id: int) -> Pulse:
-        """Prove life, renew the lease, tell which rows are ours."""
+        """Give a sign of life: renew the lease; and tell which rows are ours."""
 
     @abc.abstractmethod
     def resign(self, member_id: int) -> None:

@@ -314,11 +314,10 @@ class SqliteSession(Session):
                 if not self._may_enter(request):
                     self._test_ahead(request, LAST, member_id)
         with _busy, self._writing():
+            self._give_sign(member_id)
             state = [self._one("anybody", {"resource": one.resource, "member": member_id}) for one in requests]
             if not state[0][1]:
-                # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
-                self._given_up = True  # whoever keeps this session comes back as a new member
-                raise Disconnected(f"{self._engine.where} has given this process up while it was out of reach")
+                raise self._given_up_error()
             busy = [there for there, _ in state]
             # A row of ours can only be there when somebody is.
             if any(busy) and (found := self._all("find", {"member": member_id, "uid": uid})):
@@ -401,7 +400,8 @@ class SqliteSession(Session):
             row = self._one("granted_row", mine)
             if row is None:
                 return Upgrading.GONE
-            access, limit, _ = row
+            access, limit, member_id = row
+            self._give_sign(member_id)
             self._require_convertible(ticket, access, limit)
             if access != READ:
                 return Upgrading.DONE if access == WRITE else Upgrading.BEGUN
@@ -442,6 +442,7 @@ class SqliteSession(Session):
                     with _busy, self._writing():
                         row = self._one("granted_row", mine)
                         if row is not None and row[0] == UPGRADE:
+                            self._give_sign(row[2])
                             self._convert(key, WRITE, "upgraded")
                             return True
                     seen = None
@@ -521,6 +522,7 @@ class SqliteSession(Session):
                 distance, free = self._ahead(request, ticket.position)
                 if free:
                     with _busy, self._writing():
+                        self._give_sign(member_id)
                         return True if self._query("grant", key).rowcount == 1 else None
             if now >= deadline:
                 self._left = (ticket.position, known, quiet_since, tested)
@@ -720,6 +722,7 @@ class SqliteSession(Session):
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
         key = {name: values[name] for name in ("queue", "member", "uid")}
+        self._give_sign(values["member"])
         found = self._one("claimed_before", key) if again else None
         if found is None:
             found = self._one("next_pending", {"queue": values["queue"]})
@@ -732,8 +735,19 @@ class SqliteSession(Session):
 
     def _require_member(self, member_id: int) -> None:
         if self._one("member", (member_id,)) is None:
-            self._given_up = True  # whoever keeps this session comes back as a new member
-            raise Disconnected(f"{self._engine.where} has given this process up while it was out of reach")
+            raise self._given_up_error()
+
+    def _given_up_error(self) -> Disconnected:
+        # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        self._given_up = True  # whoever keeps this session comes back as a new member
+        return Disconnected(f"{self._engine.where} has given this process up while it was out of reach")
+
+    def _give_sign(self, member_id: int) -> None:
+        """In the transaction that grants, claims or starts something: see `Session`. Beacons are files, and tell
+        without a sign.
+        """
+        if self._options.lease is not None and self._query("renew_old", (member_id,)).rowcount != 1:
+            self._require_member(member_id)
 
     def end_task(self, member_id: int, end: End) -> str | None:
         with _busy, self._writing():
@@ -765,6 +779,7 @@ class SqliteSession(Session):
 
     def _claim_group(self, member_id: int, queue: str, owner: str, uid: str, again: bool, most: int) -> list[Claimed]:
         key = {"queue": queue, "member": member_id, "uid": uid}
+        self._give_sign(member_id)
         if again and (found := self._all("claimed_before", key)):
             return [Claimed(*self._one("claimed", (task_id,))) for task_id, _ in found]
         self._require_member(member_id)
@@ -922,6 +937,7 @@ class SqliteSession(Session):
     ) -> PartStart:
         with _busy, self._writing():
             self._require_member(member_id)
+            self._give_sign(member_id)
             now = self._one("clock")[0]
             latest: tuple[int, str | None, float] = self._one("latest_round", (name,)) or (0, None, now)
             round_id, status, opened = latest
@@ -986,6 +1002,7 @@ class SqliteSession(Session):
             there = part_member == member_id and self._one("member", (member_id,)) is not None
             if not there or (part_status == "failed" and part_error == "its process died"):
                 return PartEnd("lost", round_id, False, status, None)
+            self._give_sign(member_id)  # the continuation may come with it
             key = {"round": round_id, "part": part}
             mine = {"round": round_id, "member": member_id, "uid": uid}
             if part_status == "running":
@@ -1020,6 +1037,7 @@ class SqliteSession(Session):
         mine = {"member": member_id, "uid": uid}
         with _busy, self._writing():
             self._require_member(member_id)
+            self._give_sign(member_id)
             found = self._one("claimed_then", mine)
             if found is None:
                 self._query("claim_then", {**mine, "name": name, "round": round_id, "owner": owner, "own": own})

@@ -116,12 +116,15 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
+    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here; nor is
+    -- one that is just giving a sign of life, for which nobody waits: it may be waiting for us.
     DELETE FROM {schema}.member
-    WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
-      AND CASE WHEN lease_until IS NULL
-               THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
-               ELSE lease_until < clock_timestamp() END;
+    WHERE member_id = (SELECT member_id FROM {schema}.member
+                       WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
+                         AND CASE WHEN lease_until IS NULL
+                                  THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  ELSE lease_until < clock_timestamp() END
+                       FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -344,6 +347,26 @@ END
 $$;
 
 
+-- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a lease of
+-- which an eighth has run is renewed. So what is handed out stands on a lease that has just begun, and whoever is about to
+-- remove the member finds it renewed. False when the member was given up, or is another login's.
+CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_fresh boolean;
+BEGIN
+    SELECT lease_ms IS NULL OR lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+    INTO v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF NOT v_fresh THEN
+        UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        WHERE member_id = p_member;
+    END IF;
+    RETURN FOUND;
+END
+$$;
+
+
 -- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
 -- every registration that came before.
 CREATE OR REPLACE FUNCTION {schema}.place(
@@ -369,8 +392,8 @@ BEGIN
            NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
            AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource)
     INTO v_lease, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT FOUND THEN
-        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member) THEN
+    IF NOT FOUND OR v_lease IS NOT NULL AND NOT {schema}.give_sign(p_member) THEN
+        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
         END IF;
@@ -506,18 +529,22 @@ DECLARE
 BEGIN
     -- What is written here is for people and may be lost in a crash of the server.
     PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT access_type, concurrency_limit, weight, member_id, granted_at, revoked_at INTO v_row
-    FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position
-      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
+    SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at, t.revoked_at,
+           m.lease_ms IS NOT NULL AS leased INTO v_row
+    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND m.login = session_user;
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
     ELSIF v_row.granted_at IS NOT NULL THEN
-        RETURN 0;
+        RETURN CASE WHEN NOT v_row.leased OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit,
                                                   v_row.weight, NULL);
         IF v_ahead.eligible THEN
+            IF v_row.leased AND NOT {schema}.give_sign(v_row.member_id) THEN
+                RETURN -2;
+            END IF;
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL;
             RETURN CASE WHEN FOUND THEN 0 ELSE -2 END;
@@ -578,7 +605,7 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             CONTINUE;  -- look again
         END;
-        IF v_ahead.until = 'leave' THEN
+        IF v_ahead.until = 'leave' AND NOT v_row.leased THEN
             -- The usual end of a wait: look and take in one statement.
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL

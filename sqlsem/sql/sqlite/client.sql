@@ -29,6 +29,11 @@ UPDATE {schema}_member
 SET missing_since = NULL, lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
 WHERE member_id = ?
 
+-- name: renew_old
+-- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
+UPDATE {schema}_member SET lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+WHERE member_id = ? AND lease_until < (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0 * 0.875
+
 -- name: positions
 SELECT queue_position, revoked_at IS NOT NULL FROM {table} WHERE member_id = ?
 
