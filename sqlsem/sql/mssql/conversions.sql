@@ -32,7 +32,7 @@ BEGIN
         THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
-            @alive int, @let_in int = 0, @now datetime2(6), @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
+            @alive int, @let_in int = 0, @now datetime2(6), @sign int, @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
@@ -108,17 +108,20 @@ BEGIN
                     SET @result = -1;
             END;
             INSERT INTO @free (queue_position, held)
-            SELECT r.queue_position, CASE WHEN o.paused > 0 OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
+            SELECT r.queue_position, CASE WHEN o.paused_at IS NOT NULL OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
             FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight,
-                         COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint) END)
+                         COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint)
+                                           ELSE 0 END)
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS ahead_weight,
-                         MIN(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN concurrency_limit END)
-                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS declared
+                         COALESCE(MIN(CASE WHEN access_type <> N'read' AND queue_position <> @position
+                                                AND concurrency_limit IS NOT NULL THEN concurrency_limit ELSE 2147483647 END)
+                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+                                  2147483647) AS declared
                   FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource) AS r
-            CROSS JOIN (SELECT MIN(cap) AS cap, COUNT(paused_at) AS paused FROM {schema}.resource WHERE resource_id = @resource) AS o
+            LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
             WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
-              AND r.ahead_weight + r.weight <= COALESCE(r.declared, 2147483647)
+              AND r.ahead_weight + r.weight <= r.declared
               AND (r.attended_until IS NULL OR r.attended_until >= @now);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
             BEGIN
@@ -170,6 +173,13 @@ BEGIN
             ROLLBACK TRANSACTION;
         THROW;
     END CATCH;
+    IF @result = 0
+    BEGIN
+        -- As in wait.
+        EXEC @sign = {schema}.give_sign @member;
+        IF @sign = 0
+            SET @result = -2;
+    END;
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
@@ -264,10 +274,16 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+        IF ERROR_NUMBER() NOT IN (1205, 1222)  -- as in wait: not yet
             THROW;
         SET @result = -1;
     END CATCH;
+    IF @result = 0
+    BEGIN
+        EXEC @code = {schema}.give_sign @member;
+        IF @code = 0
+            SET @result = -2;
+    END;
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
@@ -284,13 +300,19 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read');
+    DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read'), @host nvarchar(255), @pid int,
+            @program nvarchar(255), @login nvarchar(128);
+    SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login
+    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.queue_position = @position;
     BEGIN TRANSACTION;
     UPDATE {schema}.entry SET access_type = @access
     OUTPUT inserted.resource_id, inserted.queue_position, inserted.requesting_id, @label, inserted.weight,
-           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at, @outcome
+           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at, @outcome,
+           inserted.concurrency_limit, @host, @pid, @program, @login
     INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                           member_id, owner, note, requested_at, granted_at, outcome)
+                           member_id, owner, note, requested_at, granted_at, outcome,
+                           concurrency_limit, host, pid, program, login)
     WHERE resource_id = @resource AND queue_position = @position AND access_type = @was AND revoked_at IS NULL;
     SET @count = @@ROWCOUNT;
     IF @count > 0

@@ -108,12 +108,13 @@ BEGIN
                 SELECT @sum = COUNT(*), @low = 0 FROM @row
                 WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
             ELSE
-                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0), @low = MIN(bound) FROM @row
+                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0),
+                       @low = NULLIF(MIN(COALESCE(bound, 2147483647)), 2147483647) FROM @row
                 WHERE place = @place AND n < @n AND stuck = 1
                   AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access);
-            SELECT @low = MIN(number)
-            FROM (SELECT @low AS number UNION ALL SELECT @bound
-                  UNION ALL SELECT CASE WHEN @cap >= @weight THEN @cap END) AS limits;
+            -- (No limit: NULL, under which nothing is less.)
+            SET @low = CASE WHEN @bound < COALESCE(@low, 2147483647) THEN @bound ELSE @low END;
+            SET @low = CASE WHEN @cap >= @weight AND @cap < COALESCE(@low, 2147483647) THEN @cap ELSE @low END;
             IF @sum = 0 OR @low IS NULL OR @sum + @weight <= @low
             BEGIN
                 SET @changed = 1;

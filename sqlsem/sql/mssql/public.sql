@@ -129,7 +129,8 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @old bigint = -1, @before bigint, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
-            @program nvarchar(255) = NULLIF(APP_NAME(), N'');
+            @program nvarchar(255) = NULLIF(APP_NAME(), N''), @old_host nvarchar(255), @old_program nvarchar(255),
+            @old_login nvarchar(128), @seen_at datetime2(6);
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
@@ -143,7 +144,8 @@ BEGIN
         WHILE 1 = 1
         BEGIN
             SET @before = @old;
-            SELECT TOP (1) @old = member_id FROM {schema}.member
+            SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @seen_at = seen_at
+            FROM {schema}.member
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
               AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
             ORDER BY member_id;
@@ -151,7 +153,7 @@ BEGIN
                 BREAK;
             BEGIN TRANSACTION;
             DELETE FROM {schema}.member WHERE member_id = @old;
-            EXEC {schema}.bury @old, N'reaped';
+            EXEC {schema}.bury @old, N'reaped', @old_host, NULL, @old_program, @old_login, @seen_at;
             COMMIT TRANSACTION;
         END;
     END
@@ -265,7 +267,7 @@ BEGIN
                 SET @number = ERROR_NUMBER();
                 IF @@TRANCOUNT > 0
                     ROLLBACK TRANSACTION;
-                IF @number NOT IN (50002, 1222, 50005)
+                IF @number NOT IN (50002, 1205, 1222, 50005)
                     THROW;
             END CATCH;
             IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
@@ -277,7 +279,8 @@ BEGIN
                 IF @deadline <= SYSUTCDATETIME()
                     SET @result = -1;
                 ELSE IF @lease_ms IS NOT NULL
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    UPDATE {schema}.member
+                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                 CONTINUE;
             END;
@@ -297,7 +300,7 @@ BEGIN
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (NOLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
                      AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
-               ) > (SELECT MIN(t.concurrency_limit) FROM {schema}.entry AS t WITH (NOLOCK)
+               ) > (SELECT MIN(COALESCE(t.concurrency_limit, 2147483647)) FROM {schema}.entry AS t WITH (NOLOCK)
                     WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
@@ -322,12 +325,23 @@ BEGIN
                 SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3
                                   WHEN @others = 1 AND @slice > 700 THEN 700 ELSE @slice END;
                 SET @attended_ms = @slice + 5000;
-                UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
-                WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
-                IF @lease_ms IS NOT NULL
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
-                    WHERE member_id = @member;
-                EXEC @code = {schema}.wait @resource, @position, @slice;
+                BEGIN TRY
+                    IF @lease_ms IS NOT NULL
+                        UPDATE {schema}.member
+                        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                        WHERE member_id = @member;
+                    UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
+                    WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
+                    EXEC @code = {schema}.wait @resource, @position, @slice;
+                END TRY
+                BEGIN CATCH
+                    IF @@TRANCOUNT > 0
+                        ROLLBACK TRANSACTION;
+                    -- Rows that somebody had locked, or locked in another order: nobody's deadlock, and nothing is lost.
+                    IF ERROR_NUMBER() NOT IN (1205, 1222)
+                        THROW;
+                    SET @code = -1;
+                END CATCH;
                 IF @code = -1
                 BEGIN
                     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
@@ -357,7 +371,8 @@ BEGIN
                 IF @lease_ms IS NOT NULL
                 BEGIN
                     -- The row can only be ours for good while the member is there.
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    UPDATE {schema}.member
+                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                     IF @@ROWCOUNT = 0
                         SET @result = NULL;
@@ -389,7 +404,6 @@ BEGIN
         SET @number = ERROR_NUMBER();
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @result = -3;
         BEGIN TRY
             IF @member IS NOT NULL
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
@@ -402,8 +416,9 @@ BEGIN
                 ROLLBACK TRANSACTION;
         END CATCH;
         SET @position = NULL;
-        IF @number <> 1205
-            THROW;
+        IF @number = 1205
+            THROW 50002, N'sqlsem: busy: others had locked rows in another order; try again', 1;
+        THROW;
     END CATCH;
     IF @result >= 0
         SET @fence = @position;
@@ -474,7 +489,7 @@ BEGIN
     IF @lease IS NOT NULL
     BEGIN
         UPDATE {schema}.member
-        SET lease_ms = COALESCE(@lease_ms, lease_ms),
+        SET seen_at = SYSUTCDATETIME(), lease_ms = COALESCE(@lease_ms, lease_ms),
             lease_until = DATEADD(millisecond, COALESCE(@lease_ms, lease_ms), SYSUTCDATETIME())
         WHERE member_id = @member;
         IF @@ROWCOUNT = 0

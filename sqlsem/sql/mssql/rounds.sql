@@ -28,8 +28,8 @@ BEGIN
 END;
 GO
 
--- Keeps what the last part shall start. Of a user that is no operator only that there is something (and what operators
--- have kept stays): what is kept may be run with the rights of whoever resumes it.
+-- Keeps what the last part shall start. Of a user that may not put tasks only that there is something (and what those who
+-- may have kept stays): what is kept may be run with the rights of whoever resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -38,7 +38,7 @@ BEGIN
     SET NOCOUNT ON;
     IF @kind IS NULL OR @kind = N'session'
         RETURN 0;
-    IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         UPDATE {schema}.[round] SET then_kind = COALESCE(then_kind, N'local') WHERE round_id = @round;
     ELSE
@@ -188,7 +188,7 @@ BEGIN
     DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @old TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
-            @there int, @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
+            @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
             @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
             @before bigint;
     SET @at = CHARINDEX(NCHAR(10), @rest);
@@ -201,10 +201,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_round @name;
-        SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id) FROM {schema}.member
-        WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-        IF @there IS NULL
-            THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
+        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
         SET @now = SYSUTCDATETIME();
         SELECT TOP (1) @id = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
         WHERE round_name = @name ORDER BY round_id DESC;
@@ -270,7 +267,7 @@ BEGIN
                 SET @started = @now;
                 UPDATE {schema}.round_part
                 SET status = N'running', attempt = @attempt, start_uid = @uid, member_id = @member, owner = @owner,
-                    host = @host, pid = @pid, started_at = @now, ended_at = NULL, error = NULL
+                    host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL
                 WHERE round_id = @id AND part = @part;
                 EXEC {schema}.keep_then @id, @then_kind, @then_body;
                 SET @code = N'started';
@@ -365,8 +362,8 @@ BEGIN
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
         FROM {schema}.[round] WHERE round_id = @id;
-        SELECT @known = 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-        IF @known IS NULL OR @id IS NULL OR @part_member <> @member
+        EXEC @known = {schema}.give_sign @member;  -- the continuation may come with it
+        IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
         ELSE IF @status = N'running'
@@ -450,14 +447,15 @@ BEGIN
         THROW 50001, N'sqlsem: a round must not be resumed inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @lock nvarchar(400) = @name;
+    DECLARE @lock nvarchar(400) = @name, @known int;
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     IF @round IS NOT NULL
         SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_round @lock;
-        IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
+        EXEC @known = {schema}.give_sign @member;
+        IF @known = 0
             THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
         IF @round IS NULL
             INSERT INTO @rounds (round_id)
@@ -527,9 +525,11 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (round_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @now datetime2(6);
+    DECLARE @now datetime2(6), @all int;
+    EXEC @all = {schema}.sees_bodies;
     IF @round IS NOT NULL
         INSERT INTO @shown (round_id) SELECT round_id FROM {schema}.[round] WHERE round_id = @round;
     ELSE
@@ -540,20 +540,28 @@ BEGIN
     SELECT r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
-           r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
+           r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.opened_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
+           r.then_attempt, r.then_owner, r.then_started, r.then_ended,
            DATEDIFF_BIG(microsecond, r.then_started, COALESCE(r.then_ended, @now)) / CAST(1000000 AS float)
                AS then_seconds,
            r.then_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
            p.started_at, p.ended_at AS part_ended,
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds,
            p.error,
-           CASE WHEN p.status = N'running' THEN
-               DATEDIFF_BIG(microsecond,
-                            CASE WHEN m.lease_until < @now THEN m.lease_until ELSE m.missing_since END, @now)
-               / CAST(1000000 AS float) END AS missing_for
+           CASE WHEN p.status = N'running' AND b.missing = 1 THEN
+               DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                                              ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
+               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login
     FROM @shown AS s JOIN {schema}.[round] AS r ON r.round_id = s.round_id
     JOIN {schema}.round_part AS p ON p.round_id = s.round_id
     LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
+    CROSS APPLY (SELECT CASE WHEN m.member_id IS NULL THEN 1
+                             WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                             WHEN p.status <> N'running' THEN 0
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                                  <> N'NoLock' THEN 0
+                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                                               N'Session') END AS missing) AS b
     ORDER BY r.round_id DESC, p.part;
 END;
 GO

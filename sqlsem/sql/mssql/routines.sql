@@ -46,12 +46,16 @@ ALTER PROCEDURE {schema}.clean @text nvarchar(1000) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @at int = 1, @pattern nvarchar(20) = CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%');
+    DECLARE @at int = LEN(@text), @code int;
+    IF @text COLLATE Latin1_General_100_BIN2 NOT LIKE
+       CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+        RETURN 0;
     WHILE @at > 0
     BEGIN
-        SET @at = COALESCE(PATINDEX(@pattern, @text COLLATE Latin1_General_100_BIN2), 0);
-        IF @at > 0
+        SET @code = UNICODE(SUBSTRING(@text, @at, 1));
+        IF @code < 32 OR @code BETWEEN 127 AND 159
             SET @text = STUFF(@text, @at, 1, N'?');
+        SET @at = @at - 1;
     END;
 END;
 GO
@@ -175,7 +179,8 @@ BEGIN
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome,
-               deleted.concurrency_limit, @host, @pid, @program, @login, @by, @seen_at
+               deleted.concurrency_limit, @host, @pid, @program, @login,
+               CASE @outcome WHEN N'revoked' THEN COALESCE(deleted.revoked_by, @by) ELSE @by END, @seen_at
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
                                member_id, owner, note, requested_at, granted_at, outcome,
                                concurrency_limit, host, pid, program, login, ended_by, seen_at)
@@ -995,7 +1000,8 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         EXEC {schema}.let_go @waiting_name;
-        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+        -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
+        IF ERROR_NUMBER() NOT IN (1205, 1222)
             THROW;
         SET @result = -1;
         SET @waiting = 0;
@@ -1034,7 +1040,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @code int, @member bigint, @own bit = 0, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
+    DECLARE @code int, @member bigint, @own bit = 0, @tries int = 5, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
             @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT,
             @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN();
     IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
@@ -1053,28 +1059,35 @@ BEGIN
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND m.login = @login;
     SET @code = -1;
-    IF @member IS NOT NULL
-    BEGIN
+    WHILE @member IS NOT NULL AND @tries > 0
+    BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = @patience, @DbPrincipal = @principal;
         IF @code < 0
-        BEGIN
-            ROLLBACK TRANSACTION;
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
-        END;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
                deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome,
-               deleted.concurrency_limit, @host, @pid, @program, @login
+               deleted.concurrency_limit, @host, @pid, @program, @login,
+               CASE @outcome WHEN N'revoked' THEN deleted.revoked_by END
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
                                member_id, owner, note, requested_at, granted_at, outcome,
-                               concurrency_limit, host, pid, program, login)
+                               concurrency_limit, host, pid, program, login, ended_by)
         WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
           AND member_id = @member;
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
         COMMIT TRANSACTION;
-    END;
+        SET @tries = 0;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @tries = @tries - 1;
+        IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
+            THROW;
+        SET @code = -1;
+    END CATCH;
     -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone. (It may be gone already.)
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
        AND (@code = 0 OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
@@ -1368,7 +1381,8 @@ BEGIN
     -- come from both ends could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
-    UPDATE {schema}.entry SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME())
+    UPDATE {schema}.entry
+    SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
     WHERE resource_id = @resource AND queue_position = @position;
     SELECT @there = 1, @granted_at = granted_at, @member = member_id
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;

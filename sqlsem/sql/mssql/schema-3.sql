@@ -44,6 +44,8 @@ GO
 -- When the member last gave a sign of life. Dead: no beacon, and the last sign is older than the grace.
 ALTER TABLE {schema}.member ADD seen_at datetime2(6) NOT NULL CONSTRAINT member_seen_at DEFAULT SYSUTCDATETIME();
 
+ALTER TABLE {schema}.entry ADD revoked_by nvarchar(128) NULL;
+
 ALTER TABLE {schema}.history ADD concurrency_limit int NULL;
 ALTER TABLE {schema}.history ADD host nvarchar(255) NULL;  -- of the owner's member, as are pid, program and login
 ALTER TABLE {schema}.history ADD pid int NULL;
