@@ -66,7 +66,7 @@ EXEC {schema}.pin ?, ?, ?, 1
 EXEC {schema}.entries ?
 
 -- name: past
-EXEC {schema}.past ?, ?
+EXEC {schema}.past ?, ?, ?, ?, ?
 
 -- name: resources
 EXEC {schema}.resources
@@ -112,6 +112,9 @@ EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: next_task
 EXEC {schema}.next_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: claim_tasks
+EXEC {schema}.claim_tasks ?, ?, ?, ?, ?, ?
 
 -- name: return_claim
 EXEC {schema}.return_claim ?, ?, ?, 1

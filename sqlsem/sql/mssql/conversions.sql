@@ -308,11 +308,11 @@ BEGIN
     BEGIN TRANSACTION;
     UPDATE {schema}.entry SET access_type = @access
     OUTPUT inserted.resource_id, inserted.queue_position, inserted.requesting_id, @label, inserted.weight,
-           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at, @outcome,
-           inserted.concurrency_limit, @host, @pid, @program, @login
+           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at,
+           inserted.concurrency_limit, @outcome, @host, @pid, @program, @login
     INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                           member_id, owner, note, requested_at, granted_at, outcome,
-                           concurrency_limit, host, pid, program, login)
+                           member_id, owner, note, requested_at, granted_at,
+                           concurrency_limit, outcome, host, pid, program, login)
     WHERE resource_id = @resource AND queue_position = @position AND access_type = @was AND revoked_at IS NULL;
     SET @count = @@ROWCOUNT;
     IF @count > 0

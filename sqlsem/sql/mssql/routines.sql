@@ -164,8 +164,9 @@ BEGIN
     DECLARE @code int, @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position),
             @by nvarchar(128) = CASE WHEN @unattended = 1 OR @outcome IN (N'reaped', N'revoked') THEN ORIGINAL_LOGIN() END;
     IF @login IS NULL
-        SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @seen_at = m.seen_at
-        FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+        SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @seen_at = m.seen_at,
+               @by = CASE WHEN @outcome = N'revoked' THEN COALESCE(t.revoked_by, @by) ELSE @by END
+        FROM {schema}.entry AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
         WHERE t.resource_id = @resource AND t.queue_position = @position;
     IF @outcome <> N'reaped'
         SET @seen_at = NULL;
@@ -178,12 +179,11 @@ BEGIN
     BEGIN
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
-               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome,
-               deleted.concurrency_limit, @host, @pid, @program, @login,
-               CASE @outcome WHEN N'revoked' THEN COALESCE(deleted.revoked_by, @by) ELSE @by END, @seen_at
+               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
+               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by, @seen_at
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                               member_id, owner, note, requested_at, granted_at, outcome,
-                               concurrency_limit, host, pid, program, login, ended_by, seen_at)
+                               member_id, owner, note, requested_at, granted_at,
+                               concurrency_limit, outcome, host, pid, program, login, ended_by, seen_at)
         WHERE resource_id = @resource AND queue_position = @position
           AND (@unattended = 0 OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()));
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
@@ -1042,7 +1042,8 @@ BEGIN
         SET IMPLICIT_TRANSACTIONS OFF;
     DECLARE @code int, @member bigint, @own bit = 0, @tries int = 5, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
             @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT,
-            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN();
+            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN(),
+            @by nvarchar(128);
     IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
         THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
     IF @position IS NULL OR @requesting_id IS NULL
@@ -1054,6 +1055,7 @@ BEGIN
     END;
     -- @own: what acquire has made for this row alone, where it has a lease.
     SELECT @member = t.member_id, @host = m.host, @pid = m.pid, @program = m.program,
+           @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
            @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
@@ -1068,12 +1070,11 @@ BEGIN
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
-               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome,
-               deleted.concurrency_limit, @host, @pid, @program, @login,
-               CASE @outcome WHEN N'revoked' THEN deleted.revoked_by END
+               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
+               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                               member_id, owner, note, requested_at, granted_at, outcome,
-                               concurrency_limit, host, pid, program, login, ended_by)
+                               member_id, owner, note, requested_at, granted_at,
+                               concurrency_limit, outcome, host, pid, program, login, ended_by)
         WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
           AND member_id = @member;
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
