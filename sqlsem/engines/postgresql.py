@@ -193,7 +193,9 @@ class PostgresWire(Wire):
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
-        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or by a statement_timeout that is not ours to set
+        if isinstance(
+            exc, errors.QueryCanceled
+        ):  # by an administrator, or by a statement_timeout that is not ours to set
             return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")

@@ -71,7 +71,12 @@ BEGIN
         EXIT WHEN v_round = 2;
         PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);  -- and look again: somebody may have been faster
     END LOOP;
-    IF v_known.origin <> v_origin AND 'unknown' NOT IN (v_known.origin, v_origin) THEN
+    IF v_known.origin IS NULL THEN
+        -- New tables, it may be in the place of others that were dropped: whoever was a member there must not find another
+        -- one under its number. (10^9 is for those who still have small ones.)
+        PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
+                       coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
+    ELSIF v_known.origin <> v_origin AND 'unknown' NOT IN (v_known.origin, v_origin) THEN
         FOR v_number IN
             SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
             FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
