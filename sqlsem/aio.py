@@ -240,12 +240,16 @@ class Lock:
         driver = _Driver.of(self._lock._coordinator or locks._default())
         return await drive(driver.coordinator._locked(self._lock._fixed()), driver.perform)
 
-    async def release(self) -> None:
+    async def release(self, n: int = 1) -> None:
         """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
-        what another one of its loop acquired (by `acquire` of this object, not by ``async with``).
+        what another one of its loop acquired (by `acquire` of this object, not by ``async with``); ``n``: so many.
 
         Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
         """
+        for _ in range(self._lock._check_number(n)):
+            await self._release()
+
+    async def _release(self) -> None:
         stack = self._stack()
         while stack and self._is_taken(stack[-1]):
             stack.pop()
@@ -314,7 +318,7 @@ class Lock:
         # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
         lost = stack[-1]._disarm(exc) if stack else False
         try:
-            await self.release()
+            await self._release()
         except Exception as struck:
             # What went wrong inside matters more, unless it came of the loss.
             if exc is None or lost:

@@ -310,6 +310,14 @@ def _json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="JSON for programs.")(function)
 
 
+pass_url_option = click.option(
+    "--pass-url",
+    is_flag=True,
+    help="Hand the database's URL on in $SQLSEM_URL, though there is a password in it. (Else what is started does not "
+    "find it, and is told so when it asks sqlsem for a lock.)",
+)
+
+
 # -- init -------------------------------------------------------------------------------------------------------------
 
 
@@ -455,6 +463,7 @@ def _open(engine: Engine, retry: float) -> Session:
     "of the grace, at most 1 second, before others are let in: stay well below that. Left out: half of it, 0.5 s with "
     "the usual grace.",
 )
+@pass_url_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @connecting
 def run(
@@ -469,6 +478,7 @@ def run(
     conflict_exit_code: int,
     lost_exit_code: int,
     kill_after: float | None,
+    pass_url: bool,
     command: Sequence[str],
 ) -> int:
     """Run a command while holding a lock: flock(1) for the whole company.
@@ -478,7 +488,7 @@ def run(
     sent to sqlsem go on to the command.
 
     When the lock is lost (the database was out of reach for too long, or an operator took it away), the command is
-    ended, and everything it started: without a terminal, all of its session; on a terminal, on Linux, its descendants.
+    ended, and everything it started: without a terminal, all of its session; on Linux its descendants and daemons too.
     So it is when sqlsem itself is killed. The lock is given back when the command ends; what that leaves in the
     background goes on without the lock.
 
@@ -509,7 +519,10 @@ def run(
     if kill_after is None:
         kill_after = min(1.0, options.life / 5) / 2
     events: SimpleQueue[tuple[str, int]] = SimpleQueue()
+    wanted = [*mutex, *(name for name, *_ in limit), *read, *write, *(name for name, _ in stage)]
     with options.coordinator() as coordinator, runner.Signals(events):
+        if not options.settings.embedded and not options.verbose and sys.stderr.isatty():
+            output.say(f"locking {', '.join(map(repr, wanted))} in {coordinator.engine.where}")
 
         def make_lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
             try:
@@ -539,6 +552,7 @@ def run(
                 timeout=timeout,
                 kill_after=kill_after,
                 started=started,
+                environment=config.environment(options.chosen_url, hand_on=pass_url),
             )
         except runner.Stopped as exc:
             return 128 + exc.number
@@ -552,13 +566,40 @@ def run(
             return runner.CANNOT_RUN
         finally:
             had.set()
+        if lost is None and status is None:
+            words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted)}"
+            if conflict_exit_code == 0:  # who is content without it needs no mail about it
+                log.info("%s", words)
+            else:
+                output.say(words)
+            return conflict_exit_code
     if lost is not None:
         output.print_error(lost)
         return lost_exit_code
-    if status is None:
-        log.info("not had within %g s", timeout)
-        return conflict_exit_code
+    assert status is not None
     return status
+
+
+def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
+    """Who is ahead of a request that was not granted, in words."""
+    told = []
+    try:
+        paused = {one.resource for one in coordinator.resources() if one.paused}
+        for name in wanted:
+            entries = coordinator.entries(name)
+            if name in paused:
+                told.append(f"{name!r} is paused")
+            elif entries:
+                first = entries[0]
+                who = first.requesting_id if first.host is None else f"{first.host}:{first.pid}"
+                what = first.program if first.note in (None, first.program) else first.note
+                state = "waits" if first.state == "waits" else "is in"
+                more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
+                about = f" ({what})" if what else ""
+                told.append(f"{name!r}: {who}{about} {state} for {seconds_in_words(first.seconds)}{more}")
+    except SqlsemError as exc:
+        log.info("cannot see the queue: %s", exc)
+    return "; ".join(told) or "whoever was ahead has just left"
 
 
 def _cannot_start(program: str) -> int:
@@ -981,9 +1022,10 @@ def reap(options: Connecting) -> None:
 def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, public (what
-    sessions call; not for SQLite), permissions, drop or client (what the Python client sends); left out, all but the
-    last two in the order in which to run them. Connects to nothing.
+    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, deadlocks, public
+    (what sessions call), tasks, rounds, conversions, permissions, drop or client (what the Python client sends); left
+    out, all but the last two in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects
+    to nothing.
 
     \b
     Examples:

@@ -38,9 +38,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Settings", "has_password", "nearest", "resolve", "writable_by_others"]
+__all__ = ["Settings", "environment", "has_password", "nearest", "resolve", "writable_by_others"]
 
 FILE = "sqlsem.toml"
+#: What ``$SQLSEM_URL`` is for commands and tasks in place of a URL with a password: lest they lock somewhere else.
+WITHHELD = "withheld: see sqlsem run --pass-url"
 OPTIONS = ("grace", "lease", "retry", "schema", "table")
 KEYS = ("url", "url_file", "password_file", "require_server", *OPTIONS)
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -81,6 +83,11 @@ def resolve(url: str | None = None, *, profile: str | None = None, named: str = 
         return Settings(url, named)
     if profile is None:
         url = os.environ.get("SQLSEM_URL") or None
+        if url == WITHHELD:
+            raise ConfigurationError(
+                "The database's URL holds a password and was not handed on to this process by sqlsem; start it by "
+                "sqlsem run --pass-url (or work --pass-url), or let it name its database itself, as by a profile"
+            )
         if url is not None:
             _require_server("$SQLSEM_REQUIRE_SERVER" if _flag("SQLSEM_REQUIRE_SERVER") else None, url, "$SQLSEM_URL")
             return Settings(url, "$SQLSEM_URL")
@@ -134,6 +141,16 @@ def has_password(url: str) -> bool:
     _, colon, password = netloc.rpartition("@")[0].partition(":")
     query = urllib.parse.parse_qs(f"{netloc.partition('?')[2]}&{rest.partition('?')[2]}")
     return bool(colon and password) or any(key.lower() in ("password", "pwd", "sslpassword") for key in query)
+
+
+def environment(url: str, *, hand_on: bool) -> dict[str, str]:
+    """Of what is started by somebody who uses ``url``: it finds no password of ours there, unless that is wanted."""
+    found = dict(os.environ)
+    if hand_on:
+        found["SQLSEM_URL"] = url
+    elif has_password(found.get("SQLSEM_URL", "")):
+        found["SQLSEM_URL"] = WITHHELD
+    return found
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -745,12 +745,15 @@ class Coordinator:
         self._member.closing.set()
         with self._state_lock:
             waiting = list(self._waiting)
+            held = {ticket.position for grant in self._grants for ticket in grant._tickets}
+            positions = {waiter.position for queue in self._queues.values() for waiter in queue} - held
+            tickets = [self._member.tickets[one] for one in positions if one in self._member.tickets]
             for queue in self._queues.values():
                 for waiter in queue:
                     waiter.event.set()
         for session in waiting:
             session.interrupt()
-        self._member.close()
+        self._member.close(tickets)
         lookout = self._lookout
         if lookout is not None and lookout is not threading.current_thread():
             lookout.join(SETTLE)

@@ -5,6 +5,7 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -145,12 +146,22 @@ class Lock:
         coordinator = self._coordinator or _default()
         return protocol.drive(coordinator._locked(self._fixed()), coordinator._perform)
 
-    def release(self) -> None:
+    def release(self, n: int = 1) -> None:
         """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
-        nothing of it gives back what another one acquired (by `acquire` of this object, not by ``with``).
+        nothing of it gives back what another one acquired (by `acquire` of this object, not by ``with``); ``n``: so
+        many, one after the other.
 
         Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
         """
+        for _ in range(self._check_number(n)):
+            self._release()
+
+    def _check_number(self, n: int) -> int:
+        if n != 1 and not self._semaphore:
+            raise ConfigurationError(f"{self!r} is released once for each time that it was acquired; n is for limits")
+        return check_count("The number to release", n)
+
+    def _release(self) -> None:
         stack = self._stack()
         while stack and self._is_taken(stack[-1]):
             stack.pop()
@@ -260,7 +271,7 @@ class Lock:
             return self._enter(self._fixed())
         except BaseException:
             while len(stack) > depth:  # interrupted on the way out, with the lock had
-                self.release()
+                self._release()
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
@@ -268,7 +279,7 @@ class Lock:
         try:
             stack = self._stack()
             grant = stack[-1] if stack else None
-            self.release()
+            self._release()
         except BaseException as struck:
             self._let_go(grant)
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
@@ -385,6 +396,13 @@ class _Bound(_BoundWrapper):
             return getattr, (owner, method.__name__)
         return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, (first, name) = self.__reduce_ex__(4)
+        return make(copy.deepcopy(first, memo), name)
+
 
 class _Decorated(_FunctionWrapper):
     """A decorated function or method. Pickled by its name, as any function is."""
@@ -394,6 +412,12 @@ class _Decorated(_FunctionWrapper):
     def __reduce_ex__(self, protocol: Any) -> str:
         name: str = self.__wrapped__.__qualname__
         return name
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
 
 
 def _of_name(module: str, name: str) -> Any:

@@ -499,8 +499,8 @@ class Membership:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the threads, leave, with all rows."""
+    def close(self, waiting: Iterable[Ticket] = ()) -> None:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
         self.closing.set()
         self._beat.set()
         with self._proofs:
@@ -519,6 +519,9 @@ class Membership:
                 if self._member_id is not None:
                     try:
                         with bounded(self._main, JOIN_TIMEOUT / 2):
+                            for ticket in waiting:
+                                with contextlib.suppress(Busy):  # it goes with the others
+                                    self._main.release(ticket, "cancelled")
                             self._main.resign(self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)

@@ -193,9 +193,7 @@ class PostgresWire(Wire):
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
-        if isinstance(
-            exc, errors.QueryCanceled
-        ):  # by an administrator, or by a statement_timeout that is not ours to set
+        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout that is not ours to set
             return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
@@ -308,8 +306,8 @@ class PostgresSession(PostgresWire, Session):
             other.close()
         if lent:
             raise ConfigurationError(
-                f"{self._engine.where}: a pooler lends sessions out by the transaction, and a beacon needs one of its own; "
-                f"connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
+                f"{self._engine.where}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
+                f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
             )
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:

@@ -1,5 +1,6 @@
 """What administrators and networks do to a PostgreSQL server while locks are held and waited for."""
 
+import functools
 import time
 
 import psycopg
@@ -107,7 +108,7 @@ def test_all_connections_are_used_up(ordinary, fresh, agents, name, waiting):
         return fresh.rows("SELECT count(*) FROM pg_stat_activity WHERE usename = ?", login)[0][0]
 
     admin(fresh, f"ALTER ROLE {login} CONNECTION LIMIT {count()}")
-    with pytest.raises(RemoteError, match="Unavailable: Cannot reach .*too many connections"):
+    with pytest.raises(RemoteError, match=r"Unavailable: Cannot reach .*too many connections"):
         late.hold("mutex", name("late"))
     # Whoever gets no session to wait in looks from time to time.
     entry = waiter.ask("mutex", name)
@@ -149,7 +150,7 @@ def test_what_an_administrator_must_not_run_breaks_nothing(fresh, spawn, name, t
     with fresh.coordinator(grace=60, retry=60) as coordinator:
         queue = coordinator.queue(name)
         for number in range(rounds):
-            for act in (lambda: lock_tables(fresh, 2 + 2 * number), lambda: rewrite(fresh), fresh.install):
+            for act in (functools.partial(lock_tables, fresh, 2 + 2 * number), lambda: rewrite(fresh), fresh.install):
                 queue.put_many(range(20))
                 act()
                 done = time.monotonic()
