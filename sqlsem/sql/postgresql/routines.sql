@@ -152,7 +152,12 @@ BEGIN
     END IF;
     SELECT * INTO v_origin FROM {schema}.origin();
     SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
-    IF v_known <> v_origin.place THEN
+    IF v_known IS NULL THEN
+        -- New tables, it may be in the place of others that were dropped: whoever was a member there must not find another
+        -- one under its number.
+        PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
+                       coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
+    ELSIF v_known <> v_origin.place THEN
         FOR v_number IN
             SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
             FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
