@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlsem import config, lockorder
 from sqlsem.coordinator import Coordinator, Grant, connect
+from sqlsem.engines import Database
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
@@ -29,18 +30,24 @@ from sqlsem.errors import (
     Unavailable,
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.model import Duration
+from sqlsem.options import ConnectOptions, check_options
 from sqlsem.printable import CleanFilter
 from sqlsem.rounds import Round, round
-from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
+from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sqlsem import aio
 
 __all__ = [
     "Call",
     "ConfigurationError",
     "Coordinator",
+    "Database",
     "Deadlock",
+    "Duration",
     "Grant",
     "Lock",
     "LockLost",
@@ -57,6 +64,7 @@ __all__ = [
     "TaskFailed",
     "Timeout",
     "Unavailable",
+    "Worker",
     "aio",
     "all_of",
     "configure",
@@ -80,7 +88,7 @@ EMBEDDED = (
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 _guard = threading.Lock()
-_configured: tuple[str | None, str | None, dict[str, Any]] = (None, None, {})
+_configured: tuple[Database | None, str | None, ConnectOptions] = (None, None, {})
 _coordinator: Coordinator | None = None
 
 
@@ -109,7 +117,13 @@ def default_url() -> str:
     return config.resolve().url
 
 
-def configure(url: str | None = None, *, profile: str | None = None, debug: bool | None = None, **options: Any) -> None:
+def configure(
+    url: Database | None = None,
+    *,
+    profile: str | None = None,
+    debug: bool | None = None,
+    **options: Unpack[ConnectOptions],
+) -> None:
     """Choose the database of the module-level functions, before the first lock is taken.
 
     Args:
@@ -125,6 +139,7 @@ def configure(url: str | None = None, *, profile: str | None = None, debug: bool
     >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
     """
     global _configured, _coordinator
+    check_options("configure()", options, ConnectOptions.__optional_keys__ | {"url", "profile", "debug"})
     if debug is not None:
         lockorder.configure(debug)
         if url is None and profile is None and not options:
@@ -149,9 +164,12 @@ def default() -> Coordinator:
         return _coordinator
 
 
-def _connect(url: str | None, profile: str | None, options: dict[str, Any]) -> Coordinator:
+def _connect(url: Database | None, profile: str | None, options: ConnectOptions) -> Coordinator:
+    if url is not None and not isinstance(url, str):
+        return connect(url, **options)
     settings = config.resolve(url, profile=profile)
-    coordinator = connect(settings.url, **{**settings.options, **options})
+    merged: ConnectOptions = {**settings.options, **options}  # type: ignore[typeddict-item]  # checked by connect
+    coordinator = connect(settings.url, **merged)
     log = logging.getLogger("sqlsem")
     for warning in settings.warnings:
         log.warning("%s", warning)

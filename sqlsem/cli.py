@@ -181,7 +181,8 @@ class Connecting:
         """The engine alone, for what a coordinator would be too much."""
         grace, lease = self._option("grace"), self._option("lease")
         options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
-        return engines.of_url(self.chosen_url)(self.chosen_url, options)
+        url = engines.plain(self.chosen_url)
+        return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
     def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
@@ -1025,9 +1026,10 @@ def reap(options: Connecting) -> None:
 def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, public (what
-    sessions call; not for SQLite), permissions, drop or client (what the Python client sends); left out, all but the
-    last two in the order in which to run them. Connects to nothing.
+    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, deadlocks, public
+    (what sessions call), tasks, rounds, conversions, permissions, drop or client (what the Python client sends); left
+    out, all but the last two in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects
+    to nothing.
 
     \b
     Examples:

@@ -256,8 +256,11 @@ class Membership:
         except BaseException:
             session.close()
             raise
+        came_back = self._member_id is not None
         self._member_id, self._main = member_id, session
         self._prove(began)
+        if came_back:
+            self.urge()  # a server that took over, or was restored, may not know all that we believe
         if not self._threads:
             jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
             for name, job in jobs:
@@ -333,6 +336,11 @@ class Membership:
         """Have the pulse ping at once."""
         self._urgent = True
         self._beat.set()
+
+    def disown(self) -> None:
+        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
+        self._disowned = True
+        self.urge()
 
     def seconds_left(self) -> float | None:
         """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""

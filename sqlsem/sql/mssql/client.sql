@@ -9,6 +9,9 @@ SELECT value FROM {schema}.setting WHERE name = N'schema_version'
 -- name: settings
 EXEC {schema}.settings
 
+-- name: last_error
+SELECT @@ERROR
+
 -- name: session
 -- The number is put in by the client.
 SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;

@@ -247,6 +247,9 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
   AND member_id NOT IN (SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND then_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < (julianday('now') - 2440587.5) * 86400.0
 
+-- name: beacons
+SELECT beacon FROM {schema}_member
+
 -- name: prune
 DELETE FROM {schema}_history WHERE rowid IN (
     SELECT rowid FROM {schema}_history
