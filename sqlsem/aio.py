@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -611,7 +612,8 @@ class _Driver:
             raise unavailable(operation.what, exc, retrying.statistics) from exc
 
     async def _once(self, operation: protocol.Call) -> Any:
-        return await self._in_thread(self.coordinator._member.once, operation.call, monotonic())
+        once = functools.partial(self.coordinator._member.once, sign=operation.sign)
+        return await self._in_thread(once, operation.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         """Await a call in the thread of calls. A cancellation takes it out of the line, or, when it is under way, waits

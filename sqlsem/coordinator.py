@@ -745,12 +745,15 @@ class Coordinator:
         self._member.closing.set()
         with self._state_lock:
             waiting = list(self._waiting)
+            held = {ticket.position for grant in self._grants for ticket in grant._tickets}
+            positions = {waiter.position for queue in self._queues.values() for waiter in queue} - held
+            tickets = [self._member.tickets[one] for one in positions if one in self._member.tickets]
             for queue in self._queues.values():
                 for waiter in queue:
                     waiter.event.set()
         for session in waiting:
             session.interrupt()
-        self._member.close()
+        self._member.close(tickets)
         lookout = self._lookout
         if lookout is not None and lookout is not threading.current_thread():
             lookout.join(SETTLE)
@@ -852,8 +855,9 @@ def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordin
     """A coordinator for one database; see `Coordinator`. Connects when first used.
 
     Args:
-        url: A URL: ``sqlite:///file.db``, ``postgresql://…``, ``mssql://…`` (SQLAlchemy's too, as
-            ``postgresql+psycopg://…``), or an ODBC string; a `pathlib.Path` of an SQLite file; an engine of SQLAlchemy.
+        url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only looks, ``?mode=rw`` creates nothing), ``postgresql://…``,
+            ``mssql://…`` (SQLAlchemy's too, as ``postgresql+psycopg://…``), or an ODBC string; a `pathlib.Path` of an
+            SQLite file; an engine of SQLAlchemy.
         options: All of them may be left out; durations are seconds, ``"30s"`` or a `timedelta`:
 
             grace: For how long a member that cannot be found is still believed to live (default 5). With 0 the session

@@ -334,7 +334,7 @@ class Part:
         deadline = monotonic() + self._coordinator.retry
         pause = SHORTEST
         while True:
-            began: PartStart = _call(self._coordinator, "start of a part", start)
+            began: PartStart = _call(self._coordinator, "start of a part", start, sign=True)
             if began.code != "running" or monotonic() > deadline:
                 return began
             entry = asked._entry(began.round_id)
@@ -518,14 +518,14 @@ class Part:
         return f"<Part {self.name!r} of round {self._round.name!r}>"
 
 
-def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T]) -> T:
+def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T], *, sign: bool = False) -> T:
     """A call on the main session. All of ours may be repeated, and a server undoes what it ends for a deadlock."""
     for _ in range(MOST_DEADLOCKS):
         try:
-            return coordinator._member.call(what, call)
+            return coordinator._member.call(what, call, sign=sign)
         except Deadlock as exc:
             log.warning("%s has to be tried again: %s", what, exc)
-    return coordinator._member.call(what, call)
+    return coordinator._member.call(what, call, sign=sign)
 
 
 class _Continuing:
@@ -586,7 +586,7 @@ def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: 
         return None if then is None else _Continuing(coordinator, then, uid)
 
     try:
-        return _call(coordinator, "resuming a round", claim)
+        return _call(coordinator, "resuming a round", claim, sign=True)
     except BaseException:
         coordinator._member.later(lambda session, me: session.return_then(me, uid))
         raise

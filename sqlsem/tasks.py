@@ -371,7 +371,7 @@ class Queue:
             if not most:
                 return member.call("end of tasks", step, member.seconds_left())
             self._recover()
-            return member.call("claim", step)
+            return member.call("claim", step, sign=True)
         except BaseException:
             # Interrupted, or the answer never came.
             if tried and most:

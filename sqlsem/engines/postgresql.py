@@ -76,9 +76,11 @@ class PostgresEngine(Engine):
     def where(self) -> str:
         if self.creator is not None:
             return "the PostgreSQL database of creator="
-        host = self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost"
-        port = self._parameters.get("port") or "5432"
-        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {host}:{port}"
+        hosts = str(self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost").split(",")
+        ports = str(self._parameters.get("port") or "").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports  # one for all
+        places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
+        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
 
     def reach(self, purpose: str) -> PostgresSession:
         try:
@@ -168,6 +170,19 @@ class PostgresWire(Wire):
         self._given_up = False
         self._known: dict[str, bytes] = {}  # the statements prepared so far
         self._encoding = connection.info.encoding
+        self._unsure = ""  # what the server said about a commit that may be lost in a failover
+        connection.add_notice_handler(self._noticed)
+
+    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        # (Its text may be in any language.)
+        if diagnostic.source_function == "SyncRepWaitForLSN":
+            self._unsure = diagnostic.message_primary or "a commit was not replicated"
+
+    def _require_replicated(self) -> None:
+        """Somebody cancelled a commit that waited for a standby: it stands on this server only. To be repeated."""
+        if self._unsure:
+            text, self._unsure = self._unsure, ""
+            raise Busy(f"{self._engine.where}: {text}")
 
     def _setup(self, purpose: str) -> dict[str, str]:
         """The parameters of the statement that makes a new connection ready."""
@@ -230,6 +245,7 @@ class PostgresWire(Wire):
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
         (result,) = yield generators.execute(pgconn)
         self._require(result, psycopg.pq.ExecStatus.TUPLES_OK)
+        self._require_replicated()
         return [result.get_value(0, column) for column in range(result.nfields)]
 
     def _require(self, result: psycopg.pq.abc.PGresult, status: psycopg.pq.ExecStatus) -> None:
@@ -269,7 +285,9 @@ class PostgresSession(PostgresWire, Session):
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         try:
             self._cursor.execute(self._queries[name], parameters)
-            return self._cursor.fetchall()
+            rows = self._cursor.fetchall()
+            self._require_replicated()
+            return rows
         except psycopg.Error as exc:
             raise self._translate(exc) from exc
         except BaseException:

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support import Database, PostgresServer, free_port, random_name
+from support import Database, PostgresServer, free_port, keep_to_the_permissions, random_name
 
 import sqlsem
 from sqlsem.engines import of_url
@@ -419,12 +419,10 @@ def test_sqlite_disk_full(file):
         session.close()
 
 
-def read_only(channel, url, options, other):
-    """As another user, who may read the file and not write it."""
+def read_only(channel, url, options):
+    """Somebody who may read the file and not write it."""
+    keep_to_the_permissions()
     coordinator = sqlsem.connect(url, **options, retry=0.5)
-    importlib.import_module("sqlsem.engines.sqlite")
-    if other is not None:
-        os.setuid(other)
     try:
         coordinator.mutex("a").acquire(timeout=1)
     except sqlsem.SqlsemError as exc:
@@ -442,7 +440,7 @@ def test_sqlite_read_only(spawn):
         for path in Path(folder).iterdir():
             path.chmod(0o555 if path.is_dir() else 0o444)
         os.chmod(folder, 0o555)
-        child = spawn(read_only, url=file.url, other=65534 if os.geteuid() == 0 else None)
+        child = spawn(read_only, url=file.url)
         refused = child.expect("refused")
         os.chmod(folder, 0o755)
         assert refused["error"] == "Unavailable"
