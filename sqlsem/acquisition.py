@@ -124,7 +124,7 @@ class Acquisition(Generic[G]):
         finally:
             member.forget(self.tickets)
             if self.sent:
-                member.urge()
+                member.disown()
         for ticket in self.tickets:
             coordinator._nudge(ticket.resource)
 
@@ -133,7 +133,7 @@ class Acquisition(Generic[G]):
         self._disown()
         self.coordinator._member.forget(self.tickets)
         if self.sent:
-            self.coordinator._member.urge()
+            self.coordinator._member.disown()
 
     def _disown(self) -> None:
         self.withdrawn = True
@@ -199,12 +199,12 @@ class Acquisition(Generic[G]):
             member.add(self.tickets)
             if self.withdrawn:
                 member.forget(self.tickets)
-                member.urge()
+                member.disown()
             return tickets
 
         try:
             member.registering(self.uid)
-            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget)
+            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget, sign=True)
             return tickets
         finally:
             member.settled(self.uid)

@@ -17,6 +17,7 @@ from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any
 
 from sqlsem.errors import ConfigurationError, TaskFailed
+from sqlsem.printable import clean, clean_json
 
 if TYPE_CHECKING:
     from sqlsem.coordinator import Coordinator
@@ -146,14 +147,14 @@ def run(
 def as_json(value: Any) -> str:
     """A result as it is kept, whatever it is."""
     try:
-        return _clean(json.dumps(value, allow_nan=False, ensure_ascii=False))
+        return clean_json(value, indent=None, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return _clean(repr(value)[:MOST_KEPT])
 
 
 def _clean(text: str) -> str:
-    """What any database can keep."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    """What any database can keep, and any program that reads it there may show (psql does)."""
+    return clean(text.replace("\r\n", "\n"), keep="\n\t")
 
 
 def told(error: BaseException | str) -> str:
@@ -225,7 +226,7 @@ class _Output:
     def end(self) -> str:
         """What was said by now, when the command has ended."""
         self._reader.join(LAST_WORDS)
-        return self._kept.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")[-MOST_KEPT:]
+        return _clean(self._kept.decode(errors="replace"))[-MOST_KEPT:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

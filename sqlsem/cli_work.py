@@ -24,15 +24,11 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from sqlsem import model, rounds, tasks
+from sqlsem import model, output, rounds, tasks
 from sqlsem.cli import (
     Connecting,
-    _console,
     _fit,
     _json_option,
-    _print_json,
-    _printable,
-    _show,
     _table,
     at_most,
     connecting,
@@ -44,6 +40,7 @@ from sqlsem.cli import (
 from sqlsem.coordinator import Coordinator
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError, TaskFailed
 from sqlsem.model import Attempt, RoundEntry, TaskEntry
+from sqlsem.printable import CleanFormatter, clean
 
 __all__: list[str] = []
 
@@ -107,14 +104,8 @@ def _given(text: str) -> str:
         raise click.UsageError(f"Standard input is not UTF-8: {exc}") from exc
 
 
-def _say(text: str) -> None:
-    # The terminal may be gone, which must not keep us from what we are about to do.
-    with contextlib.suppress(OSError):
-        click.echo(f"sqlsem: {text}", err=True)
-
-
 def _fail(exc: SqlsemError) -> int:
-    click.echo(f"sqlsem: error: {' '.join(str(exc).split())}", err=True)
+    output.print_error(exc)
     return 1
 
 
@@ -290,9 +281,9 @@ def put(
             note=note,
         )
     if as_json:
-        _print_json({"queue": queue, "task_id": number})
+        output.print_json({"queue": queue, "task_id": number})
     else:
-        click.echo(str(number))
+        output.echo(str(number))
 
 
 def _json_value(text: str) -> Any:
@@ -343,14 +334,14 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
     _import_from_here()
     if options.url is not None:
         os.environ["SQLSEM_URL"] = options.url
-    console = _console()
+    console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
     with options.coordinator() as coordinator, _signals(events):
         crew = _Crew(coordinator, queue, workers, idle_exit)
         with _picture(console, live) as picture, _task_log(options.verbose, console if live else None):
             code = _supervise(crew, events, picture)
-        _say(crew.summary())
+        output.say(crew.summary())
         if crew.error is not None:
             raise crew.error
     return code
@@ -406,7 +397,7 @@ class _Above(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One record, one line."""
         try:
-            self._console.print(Text(_printable(self.format(record))))
+            self._console.print(Text(clean(self.format(record))))
         except Exception:
             self.handleError(record)
 
@@ -418,7 +409,7 @@ def _task_log(verbose: int, console: Console | None) -> Iterator[None]:
         yield
         return
     handler = logging.StreamHandler(sys.stderr) if console is None else _Above(console)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s" if console is None else "%(message)s"))
+    handler.setFormatter(CleanFormatter("%(asctime)s %(message)s" if console is None else "%(message)s"))
     before = log.level
     log.setLevel(logging.INFO if console is None else logging.WARNING)
     log.addHandler(handler)
@@ -528,7 +519,7 @@ def _supervise(crew: _Crew, events: SimpleQueue[int | None], picture: Live | Non
         crew.worker.stop()
         number = len(crew.running())
         what = f"finishing {number} task{'s' if number > 1 else ''}, then leaving" if number else "leaving"
-        _say(f"{what}; the same signal again gives everything back at once")
+        output.say(f"{what}; the same signal again gives everything back at once")
 
 
 def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
@@ -546,7 +537,7 @@ def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, pi
         with contextlib.suppress(Empty):
             if events.get_nowait() is not None:
                 break  # the third signal
-    _say(f"{crew.summary()}, {count} given back")
+    output.say(f"{crew.summary()}, {count} given back")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -556,7 +547,7 @@ def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, pi
 def render_worker(crew: _Crew, width: int, leaving: bool = False) -> RenderableType:
     """What ``sqlsem work`` shows on a terminal, at most ``width`` columns wide."""
     title = Text(no_wrap=True, overflow="ellipsis")
-    title.append(_printable(crew.queue.name), style="bold")
+    title.append(clean(crew.queue.name), style="bold")
     running, ahead = crew.running(), crew.ahead
     pending = len(ahead.pending)
     title.append(f"  {len(running)} of {crew.worker.threads} busy, {crew.summary()}, ")
@@ -577,7 +568,7 @@ def render_worker(crew: _Crew, width: int, leaving: bool = False) -> RenderableT
         parts.append(_grid(("ID", "STATE", "FOR", "THREAD", "WHAT"), rows, width, 2, (3, 4), (0, 2), state=1))
     for words in (ahead.held_up, ahead.trouble):
         if words:
-            parts.append(Text(f"  {_printable(words)}", style="red", no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(f"  {clean(words)}", style="red", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
@@ -595,7 +586,7 @@ def _grid(
     state: int,
 ) -> RenderableType:
     """A table in which each row has the colour of its state."""
-    natural = [max(Text(_printable(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
+    natural = [max(Text(clean(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
     table = _table(heads, rows, _fit(natural, width, indent, elastic), right)
     for shown, row in zip(table.rows, rows, strict=True):
         shown.style = STYLES.get(row[state], "")
@@ -677,12 +668,12 @@ def tasks_(
     with options.coordinator() as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1)
     if as_json:
-        _print_json([one.as_dict() for one in found[:most]])
+        output.print_json([one.as_dict() for one in found[:most]])
         return
-    console = _console()
-    _show(console, render_tasks(found[:most], console.width, queue))
+    console = output.console()
+    output.show(console, render_tasks(found[:most], console.width, queue))
     if len(found) > most:
-        click.echo(f"There are more than these {most}; see them with --most.")
+        output.echo(f"There are more than these {most}; see them with --most.")
 
 
 def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None) -> RenderableType:
@@ -713,7 +704,7 @@ def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None
         parts.append(Text(""))
     for number, words in errors:
         told = Text(f"{number}: ", no_wrap=True, overflow="ellipsis")
-        parts.append(told.append(_printable(words), style="red"))
+        parts.append(told.append(clean(words), style="red"))
     return Group(*parts)
 
 
@@ -737,12 +728,12 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     with options.coordinator() as coordinator:
         attempts = coordinator.attempts(task_id)
     if as_json:
-        _print_json([one.as_dict() for one in attempts])
+        output.print_json([one.as_dict() for one in attempts])
     elif attempts:
         for one in attempts:
             _show_attempt(one)
     else:
-        _say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
+        output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
     return 0 if attempts else 1
 
 
@@ -756,10 +747,10 @@ def _show_attempt(one: Attempt) -> None:
         words.append(f"by {one.host}:{one.pid}")
     if one.owner:
         words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
-    click.echo(_printable(" ".join(words)))
+    output.echo(clean(" ".join(words)))
     for text in (one.error, one.result):
         for line in (text or "").splitlines():
-            click.echo(f"    {_printable(line.expandtabs())}".rstrip())
+            output.echo(f"    {clean(line.expandtabs())}".rstrip())
 
 
 @tasks_.command("retry", short_help="Make failed or cancelled tasks pending again.")
@@ -806,7 +797,7 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[Coordi
             except NotHeld as exc:
                 code = _fail(exc)
             else:
-                click.echo(f"Task {number} {done}.")
+                output.echo(f"Task {number} {done}.")
     return code
 
 
@@ -860,10 +851,10 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
     with options.coordinator() as coordinator:
         found = rounds.list_rounds(coordinator, name, most)
     if as_json:
-        _print_json([one.as_dict() for one in found])
+        output.print_json([one.as_dict() for one in found])
         return
-    console = _console()
-    _show(console, render_rounds(found, console.width, name))
+    console = output.console()
+    output.show(console, render_rounds(found, console.width, name))
 
 
 def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = None) -> RenderableType:
@@ -876,7 +867,7 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
         title.append(f"{one.round_id}  ")
-        title.append(_printable(one.name), style="bold")
+        title.append(clean(one.name), style="bold")
         title.append(f"  {one.status}", style={"succeeded": "green", "open": ""}.get(one.status, "red"))
         title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
         if one.overdue:
@@ -905,12 +896,12 @@ def _continuation(one: RoundEntry) -> Text:
         one.then_kind or "", one.then_body or "", None
     )
     then = Text(no_wrap=True, overflow="ellipsis")
-    then.append(f"  then {_printable(what)}: ")
+    then.append(f"  then {clean(what)}: ")
     then.append(one.then_status, style={"failed": "red", "finished": "green"}.get(one.then_status, "yellow"))
     if one.then_seconds is not None:
         then.append(f" {'for' if one.then_status == 'running' else 'after'} {seconds_in_words(one.then_seconds)}")
     if one.then_error:
-        then.append(f": {_printable(_first_line(one.then_error))}", style="red")
+        then.append(f": {clean(_first_line(one.then_error))}", style="red")
     return then
 
 
@@ -954,7 +945,7 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
             try:
                 while rounds.resume(coordinator, one):
                     count += 1
-                    click.echo(f"Done: the continuation of round {_printable(repr(one))}.")
+                    output.echo(f"Done: the continuation of round {clean(repr(one))}.")
                     if isinstance(one, int):
                         break
             except RoundFailed as exc:
@@ -964,5 +955,5 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
                     raise
                 code = _fail(exc)  # the others shall not suffer for it
         if not count and not code:
-            click.echo("Nothing was left to do.")
+            output.echo("Nothing was left to do.")
     return code

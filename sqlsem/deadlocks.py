@@ -285,6 +285,12 @@ def message(found: Found) -> str:
     'y' at 42, waits for 'x' at 43 behind 41. The youngest request, 44, has been given up: release what is held and
     try again; take both in the same order everywhere, or at once (all_of)
     """
+    if len(found.steps) == 1:
+        (step,) = found.steps
+        return (
+            f"Deadlock: {step}, which is its own: it waits for itself. This request, {found.victim}, has been given "
+            f"up: release something first, or take what is needed in one go (weight=…, all_of)"
+        )
     more = found.whos - len(found.steps)
     also = f" ({more} more wait{'s' if more == 1 else ''} in this knot)" if more else ""
     return (

@@ -1,7 +1,8 @@
 """This process as a member: the main session with its beacon, and the two threads that look after it.
 
-The *main* session holds the beacon, registers, releases and pings; whatever succeeds on it proves that we live. Two
-threads, started with the first connection, look after it:
+The *main* session holds the beacon, registers, releases and pings. What the database goes by is the last *sign of
+life* that it has written down (`Session` says which calls give one), so nothing else proves that we live. Two threads,
+started with the first connection, look after it:
 
 pulse
     pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
@@ -14,8 +15,9 @@ Invariants
     to connect.
     ``state_lock`` guards what we believe (``tickets`` here; grants and queues in the coordinator). It is never held
     during I/O, and nobody who holds it waits for ``_main_lock``.
-    ``_proved`` only moves forward: when the last statement that succeeded on the main session *began*. Our beacon was
-    held then, so nobody noticed it missing earlier, and nobody can be let in before ``_proved + grace``.
+    ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
+    gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
+    So nobody can be let in before ``_proved`` plus the grace, or the lease.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ T = TypeVar("T")
 #: Seconds that threads get to end when a coordinator is closed.
 JOIN_TIMEOUT = 10.0
 #: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
+#: (Not so with a lease, which nobody renews meanwhile.)
 REST = 60.0
+#: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
+FRESH = 1 / 8
 #: Every so many pings, prune the history.
 PRUNE_EVERY = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
@@ -95,6 +100,8 @@ class Membership:
         watched = options.lease is not None or engine.beacon_may_fail
         self.trust = life - min(1.0, life / 5) if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
+        self._rest = REST if options.lease is None else self._ping_every
+        self._fresh = life * FRESH
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -114,6 +121,7 @@ class Membership:
         self._beat = threading.Event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
         self._urgent = False  # ping at once
+        self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
         self._proofs = threading.Condition(self.state_lock)  # tells those who doubt
         self._doubting = 0
 
@@ -129,11 +137,13 @@ class Membership:
         if self.closing.is_set():
             raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
 
-    def call(self, what: str, call: Callable[[Session, int], T], budget: float | None = None) -> T:
+    def call(
+        self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
+    ) -> T:
         """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
 
         Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
-        error is raised, saying what was tried.
+        error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
         """
         self.require_open()
         if self._main is not None:
@@ -141,12 +151,12 @@ class Membership:
             try:
                 with self._main_lock:
                     if self._main is not None:
-                        return self._attempt(call)
+                        return self._attempt(call, sign)
             except (Disconnected, Busy) as exc:
                 log.info("%s has to be tried again: %s", what, exc)
         retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
         try:
-            result: T = retrying(self.once, call)
+            result: T = retrying(self.once, call, sign=sign)
             return result
         except Disconnected as exc:
             raise unavailable(what, exc, retrying.statistics) from exc
@@ -154,7 +164,7 @@ class Membership:
     def perform(self, operation: Operation) -> Any:
         """Carry out a `Call`, blocking."""
         assert isinstance(operation, Call)
-        return self.call(operation.what, operation.call, operation.budget)
+        return self.call(operation.what, operation.call, operation.budget, sign=operation.sign)
 
     def policy(self, what: str, budget: float | None) -> dict[str, Any]:
         """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
@@ -172,8 +182,8 @@ class Membership:
             "reraise": True,
         }
 
-    def once(self, call: Callable[[Session, int], T], asked: float | None = None) -> T:
-        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed.
+    def once(self, call: Callable[[Session, int], T], asked: float | None = None, *, sign: bool = False) -> T:
+        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed. See `call`.
 
         ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
         meanwhile is not asked again: the many would wait for each other's time to connect.
@@ -188,9 +198,9 @@ class Membership:
                 except Disconnected as exc:
                     self._refused = (monotonic(), str(exc))
                     raise
-            return self._attempt(call)
+            return self._attempt(call, sign)
 
-    def _attempt(self, call: Callable[[Session, int], T]) -> T:
+    def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
         """Holding ``_main_lock``: one call; a session that breaks is dropped."""
         assert self._main is not None
         assert self._member_id is not None
@@ -205,11 +215,16 @@ class Membership:
             raise
         finally:
             self._calling = None
-        self._proved = max(self._proved, began)
+        if sign:
+            self._prove(began - self._fresh)
+        return result
+
+    def _prove(self, since: float) -> None:
+        """The database has a sign of life of ours that is not older than this."""
+        self._proved = max(self._proved, since)
         if self._doubting:
             with self._proofs:
                 self._proofs.notify_all()
-        return result
 
     def _drop(self) -> None:
         """Holding ``_main_lock``: the main session is of no use any more."""
@@ -227,6 +242,7 @@ class Membership:
             # Not under the eyes of the watch yet, and the server may fall silent here too.
             with bounded(session, self.engine.setup_timeout):
                 session.check_schema()
+                began = monotonic()
                 member_id = self._member_id
                 if member_id is not None and not session.resume(member_id):
                     log.warning("%s gave this process up while it was out of reach", self.engine.where)
@@ -240,7 +256,11 @@ class Membership:
         except BaseException:
             session.close()
             raise
+        came_back = self._member_id is not None
         self._member_id, self._main = member_id, session
+        self._prove(began)
+        if came_back:
+            self.urge()  # a server that took over, or was restored, may not know all that we believe
         if not self._threads:
             jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
             for name, job in jobs:
@@ -317,6 +337,11 @@ class Membership:
         self._urgent = True
         self._beat.set()
 
+    def disown(self) -> None:
+        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
+        self._disowned = True
+        self.urge()
+
     def seconds_left(self) -> float | None:
         """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
         return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
@@ -329,11 +354,11 @@ class Membership:
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
             held = self.tickets or self._limbo or self._late or self.leftovers or self._owner.holds_any()
-            if self._resting and held:
+            if self._resting and (held or self._disowned):
                 self._resting = False
             seen = self._activity
             rested = self._resting
-            woken = self._beat.wait(REST if rested else self._ping_every)
+            woken = self._beat.wait(self._rest if rested else self._ping_every)
             self._resting = False
             self._beat.clear()
             if woken and rested and not self._urgent:
@@ -367,11 +392,13 @@ class Membership:
 
     def _compare(self, session: Session, member_id: int) -> None:
         # Holding the main session: nothing of ours is registered or released meanwhile.
+        began = monotonic()
         pulse = session.ping(member_id)
         if not pulse.known:
             self._member_id = None
             self.lose_all("this process was out of reach for longer than its grace, and was given up")
             raise _GivenUp(f"{self.engine.where} has given this process up")  # and so come back as a new member
+        self._prove(began)
         with self.state_lock:
             gone = [position for position in self.tickets if position not in pulse.positions]
             taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
@@ -393,6 +420,7 @@ class Membership:
                 if entry.member_id == member_id and entry.position in strangers:
                     log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), "cancelled")
+        self._disowned = limbo and self._disowned
 
     def _give_back_late(self) -> None:
         while self.leftovers:
@@ -466,12 +494,13 @@ class Membership:
         """Nothing is ours any more."""
         with self.state_lock:
             self.tickets.clear()
+        self._disowned = True
         self._owner.lose(None, why)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the threads, leave, with all rows."""
+    def close(self, waiting: Iterable[Ticket] = ()) -> None:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
         self.closing.set()
         self._beat.set()
         with self._proofs:
@@ -490,6 +519,9 @@ class Membership:
                 if self._member_id is not None:
                     try:
                         with bounded(self._main, JOIN_TIMEOUT / 2):
+                            for ticket in waiting:
+                                with contextlib.suppress(Busy):  # it goes with the others
+                                    self._main.release(ticket, "cancelled")
                             self._main.resign(self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)

@@ -213,11 +213,15 @@ def upgrade(ticket: Ticket, timeout: float | None) -> Generator[Conversion, Any,
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Wants ``call(session, member_id)`` done on the main session, tried for ``budget`` seconds (None: as usual)."""
+    """Wants ``call(session, member_id)`` done on the main session, tried for ``budget`` seconds (None: as usual).
+
+    ``sign``: when it succeeds, it has given a sign of life (see `Session`).
+    """
 
     what: str
     call: Callable[[Session, int], Any]
     budget: float | None = None
+    sign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

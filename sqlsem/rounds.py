@@ -24,12 +24,20 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlsem import bodies
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
-from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry, check_duration, check_name, monotonic
+from sqlsem.model import (
+    Continuation,
+    Duration,
+    PartEnd,
+    PartStart,
+    RoundEntry,
+    check_duration,
+    check_name,
+    monotonic,
+)
 
 if TYPE_CHECKING:
     from sqlsem.coordinator import Coordinator
@@ -65,7 +73,7 @@ class Round:
         name: str,
         parts: Iterable[str],
         *,
-        window: float | timedelta | str,
+        window: Duration,
         on_failed: Alarm | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
@@ -139,7 +147,7 @@ class Round:
         found = self._call("look at a round", lambda session, _: session.list_rounds(self.name, None, 1))
         return found[0] if found else None
 
-    def wait(self, timeout: float | timedelta | str | None = None, *, started: bool = False) -> RoundEntry:
+    def wait(self, timeout: Duration | None = None, *, started: bool = False) -> RoundEntry:
         """Wait until the newest round (or the first, if there was none) has succeeded, and its continuation is done.
 
         Args:
@@ -326,7 +334,7 @@ class Part:
         deadline = monotonic() + self._coordinator.retry
         pause = SHORTEST
         while True:
-            began: PartStart = _call(self._coordinator, "start of a part", start)
+            began: PartStart = _call(self._coordinator, "start of a part", start, sign=True)
             if began.code != "running" or monotonic() > deadline:
                 return began
             entry = asked._entry(began.round_id)
@@ -510,14 +518,14 @@ class Part:
         return f"<Part {self.name!r} of round {self._round.name!r}>"
 
 
-def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T]) -> T:
+def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T], *, sign: bool = False) -> T:
     """A call on the main session. All of ours may be repeated, and a server undoes what it ends for a deadlock."""
     for _ in range(MOST_DEADLOCKS):
         try:
-            return coordinator._member.call(what, call)
+            return coordinator._member.call(what, call, sign=sign)
         except Deadlock as exc:
             log.warning("%s has to be tried again: %s", what, exc)
-    return coordinator._member.call(what, call)
+    return coordinator._member.call(what, call, sign=sign)
 
 
 class _Continuing:
@@ -578,7 +586,7 @@ def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: 
         return None if then is None else _Continuing(coordinator, then, uid)
 
     try:
-        return _call(coordinator, "resuming a round", claim)
+        return _call(coordinator, "resuming a round", claim, sign=True)
     except BaseException:
         coordinator._member.later(lambda session, me: session.return_then(me, uid))
         raise
@@ -698,7 +706,7 @@ def round(
     name: str,
     parts: Iterable[str],
     *,
-    window: float | timedelta | str,
+    window: Duration,
     on_failed: Alarm | None = None,
     coordinator: Coordinator | None = None,
 ) -> Round:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from sqlsem.bodies import PATIENCE, Stop, run, told
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
-from sqlsem.model import End, check_seconds, monotonic
+from sqlsem.model import Duration, End, check_duration, monotonic
 
 if TYPE_CHECKING:
     from sqlsem.tasks import Queue, Task
@@ -42,7 +42,7 @@ class Worker:
     Args:
         queue: The queue.
         threads: How many tasks run at a time.
-        idle_exit: Leave when nothing could be claimed for so many seconds while nothing ran (None: never).
+        idle_exit: Leave when nothing could be claimed for so long while nothing ran (None: never).
         on_task: Called with (task, outcome, error) when a task starts (outcome None), and when its attempt has ended
             ('finished', 'failed', 'lost' or 'returned'); from a thread of the worker. What it raises is logged.
         group: Whether short tasks are claimed and ended in groups. What a worker that dies has done of a group is done
@@ -58,7 +58,7 @@ class Worker:
         queue: Queue,
         threads: int = 1,
         *,
-        idle_exit: float | None = None,
+        idle_exit: Duration | None = None,
         on_task: Callable[[Task, str | None, str | None], None] | None = None,
         group: bool = True,
     ) -> None:
@@ -66,7 +66,7 @@ class Worker:
             raise ConfigurationError(f"A worker has from 1 to 1000 threads, not {threads!r}")
         self.queue = queue
         self.threads = threads
-        self.idle_exit = None if idle_exit is None else check_seconds("idle_exit", idle_exit)
+        self.idle_exit = None if idle_exit is None else check_duration("idle_exit", idle_exit)
         self.finished = 0
         self.failed = 0
         self.running: set[Task] = set()

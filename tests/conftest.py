@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
+    os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)

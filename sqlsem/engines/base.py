@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,6 +53,7 @@ __all__ = [
     "Session",
     "Wire",
     "bounded",
+    "setting_number",
 ]
 
 #: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
@@ -110,7 +112,13 @@ class Wire(abc.ABC):
 
 
 class Session(Wire):
-    """One connection. Not for two threads at once."""
+    """One connection. Not for two threads at once.
+
+    What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
+    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_then` renew the member's
+    lease (all but the first three let one be of which less than an eighth has run), or find that the member was given
+    up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
+    """
 
     @abc.abstractmethod
     def prepare(self, purpose: str) -> None:
@@ -128,7 +136,7 @@ class Session(Wire):
 
     @abc.abstractmethod
     def ping(self, member_id: int) -> Pulse:
-        """Prove life, renew the lease, tell which rows are ours."""
+        """Give a sign of life: renew the lease; and tell which rows are ours."""
 
     @abc.abstractmethod
     def resign(self, member_id: int) -> None:
@@ -386,7 +394,7 @@ class Session(Wire):
         settings = self.settings()
         if settings is None:
             raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
-        version, oldest = int(settings["schema_version"]), int(settings["oldest_client"])
+        version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")
         if version < sql.LATEST:
             raise SchemaError(
                 f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
@@ -428,6 +436,8 @@ class Engine(abc.ABC):
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
     #: does not.
     setup_timeout: ClassVar[float | None] = 5.0
+    #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
+    creates: bool = True
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         sql.check_identifier("The schema's name", options.schema)
@@ -502,6 +512,17 @@ class Engine(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"
+
+
+def setting_number(settings: Mapping[str, str], name: str) -> int:
+    """A setting that must be a number; `SchemaError` when it is none."""
+    value = settings.get(name)
+    if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
+        raise SchemaError(
+            f"The sqlsem tables say {name} = {value!r}, which is no number: somebody has changed table setting. "
+            f"Correct it there (this client's version is {sql.LATEST})"
+        )
+    return int(value)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,13 @@ SELECT value FROM {schema}.setting WHERE name = 'schema_version'
 -- name: settings
 SELECT name, value FROM {schema}.settings()
 
+-- name: backend
+SELECT pg_catalog.pg_backend_pid()
+
 -- name: session
-SELECT set_config('lock_timeout', %(lock_timeout)s, false), set_config('idle_session_timeout', '0', false),
+SELECT set_config('lock_timeout', %(lock_timeout)s, false), -- (Since versions 14 and 17.)
+       CASE WHEN current_setting('idle_session_timeout', true) IS NOT NULL THEN set_config('idle_session_timeout', '0', false) END,
+       CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', false) END,
        set_config('idle_in_transaction_session_timeout', '0', false), set_config('statement_timeout', '0', false),
        set_config('tcp_keepalives_idle', %(keepalive)s, false), set_config('tcp_keepalives_interval', '2', false),
        set_config('tcp_keepalives_count', '3', false), set_config('default_transaction_isolation', 'read committed', false)

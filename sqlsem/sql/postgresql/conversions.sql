@@ -53,7 +53,7 @@ BEGIN
     SELECT access_type, concurrency_limit, member_id, granted_at, revoked_at INTO v_row
     FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
-    IF NOT FOUND OR v_row.granted_at IS NULL OR v_row.revoked_at IS NOT NULL THEN
+    IF NOT FOUND OR v_row.granted_at IS NULL OR v_row.revoked_at IS NOT NULL OR NOT {schema}.give_sign(v_row.member_id) THEN
         RETURN -2;
     ELSIF v_row.access_type NOT IN ('read', 'upgrade', 'write') OR v_row.concurrency_limit IS DISTINCT FROM 1 THEN
         RAISE EXCEPTION 'sqlsem: position % on % is no reader of limit 1 and cannot be upgraded', p_position, quote_literal(p_resource)
@@ -150,6 +150,9 @@ BEGIN
         WHERE resource_id = p_resource AND queue_position <> p_position
           AND (queue_position < p_position OR granted_at IS NOT NULL);
         IF v_other IS NULL THEN
+            IF NOT {schema}.give_sign(v_row.member_id) THEN
+                RETURN -2;
+            END IF;
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'upgrade', 'write', 'upgraded') THEN 0 ELSE 1 END;
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));

@@ -217,7 +217,7 @@ BEGIN
     round_status := v_round.status;
     is_last := false;
     IF v_part.member_id IS DISTINCT FROM p_member
-       OR NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
+       OR NOT {schema}.give_sign(p_member)  -- the continuation may come with it
        OR v_part.status = 'failed' AND v_part.error = 'its process died' THEN
         code := 'lost';
         RETURN;

@@ -6,6 +6,7 @@
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
+--   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -31,6 +32,68 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: % needs READ COMMITTED, not %', p_what, current_setting('transaction_isolation')
             USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
     END IF;
+END
+$$;
+
+
+-- Whether this is still the server, and the history of it, on which numbers were given last; true when it was not.
+-- A standby that is promoted without having received everything, and a database that is restored, would give numbers again
+-- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
+-- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
+-- There, and after a restart of the server too, the last signs of life may be missing, which are not made durable at once:
+-- so every member begins its life anew.
+-- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
+-- all is as it was.
+CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_started text := extract(epoch FROM pg_postmaster_start_time())::text;
+    v_origin  text;
+    v_known   record;
+    v_number  record;
+BEGIN
+    BEGIN
+        -- The cluster; its timeline, which every promotion and every recovery to a point in time changes (the control file
+        -- tells it too late); the table, which is another one after a restore from a dump.
+        SELECT system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) || ' '
+               || '{schema}.{table}'::regclass::oid
+        INTO v_origin FROM pg_control_system();
+    EXCEPTION WHEN OTHERS THEN
+        v_origin := 'unknown';  -- a service that keeps these functions to itself
+    END;
+    FOR v_round IN 1..2 LOOP
+        SELECT min(value) FILTER (WHERE name = 'origin') AS origin, min(value) FILTER (WHERE name = 'started') AS started
+        INTO v_known FROM {schema}.setting WHERE name IN ('origin', 'started');
+        IF v_known.origin = v_origin AND v_known.started = v_started THEN
+            RETURN false;
+        END IF;
+        EXIT WHEN v_round = 2;
+        PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);  -- and look again: somebody may have been faster
+    END LOOP;
+    IF v_known.origin <> v_origin AND 'unknown' NOT IN (v_known.origin, v_origin) THEN
+        FOR v_number IN
+            SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
+            FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
+                         (SELECT max(queue_position) FROM (SELECT queue_position FROM {schema}.{table}
+                                                           UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.round', 'round_id'), (SELECT max(round_id) FROM {schema}.round)
+                 ) AS s
+            JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
+        LOOP
+            PERFORM setval(v_number.sequence, CASE
+                WHEN v_number.large THEN ((coalesce(v_number.last, 0) + 1000000000) / 10000000000 + 1) * 10000000000
+                ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
+        END LOOP;
+    END IF;
+    UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    -- (Whoever is just giving a sign needs none, and may be waiting for us.)
+    WHERE member_id IN (SELECT member_id FROM {schema}.member WHERE lease_ms IS NOT NULL FOR UPDATE SKIP LOCKED);
+    INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin), ('started', v_started)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+    RETURN true;
 END
 $$;
 
@@ -116,12 +179,18 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
+    IF {schema}.check_origin() THEN
+        RETURN true;
+    END IF;
+    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here; nor is
+    -- one that is just giving a sign of life, for which nobody waits: it may be waiting for us.
     DELETE FROM {schema}.member
-    WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
-      AND CASE WHEN lease_until IS NULL
-               THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
-               ELSE lease_until < clock_timestamp() END;
+    WHERE member_id = (SELECT member_id FROM {schema}.member
+                       WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
+                         AND CASE WHEN lease_until IS NULL
+                                  THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  ELSE lease_until < clock_timestamp() END
+                       FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -204,6 +273,8 @@ DECLARE
     v_beacon integer;
 BEGIN
     PERFORM {schema}.guard('enrol');
+    PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
+    PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
         v_beacon := nextval('{schema}.beacon');
         PERFORM pg_advisory_lock({schema}.lock_class(1), v_beacon);
@@ -227,6 +298,8 @@ DECLARE
     v_lease  integer;
 BEGIN
     PERFORM {schema}.guard('resume_member');
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM {schema}.check_origin();
     SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     IF NOT FOUND THEN
         RETURN false;
@@ -261,6 +334,9 @@ AS $$
 DECLARE
     v_member {schema}.member;
 BEGIN
+    -- Not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every member begins its
+    -- life anew (check_origin).
+    PERFORM set_config('synchronous_commit', 'off', true);
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     known := FOUND;
     IF NOT known THEN
@@ -344,6 +420,28 @@ END
 $$;
 
 
+-- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a lease of
+-- which an eighth has run is renewed. So what is handed out stands on a lease that has just begun, and whoever is about to
+-- remove the member finds it renewed. False when the member was given up, or is another login's.
+CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_leased boolean;
+    v_fresh  boolean;
+BEGIN
+    SELECT lease_ms IS NOT NULL, lease_ms IS NULL OR lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+    INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    -- (With a lease the session may be a pooler's, and on another server than at the last call.)
+    IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
+        UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        WHERE member_id = p_member;
+    END IF;
+    RETURN FOUND;
+END
+$$;
+
+
 -- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
 -- every registration that came before.
 CREATE OR REPLACE FUNCTION {schema}.place(
@@ -369,8 +467,8 @@ BEGIN
            NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
            AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource)
     INTO v_lease, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT FOUND THEN
-        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member) THEN
+    IF NOT FOUND OR v_lease IS NOT NULL AND NOT {schema}.give_sign(p_member) THEN
+        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
         END IF;
@@ -384,6 +482,10 @@ BEGIN
             SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
+                -- Whoever was cut off while its commit waited for a standby has committed here and nowhere else. This
+                -- one writes, so that it waits again.
+                UPDATE {schema}.{table} AS t SET note = t.note
+                WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
                 RETURN;
             END IF;  -- else somebody else's, and the insert will fail
         END IF;
@@ -506,18 +608,22 @@ DECLARE
 BEGIN
     -- What is written here is for people and may be lost in a crash of the server.
     PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT access_type, concurrency_limit, weight, member_id, granted_at, revoked_at INTO v_row
-    FROM {schema}.{table} AS t WHERE resource_id = p_resource AND queue_position = p_position
-      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = session_user);
+    SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at, t.revoked_at,
+           m.lease_ms IS NOT NULL AS leased INTO v_row
+    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND m.login = session_user;
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
     ELSIF v_row.granted_at IS NOT NULL THEN
-        RETURN 0;
+        RETURN CASE WHEN NOT v_row.leased OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit,
                                                   v_row.weight, NULL);
         IF v_ahead.eligible THEN
+            IF v_row.leased AND NOT {schema}.give_sign(v_row.member_id) THEN
+                RETURN -2;
+            END IF;
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL;
             RETURN CASE WHEN FOUND THEN 0 ELSE -2 END;
@@ -578,7 +684,7 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             CONTINUE;  -- look again
         END;
-        IF v_ahead.until = 'leave' THEN
+        IF v_ahead.until = 'leave' AND NOT v_row.leased THEN
             -- The usual end of a wait: look and take in one statement.
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
@@ -777,6 +883,7 @@ DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
 BEGIN
+    PERFORM {schema}.check_origin();
     FOR v_row IN SELECT resource_id, queue_position FROM {schema}.{table} LOOP
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;

@@ -10,12 +10,13 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- Raises unless this login may act for the member.
+-- Of a member that is about to claim or start something: gives its sign of life. Raises when the member was given up, or
+-- is another login's.
 CREATE OR REPLACE FUNCTION {schema}.require_member(p_member integer) RETURNS void
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login = session_user) THEN
+    IF NOT {schema}.give_sign(p_member) THEN
         RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
     END IF;
@@ -68,8 +69,8 @@ DECLARE
     v_order integer;
     v_task  bigint;
 BEGIN
+    PERFORM {schema}.require_member(p_member);
     IF p_again THEN
-        PERFORM {schema}.require_member(p_member);
         SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
         INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
         FROM {schema}.task AS t
@@ -86,11 +87,9 @@ BEGIN
     WHERE t.is_open AND t.status = 'pending'
       AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
       AND (t.queue_name, t.task_order) >= (p_queue, v_order) AND (t.queue_name, t.task_order) <= (p_queue, v_order)
-      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
     ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
     FOR UPDATE OF t SKIP LOCKED;
     IF NOT FOUND THEN
-        PERFORM {schema}.require_member(p_member);
         RETURN;
     END IF;
     UPDATE {schema}.task AS t
@@ -233,9 +232,7 @@ BEGIN
     IF p_most < 1 THEN
         RETURN;
     END IF;
-    IF v_member.member_id IS NULL THEN
-        PERFORM {schema}.require_member(p_member);  -- raises
-    END IF;
+    PERFORM {schema}.require_member(p_member);
     IF p_again THEN
         SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
                                          t.max_attempts) ORDER BY t.task_id)

@@ -29,6 +29,11 @@ UPDATE {schema}_member
 SET missing_since = NULL, lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
 WHERE member_id = ?
 
+-- name: renew_old
+-- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
+UPDATE {schema}_member SET lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+WHERE member_id = ? AND lease_until < (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0 * 0.875
+
 -- name: positions
 SELECT queue_position, revoked_at IS NOT NULL FROM {table} WHERE member_id = ?
 
@@ -241,6 +246,9 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
   AND member_id NOT IN (SELECT member_id FROM {schema}_round_part WHERE status = 'running' AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND then_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < (julianday('now') - 2440587.5) * 86400.0
+
+-- name: beacons
+SELECT beacon FROM {schema}_member
 
 -- name: prune
 DELETE FROM {schema}_history WHERE rowid IN (

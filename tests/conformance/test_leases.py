@@ -1,0 +1,301 @@
+"""Nobody is let in, and nothing is claimed or started, on a lease that is over; and nobody believes in one that is.
+
+Every way in which a member is handed something, by members of every age; and members of every kind, whatever else they
+do meanwhile. The same over a model of the clock: tests/model/test_membership.py.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.model import End, NewTask, Request, Upgrading
+
+LEASE = 30.0
+
+
+def uid():
+    return secrets.token_hex(8)
+
+
+class Member:
+    """A session with a member by lease, whose age the tests choose."""
+
+    def __init__(self, database, name):
+        self.database, self.name = database, name
+        self.session = database.session(lease=LEASE)
+        self.other = database.session(grace=5)
+        self.number = self.session.enrol("host", 1, "test")
+        self.beside = self.other.enrol("host", 2, "test")
+
+    def age(self, seconds):
+        """So long ago it last gave a sign of life."""
+        begun = {
+            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 + ?",
+            "postgresql": "clock_timestamp() + ?::float * interval '1 second'",
+            "mssql": "DATEADD(millisecond, CAST(? AS int), SYSUTCDATETIME())",
+        }[self.database.engine]
+        left = LEASE - seconds
+        self.database.rows(
+            f"UPDATE {self.database.beside('member')} SET lease_until = {begun} WHERE member_id = ?",
+            int(left * 1000) if self.database.engine == "mssql" else left,
+            self.number,
+        )
+
+    def left(self):
+        """Seconds for which its lease still runs; None when it was given up."""
+        now = {
+            "sqlite": "lease_until - (julianday('now') - 2440587.5) * 86400.0",
+            "postgresql": "extract(epoch FROM lease_until - clock_timestamp())::float",
+            "mssql": "DATEDIFF(millisecond, SYSUTCDATETIME(), lease_until) / 1000.0",
+        }[self.database.engine]
+        found = self.database.rows(
+            f"SELECT {now} FROM {self.database.beside('member')} WHERE member_id = ?", self.number
+        )
+        return float(found[0][0]) if found else None
+
+    def register(self, session, number, suffix="", access="write", only_if_free=False):
+        request = Request(self.name + suffix, access)
+        tickets = session.register(number, f"id-{number}", "o", uid(), [request], only_if_free)
+        return tickets[0] if tickets else None
+
+    def put(self, count):
+        numbers = self.other.put_tasks(self.name, uid(), [NewTask("call", "1")] * count)
+        assert len(numbers) == count
+
+    def claim(self):
+        self.put(2)
+        return self.session.claim_task(self.number, self.name, "o", uid(), False)
+
+    def start(self, part):
+        return self.session.start_part(self.number, self.name, part, ["a", "b"], 60.0, "o", f"u-{part}", ("call", "f"))
+
+    def close(self):
+        for session, number in ((self.session, self.number), (self.other, self.beside)):
+            with contextlib.suppress(sqlsem.SqlsemError):
+                session.resign(number)
+            session.close()
+
+
+# Each prepares, while the lease is fresh, and gives what hands the member something: true when it did.
+
+
+def registers(one):
+    return lambda: one.register(one.session, one.number).granted
+
+
+def tries(one):
+    return lambda: one.register(one.session, one.number, only_if_free=True) is not None
+
+
+def registers_several(one):
+    requests = [Request(one.name), Request(one.name + "-b")]
+    return lambda: one.session.register(one.number, "id", "o", uid(), requests, False)
+
+
+def waits(one):
+    first = one.register(one.other, one.beside)
+    mine = one.register(one.session, one.number)
+    assert not mine.granted
+
+    def wait():
+        one.other.release(first, "released")
+        return one.session.wait(mine, PATIENCE, threading.Event())
+
+    return wait
+
+
+def begins_to_upgrade(one):
+    mine = one.register(one.session, one.number, access="read")
+    return lambda: one.session.begin_upgrade(mine, False) is Upgrading.DONE
+
+
+def upgrades(one):
+    first = one.register(one.other, one.beside, access="read")
+    mine = one.register(one.session, one.number, access="read")
+    assert one.session.begin_upgrade(mine, False) is Upgrading.BEGUN
+
+    def upgrade():
+        one.other.release(first, "released")
+        return one.session.upgrade(mine, PATIENCE, threading.Event())
+
+    return upgrade
+
+
+def claims(one):
+    one.put(1)
+    return lambda: one.session.claim_task(one.number, one.name, "o", uid(), False) is not None
+
+
+def claims_the_next(one):
+    task = one.claim()
+    end = End(task.task_id, task.attempt, "finished")
+    return lambda: one.session.next_task(one.number, end, one.name, "o", uid(), False)[1] is not None
+
+
+def claims_a_group(one):
+    one.put(3)
+    return lambda: one.session.next_tasks(one.number, [], one.name, "o", uid(), False, 3)[1]
+
+
+def finds_its_claim_again(one):
+    mine = uid()
+    one.put(1)
+    assert one.session.claim_task(one.number, one.name, "o", mine, False)
+    return lambda: one.session.claim_task(one.number, one.name, "o", mine, True) is not None
+
+
+def starts_a_part(one):
+    return lambda: one.start("a").code == "started"
+
+
+def ends_the_last_part(one):
+    assert one.start("a").code == one.start("b").code == "started"
+    one.session.end_part(one.number, one.name, "a", "u-a", None, "o", ("call", "f"))
+    return lambda: (
+        one.session.end_part(one.number, one.name, "b", "u-b", None, "o", ("call", "f")).then is not None or None
+    )
+
+
+def claims_a_continuation(one):
+    assert one.start("a").code == one.start("b").code == "started"
+    for part in "ab":
+        then = one.session.end_part(one.number, one.name, part, f"u-{part}", None, "o", ("call", "f")).then
+    assert one.session.end_then(one.number, then.round_id, then.attempt, "failed")
+    return lambda: one.session.claim_then(one.number, None, then.round_id, "o", uid(), True) is not None
+
+
+HANDED = [
+    registers,
+    tries,
+    registers_several,
+    waits,
+    begins_to_upgrade,
+    upgrades,
+    claims,
+    claims_the_next,
+    claims_a_group,
+    finds_its_claim_again,
+    starts_a_part,
+    ends_the_last_part,
+    claims_a_continuation,
+]
+
+
+@pytest.fixture
+def member(database, name):
+    made = Member(database, str(name))
+    yield made
+    made.close()
+
+
+def whole(member):
+    """What there is of the member: its rows, tasks and parts."""
+    rows = [(one.position, one.state) for one in member.other.entries(None) if one.member_id == member.number]
+    tasks = [one.task_id for one in member.other.list_tasks(member.name, "running", 100)]
+    rounds = member.other.list_rounds(member.name, None, 1)
+    return rows, tasks, [(one.then_status, [part.status for part in one.parts]) for one in rounds]
+
+
+@pytest.mark.parametrize("seconds", [LEASE / 2, LEASE + 60], ids=["half", "over"])
+@pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
+def test_what_is_handed_out_stands_on_a_lease_that_runs(member, how, seconds):
+    act = how(member)
+    member.age(seconds)
+    assert act()
+    assert member.left() > LEASE * 0.8
+    before = whole(member)
+    member.other.reap()
+    member.other.recover_tasks(member.name, member.beside)
+    member.other.recover_rounds(member.name, member.beside)
+    assert whole(member) == before
+
+
+@pytest.mark.parametrize("how", HANDED, ids=lambda how: how.__name__)
+def test_who_was_given_up_is_handed_nothing(member, how):
+    act = how(member)
+    member.age(LEASE + 60)
+    member.other.reap()
+    member.other.recover_tasks(member.name, member.beside)
+    member.other.recover_rounds(member.name, member.beside)
+    assert member.left() is None
+    try:
+        handed = act()
+    except Disconnected:
+        handed = None
+    assert not handed
+    assert whole(member)[:2] == ([], [])
+
+
+# -- members of every kind, over the whole client
+
+
+@pytest.mark.parametrize("kind", [{"lease": 1.0}, {"grace": 1.0}, {"grace": 0.0}], ids=["lease", "beacon", "grace 0"])
+def test_whoever_has_rested_is_let_in_alone(connect, name, kind):
+    one, two = connect(**kind), connect(**kind)
+    with one.mutex(name):
+        pass
+    time.sleep(2.5)  # this long nobody wants anything, which is no condition to wait for
+    with one.mutex(name) as grant:
+        lock = two.mutex(name)
+        assert not lock.acquire(timeout=1.5)
+        assert not grant.lost
+        grant.check()
+
+
+@pytest.mark.parametrize("age", ["fresh", "rested", "resumed"])
+@pytest.mark.parametrize("kind", [{"lease": 2.0}, {"grace": 2.0}], ids=["lease", "beacon"])
+def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatch):
+    """Cut off from its pings while its other statements go through, a holder is told before anybody else is let in."""
+    one, two = connect(**kind), connect(grace=5)
+    with one.mutex(name("other")):
+        pass
+    if age == "rested":
+        time.sleep(2.5)
+    elif age == "resumed":
+        one._member._main.interrupt()
+        with one.mutex(name("other")):
+            pass
+    lock = one.mutex(name)
+    lock.acquire()
+    grant, lost_at = lock.grant, []
+    watch = threading.Thread(
+        target=lambda: grant.lost_event.wait(PATIENCE) and lost_at.append(time.monotonic()), daemon=True
+    )
+    watch.start()
+    stop = threading.Event()
+
+    def no_ping(session, member_id):
+        raise Busy("held up")
+
+    monkeypatch.setattr(one._member, "_compare", no_ping)
+
+    def chatter():
+        while not stop.wait(0.02):
+            with contextlib.suppress(sqlsem.SqlsemError):
+                one._member.call("look", lambda session, _: session.resources())
+
+    talk = threading.Thread(target=chatter)
+    talk.start()
+    try:
+        if not one._member.trust:  # nothing can be lost while this process lives
+            assert not grant.lost_event.wait(3)
+            grant.release()
+            return
+        watch.join(PATIENCE)
+        assert lost_at, "it still believes, though it gave no sign of life"
+        if "lease" in kind:
+            with two.mutex(name, timeout=PATIENCE):
+                assert lost_at[0] < time.monotonic()
+    finally:
+        stop.set()
+        talk.join()
+        monkeypatch.undo()
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    until(lambda: not two.entries(name))

@@ -1,0 +1,327 @@
+"""Who believes in its locks while others may be let in? Members of every kind, over a model of server and clock.
+
+The real `Membership`, without its threads, talks to a server that is a few numbers: when it has heard of the member
+last, and whether the member's session lives. Calls take time, fail before or after they had their effect, connections
+break at once or linger. At every moment: whoever believes that it holds something, for it the server lets nobody in.
+"""
+
+import itertools
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sqlsem import membership
+from sqlsem.engines.base import Busy, Disconnected, Options
+from sqlsem.membership import FRESH, Membership
+from sqlsem.model import Pulse, Ticket
+
+LIFE = 8.0
+
+
+class Server:
+    """One member's part of a database. A sign is known by the moment at which it was given."""
+
+    def __init__(self, leased, life):
+        self.leased, self.life = leased, life
+        self.now = 0.0
+        self.number = 0  # of the member that is there now
+        self.sign = 0.0
+        self.session = None  # whose beacon it is
+        self.sessions = set()  # those that live
+        self.row = False
+
+    def dead(self):
+        if self.number == 0:
+            return True
+        over = self.now >= self.sign + self.life
+        return over and (self.leased or self.session not in self.sessions)
+
+    def look(self):
+        """Somebody else looks, and takes away what the dead left."""
+        if self.number and self.dead():
+            self.number, self.row = 0, False
+
+
+class Session:
+    """A connection to it, with troubles in store: how long calls take, and which fail when."""
+
+    usable = True
+
+    def __init__(self, machine):
+        self.machine, self.server = machine, machine.server
+        self.server.sessions.add(self)
+
+    def _call(self, effect):
+        before, after, trouble = self.machine.next_call()
+        self.machine.pass_time(before)
+        if trouble == "before" or self not in self.server.sessions:
+            self._break()
+        if trouble == "busy":
+            raise Busy("the gate is stuck")
+        answer = effect()
+        self.machine.pass_time(after)
+        if trouble == "after":
+            self._break()
+        return answer
+
+    def _break(self):
+        self.usable = False
+        raise Disconnected("the line is cut")
+
+    def _given_up(self, number):
+        if number != self.server.number:
+            self.usable = False
+            raise Disconnected("given up")
+
+    def check_schema(self):
+        return {}
+
+    def enrol(self, host, pid, program):
+        def effect():
+            self.server.number = next(self.machine.numbers)
+            self.server.sign, self.server.session, self.server.row = self.server.now, self, False
+            return self.server.number
+
+        return self._call(effect)
+
+    def resume(self, number):
+        def effect():
+            if number != self.server.number:
+                return False
+            self.server.sign, self.server.session = self.server.now, self
+            return True
+
+        return self._call(effect)
+
+    def ping(self, number):
+        def effect():
+            if number != self.server.number:
+                return Pulse(False)
+            self.server.sign = self.server.now
+            return Pulse(True, frozenset([1] if self.server.row else []))
+
+        return self._call(effect)
+
+    def register(self, number):
+        def effect():
+            self._given_up(number)
+            if self.server.now - self.server.sign > self.server.life * FRESH:
+                self.server.sign = self.server.now
+            self.server.row = True
+
+        return self._call(effect)
+
+    def look(self, number):
+        return self._call(lambda: None)
+
+    def entries(self, resource):
+        return []
+
+    def close(self):
+        if not self.machine.linger:
+            self.server.sessions.discard(self)
+
+
+class Machine(RuleBasedStateMachine):
+    leased, life = False, LIFE
+
+    @initialize()
+    def begin(self):
+        self.server = Server(self.leased, self.life)
+        self.numbers = itertools.count(1)
+        self.calls: list[tuple[float, float, str]] = []
+        self.linger = False
+        self.holding = False
+        self.watched = True
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(membership, "monotonic", lambda: 1000.0 + self.server.now)
+        engine = SimpleNamespace(
+            options=Options(grace=self.life, lease=self.life if self.leased else None),
+            beacon_may_fail=True,
+            setup_timeout=None,
+            where="the model",
+            connect=lambda purpose: Session(self),
+        )
+        self.member = Membership(engine, self, retry=1.0)
+        self.member._threads = [threading.current_thread()]  # none of its own: see `pass_time`
+
+    # -- what the membership tells its owner
+
+    def lose(self, positions, why):
+        self.holding = False
+
+    def holds_any(self):
+        return self.holding
+
+    def unblock(self):
+        pass
+
+    def returned(self, ticket):
+        pass
+
+    def tidy(self):
+        pass
+
+    # -- time
+
+    def next_call(self):
+        return self.calls.pop() if self.calls else (0.0, 0.0, "")
+
+    def pass_time(self, seconds):
+        """The watch looks whenever it is due, as its thread does; others look at the server all the time."""
+        end = self.server.now + seconds
+        while True:
+            due = self.member._until_doubt()
+            if due <= 0 and self.holding:
+                self.member._give_up()
+                continue
+            self.server.now = min(end, self.server.now + max(due, 0.001))
+            self.safe()
+            if self.server.now >= end:
+                return
+
+    def safe(self):
+        if self.holding:
+            assert not self.server.dead(), "it believes, and others are let in"
+
+    @rule(seconds=st.sampled_from([0.1, LIFE / 10, LIFE / 3, LIFE, 3 * LIFE]))
+    def time_passes(self, seconds):
+        self.pass_time(seconds)
+
+    @rule()
+    def somebody_looks(self):
+        self.server.look()
+
+    @rule(linger=st.booleans())
+    def the_line_breaks(self, linger):
+        self.linger = linger
+        if not linger:
+            self.server.sessions.clear()
+
+    # -- what the member does
+
+    def call(self, what, troubles, **options):
+        self.calls = list(troubles)
+        try:
+            self.member.once(what, **options)
+        except (Disconnected, Busy):
+            return False
+        finally:
+            self.calls = []
+        return True
+
+    TROUBLES = st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.0, 0.5, LIFE / 3]),
+            st.sampled_from([0.0, 0.0, 0.5, LIFE / 3]),
+            st.sampled_from(["", "", "", "before", "after", "busy"]),
+        ),
+        max_size=3,
+    )
+
+    @rule(troubles=TROUBLES)
+    def pings(self, troubles):
+        self.call(self.member._compare, troubles)
+
+    @rule(troubles=TROUBLES)
+    def asks_something_else(self, troubles):
+        self.call(lambda session, number: session.look(number), troubles)
+
+    @precondition(lambda self: not self.holding)
+    @rule(troubles=TROUBLES)
+    def takes_a_lock(self, troubles):
+        def register(session, number):
+            session.register(number)
+            self.member.add([Ticket("r", 1, "me", True)])
+            return True
+
+        if self.call(register, troubles, sign=True):
+            self.holding = True
+            # As an acquisition does before it gives the grant away.
+            if self.member.doubtful():
+                self.member._give_up()
+            self.safe()
+
+    @precondition(lambda self: self.holding)
+    @rule()
+    def gives_it_back(self):
+        self.holding = self.server.row = False
+        self.member.tickets.clear()
+
+    @invariant()
+    def nobody_believes_what_is_not_so(self):
+        if hasattr(self, "server"):
+            self.safe()
+
+    def teardown(self):
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+
+KINDS = {"beacon": {"leased": False}, "lease": {"leased": True}, "short lease": {"leased": True, "life": 1.0}}
+
+
+def run(kind, **options):
+    machine = type("Machine", (Machine,), KINDS[kind])
+    options = {"deadline": None, "print_blob": True, "suppress_health_check": list(HealthCheck), **options}
+    run_state_machine_as_test(machine, settings=settings(**options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_believes_in_what_others_may_be_given(kind):
+    run(kind, max_examples=300, stateful_step_count=30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_believes_in_what_others_may_be_given_for_long(kind):
+    run(kind, max_examples=20000, stateful_step_count=50)
+
+
+class EveryCallProves(Membership):
+    """What it was once: whatever succeeds is proof of life."""
+
+    def _attempt(self, call, sign):
+        return super()._attempt(call, True)
+
+
+class NothingIsFresh(Membership):
+    """As if every grant wrote its sign."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._fresh = 0.0
+
+
+class ProvenAtItsEnd(Membership):
+    """As if a sign counted from when the answer came."""
+
+    def _prove(self, since):
+        super()._prove(membership.monotonic())
+
+
+@pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, ProvenAtItsEnd])
+def test_the_model_finds_what_is_wrong(wrong, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.Membership", wrong)
+    # With less of a margin than there is, as the margin hides some of it.
+    real = wrong.__init__
+
+    def bare(self, *arguments, **options):
+        real(self, *arguments, **options)
+        self.trust = LIFE
+
+    monkeypatch.setattr(wrong, "__init__", bare)
+    with pytest.raises(AssertionError, match="others are let in"):
+        run("lease", max_examples=1000, stateful_step_count=30, database=None, derandomize=True, print_blob=False)
