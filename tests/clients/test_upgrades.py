@@ -3,6 +3,7 @@ used here exists in this file only; the first and the second are in `older`, as 
 """
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -237,8 +238,8 @@ class OlderClient:
         self.longest = 0.0  # between two pings
         self.member = self.value("sqlsem.enrol('older', 1, 'older client', 5000, NULL)")
         row = self.main.execute(
-            "SELECT queue_position, granted FROM sqlsem.register(%s::integer, 'older', 'older', gen_random_uuid()::varchar, "
-            "false, %s, 'write', 1, 1, NULL)",
+            "SELECT queue_position, granted FROM sqlsem.register(%s::integer, 'older', 'older', "
+            "gen_random_uuid()::varchar, false, %s, 'write', 1, 1, NULL)",
             (self.member, resource),
         ).fetchone()
         self.position, self.granted = row
@@ -298,7 +299,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
         assert time.monotonic() - began < 20
         assert settings(empty)["schema_version"] == "3"
         # Nobody has lost anything, and the turns go on, from an older client to the next.
-        for client, behind in zip(clients, clients[1:], strict=False):
+        for client, behind in itertools.pairwise(clients):
             assert not behind.entered.is_set()
             client.release()
             assert behind.entered.wait(PATIENCE)
@@ -325,9 +326,11 @@ def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database
     for text in (
         "SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text "
         "FROM information_schema.columns WHERE table_schema = 'sqlsem' ORDER BY 1, 2",
-        "SELECT oid::regprocedure::text, prosrc, proconfig FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY 1",
+        "SELECT oid::regprocedure::text, prosrc, proconfig FROM pg_proc "
+        "WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY 1",
         "SELECT indexdef FROM pg_indexes WHERE schemaname = 'sqlsem' ORDER BY 1",
-        "SELECT sequencename::text, data_type::text, max_value FROM pg_sequences WHERE schemaname = 'sqlsem' ORDER BY 1",
+        "SELECT sequencename::text, data_type::text, max_value FROM pg_sequences "
+        "WHERE schemaname = 'sqlsem' ORDER BY 1",
         "SELECT name FROM sqlsem.setting ORDER BY 1",
     ):
         assert empty.rows(text) == fresh.rows(text)
