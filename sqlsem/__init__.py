@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
-from sqlsem import lockorder
+from sqlsem import config, lockorder
 from sqlsem.coordinator import Coordinator, Grant, connect
+from sqlsem.engines import Database
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
@@ -30,17 +30,24 @@ from sqlsem.errors import (
     Unavailable,
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.model import Duration
+from sqlsem.options import ConnectOptions, check_options
+from sqlsem.printable import CleanFilter
 from sqlsem.rounds import Round, round
-from sqlsem.tasks import Call, Queue, Shell, Sql, Task, queue
+from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sqlsem import aio
 
 __all__ = [
     "Call",
     "ConfigurationError",
     "Coordinator",
+    "Database",
     "Deadlock",
+    "Duration",
     "Grant",
     "Lock",
     "LockLost",
@@ -57,6 +64,7 @@ __all__ = [
     "TaskFailed",
     "Timeout",
     "Unavailable",
+    "Worker",
     "aio",
     "all_of",
     "configure",
@@ -72,9 +80,15 @@ __all__ = [
     "write",
 ]
 __version__ = "0.1.0"
+#: What everybody should know of the embedded default.
+EMBEDDED = (
+    "which only processes of this user on this host share; to share with others set $SQLSEM_URL or write a sqlsem.toml"
+)
+
+logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 _guard = threading.Lock()
-_configured: tuple[str | None, dict[str, Any]] = (None, {})
+_configured: tuple[Database | None, str | None, ConnectOptions] = (None, None, {})
 _coordinator: Coordinator | None = None
 
 
@@ -96,15 +110,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def default_url() -> str:
-    """Where locks live unless told otherwise: ``$SQLSEM_URL``, else an SQLite file in this user's state directory."""
-    return os.environ.get("SQLSEM_URL") or f"sqlite:///{platformdirs.user_state_path('sqlsem') / 'sqlsem.db'}"
+    """Where locks live unless told otherwise: ``$SQLSEM_URL``, a profile or a configuration file, else an SQLite file.
+
+    It may hold a password. See `sqlsem.config`.
+    """
+    return config.resolve().url
 
 
-def configure(url: str | None = None, *, debug: bool | None = None, **options: Any) -> None:
+def configure(
+    url: Database | None = None,
+    *,
+    profile: str | None = None,
+    debug: bool | None = None,
+    **options: Unpack[ConnectOptions],
+) -> None:
     """Choose the database of the module-level functions, before the first lock is taken.
 
     Args:
-        url: As for `connect`; left out, `default_url`.
+        url: As for `connect`; left out, the profile's or `default_url`.
+        profile: A profile of the configuration files (``sqlsem.toml``).
         debug: True watches the order in which locks are taken, in all databases, and gives a `LockOrderWarning` when
             two places could come to wait for each other; False ends that. Alone it changes nothing else.
         options: As for `connect`: ``grace``, ``lease``, ``retry``, ``schema``, ``table``, ``creator``.
@@ -115,14 +139,15 @@ def configure(url: str | None = None, *, debug: bool | None = None, **options: A
     >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
     """
     global _configured, _coordinator
+    check_options("configure()", options, ConnectOptions.__optional_keys__ | {"url", "profile", "debug"})
     if debug is not None:
         lockorder.configure(debug)
-        if url is None and not options:
+        if url is None and profile is None and not options:
             return
-    fresh = connect(url or default_url(), **options)  # finds faults at once; connects only when used
+    fresh = _connect(url, profile, options)  # finds faults at once; connects only when used
     with _guard:
         old, _coordinator = _coordinator, fresh
-        _configured = (url, options)
+        _configured = (url, profile, options)
     if old is not None:
         old.close()
 
@@ -135,6 +160,21 @@ def default() -> Coordinator:
         return current
     with _guard:
         if _coordinator is None or _coordinator.closed:
-            url, options = _configured
-            _coordinator = connect(url or default_url(), **options)
+            _coordinator = _connect(*_configured)
         return _coordinator
+
+
+def _connect(url: Database | None, profile: str | None, options: ConnectOptions) -> Coordinator:
+    if url is not None and not isinstance(url, str):
+        return connect(url, **options)
+    settings = config.resolve(url, profile=profile)
+    merged: ConnectOptions = {**settings.options, **options}  # type: ignore[typeddict-item]  # checked by connect
+    coordinator = connect(settings.url, **merged)
+    log = logging.getLogger("sqlsem")
+    for warning in settings.warnings:
+        log.warning("%s", warning)
+    if settings.embedded:
+        log.info("Locks are kept in %s, %s", coordinator.engine.where, EMBEDDED)
+    else:
+        log.info("Locks are kept in %s, from %s", coordinator.engine.where, settings.source)
+    return coordinator

@@ -20,13 +20,14 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
 
@@ -35,14 +36,19 @@ from sqlsem.acquisition import Acquisition, Me
 from sqlsem.coordinator import MOST_IDLE_SESSIONS, Coordinator, number_for
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.grants import BaseGrant, LostCallback
+from sqlsem.grants import BaseGrant
 from sqlsem.membership import unavailable
-from sqlsem.model import Request, Ticket, monotonic
+from sqlsem.model import Duration, Request, Ticket, monotonic
+from sqlsem.options import GroupOptions, LockOptions, LostCallback, ModuleLockOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Face", "Grant", "Lock", "all_of", "limit", "mutex", "read", "stage", "write"]
 
 log = logging.getLogger("sqlsem")
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
 T = TypeVar("T")
 
 #: Seconds for which a cancelled task waits for the call that it was in. (What comes later is done by the next ping.)
@@ -51,7 +57,7 @@ SETTLE = 1.0
 A_ROUND = 50
 
 
-async def drive(steps: Generator[protocol.Operation, Any, T], perform: Callable[[protocol.Operation], Any]) -> T:
+async def drive(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
     """As `protocol.drive`, awaiting: errors and cancellations of any kind reach the generator."""
     outcome: Any = None
     failure: BaseException | None = None
@@ -123,20 +129,13 @@ class Grant(BaseGrant):
         ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
         """
         self._driver.require_here(self)
-        self._require()
-        for ticket in self._tickets:
-            asked = self._coordinator.engine.pinning(cursor, ticket)
-            answer = None
-            while True:
-                try:
-                    answer = asked.send(answer)
-                except StopIteration as done:
-                    self._pinned(ticket, done.value)
-                    break
-                if inspect.isawaitable(answer):
-                    answer = await answer
 
-    async def upgrade(self, timeout: float | None = None) -> None:
+        async def awaited(answer: Any) -> Any:
+            return await answer if inspect.isawaitable(answer) else answer
+
+        await drive(self._asserting(cursor), awaited)
+
+    async def upgrade(self, timeout: Duration | None = None) -> None:
         """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
         self._driver.require_here(self)
         await drive(self._upgrading(timeout), self._driver.perform)
@@ -215,27 +214,46 @@ class Lock:
     def __init__(self, lock: locks.Lock) -> None:
         self._lock = lock
         self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Grant]] = weakref.WeakKeyDictionary()
+        self._loose: dict[int, Grant] = {}  # as in `sqlsem.Lock`: what any task of the loop may release
 
-    async def acquire(self, blocking: bool = True, timeout: float | None = -1) -> bool:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lock, (self._lock,)
+
+    async def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
         """True when had, False when not; see `sqlsem.Lock.acquire`. A cancelled task leaves no row behind.
 
         Args:
             blocking: False tries without waiting for others (and then takes no timeout).
-            timeout: Seconds to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
+            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
 
         Raises:
-            Deadlock: This task holds it already (unless ``reentrant=True``).
+            Deadlock: As for `sqlsem.Lock.acquire`.
             Unavailable: The database is out of reach.
         """
-        return await self._acquire(self._lock._fixed(), self._lock._seconds(blocking, timeout)) is not None
+        grant = await self._acquire(self._lock._fixed(), self._lock._seconds(blocking, timeout))
+        if grant is not None and self._lock._semaphore:
+            self._loosen(grant)
+        return grant is not None
 
-    async def release(self) -> None:
-        """Give back what this task acquired last with this lock.
+    async def locked(self) -> bool:
+        """See `sqlsem.Lock.locked`."""
+        driver = _Driver.of(self._lock._coordinator or locks._default())
+        return await drive(driver.coordinator._locked(self._lock._fixed()), driver.perform)
 
-        Raises `NotHeld` when this task has nothing to give back, `LockLost` when the lock was lost meanwhile.
+    async def release(self, n: int = 1) -> None:
+        """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
+        what another one of its loop acquired (by `acquire` of this object, not by ``async with``); ``n``: so many.
+
+        Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
         """
+        for _ in range(self._lock._check_number(n)):
+            await self._release()
+
+    async def _release(self) -> None:
         stack = self._stack()
-        grant = self.grant
+        while stack and self._is_taken(stack[-1]):
+            stack.pop()
+        grant = (None if stack else self._anybodys()) or self.grant
         try:
             await grant.release()
         except BaseException:
@@ -245,6 +263,25 @@ class Lock:
         finally:
             if stack and stack[-1] is grant:
                 del stack[-1]
+
+    def _loosen(self, grant: Grant) -> None:
+        for position, one in list(self._loose.items()):
+            if one._released:  # through the grant itself, or at the end of its loop
+                self._loose.pop(position, None)
+        grant._is_loose = True
+        self._loose[grant.position] = grant
+
+    def _is_taken(self, grant: Grant) -> bool:
+        """Whether another task has released what this one had; if not, it cannot from now on."""
+        return grant._is_loose and self._loose.pop(grant.position, None) is None
+
+    def _anybodys(self) -> Grant | None:
+        """What was acquired longest ago by another task of this loop, and is now ours to release."""
+        loop = asyncio.get_running_loop()
+        for position, grant in list(self._loose.items()):
+            if grant._driver.loop is loop and not grant._released and grant._pid == os.getpid():
+                return self._loose.pop(position, None) or self._anybodys()
+        return None
 
     @property
     def grant(self) -> Grant:
@@ -281,7 +318,7 @@ class Lock:
         # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
         lost = stack[-1]._disarm(exc) if stack else False
         try:
-            await self.release()
+            await self._release()
         except Exception as struck:
             # What went wrong inside matters more, unless it came of the loss.
             if exc is None or lost:
@@ -308,34 +345,34 @@ class Lock:
 # -- making locks ---------------------------------------------------------------------------------------------------
 
 
-def mutex(name: locks.Name, **options: Any) -> Lock:
+def mutex(name: locks.Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.mutex`; ``cancel_on_lost=True`` also cancels the task when the lock is lost: its block then ends with
     `LockLost`.
     """
     return Lock(locks.mutex(name, **options))
 
 
-def limit(name: locks.Name, limit: int, **options: Any) -> Lock:
+def limit(name: locks.Name, limit: int, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.limit` and `mutex`."""
-    return Lock(locks.limit(name, limit, **options))
+    return Lock(locks.limit(name, limit, weight=weight, **options))
 
 
-def read(name: locks.Name, **options: Any) -> Lock:
+def read(name: locks.Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.read` and `mutex`."""
     return Lock(locks.read(name, **options))
 
 
-def write(name: locks.Name, **options: Any) -> Lock:
+def write(name: locks.Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.write` and `mutex`."""
     return Lock(locks.write(name, **options))
 
 
-def stage(name: locks.Name, order: int, **options: Any) -> Lock:
+def stage(name: locks.Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.stage` and `mutex`."""
     return Lock(locks.stage(name, order, **options))
 
 
-def all_of(*several: Lock | locks.Lock, **options: Any) -> Lock:
+def all_of(*several: Lock | locks.Lock, **options: Unpack[GroupOptions]) -> Lock:
     """See `sqlsem.all_of` and `mutex`."""
     return Lock(locks.all_of(*(one._lock if isinstance(one, Lock) else one for one in several), **options))
 
@@ -346,25 +383,32 @@ class Face:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def mutex(self, name: locks.Name, **options: Any) -> Lock:
+    def mutex(self, name: locks.Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
-        return mutex(name, coordinator=self._coordinator, **options)
+        return Lock(self._coordinator.mutex(name, **options))
 
-    def limit(self, name: locks.Name, limit: int, **options: Any) -> Lock:
+    def limit(self, name: locks.Name, limit: int, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
-        return Lock(locks.limit(name, limit, coordinator=self._coordinator, **options))
+        return Lock(self._coordinator.limit(name, limit, weight=weight, **options))
 
-    def read(self, name: locks.Name, **options: Any) -> Lock:
+    def read(self, name: locks.Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
-        return read(name, coordinator=self._coordinator, **options)
+        return Lock(self._coordinator.read(name, **options))
 
-    def write(self, name: locks.Name, **options: Any) -> Lock:
+    def write(self, name: locks.Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
-        return write(name, coordinator=self._coordinator, **options)
+        return Lock(self._coordinator.write(name, **options))
 
-    def stage(self, name: locks.Name, order: int, **options: Any) -> Lock:
+    def stage(self, name: locks.Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
-        return stage(name, order, coordinator=self._coordinator, **options)
+        return Lock(self._coordinator.stage(name, order, **options))
+
+    def all_of(self, *several: Lock | locks.Lock, **options: Unpack[GroupOptions]) -> Lock:
+        """See `sqlsem.all_of`. The locks must be this coordinator's."""
+        lock = all_of(*several, **options)
+        if lock._lock._coordinator is not self._coordinator:
+            raise ConfigurationError(f"{lock!r} is not of {self._coordinator!r}; make its locks there: {several!r}")
+        return lock
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
@@ -516,7 +560,7 @@ class _Driver:
             self._keeper = self._keep()
             await self._keeper.__anext__()
         shared: Grant | None = coordinator._share(requests, me, reentrant, keep)
-        if shared is not None:
+        if shared is not None or coordinator._in_its_own_way(requests, me, reentrant, timeout):
             return shared
 
         def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:

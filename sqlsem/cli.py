@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
 import logging
 import os
 import re
@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 import sqlsem
-from sqlsem import engines, model, sql
+from sqlsem import config, engines, model, output, sql
 from sqlsem.engines.base import Check, Engine, Options, Session
 from sqlsem.errors import (
     ConfigurationError,
@@ -41,11 +40,12 @@ from sqlsem.errors import (
     Unavailable,
 )
 from sqlsem.model import Entry, Past, Resource
+from sqlsem.printable import CleanFormatter, clean
 
 __all__ = ["main"]
 
 #: What we exit with, after sysexits.h; a status of 1 says no more than that something was not in order.
-EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 75, 76, 78
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 75, 76, 78
 EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (ConfigurationError, EXIT_CONFIG),
     (SchemaError, EXIT_CONFIG),
@@ -121,34 +121,78 @@ def staged(value: str) -> tuple[str, int]:
 # -- the group --------------------------------------------------------------------------------------------------------
 
 
+#: What is not said on the command line or in a file.
+DEFAULTS = {"schema": "sqlsem", "table": "ProcessControl", "grace": 5.0, "lease": None, "retry": 10.0}
+
+
 @dataclass
 class Connecting:
-    """The options before the command."""
+    """The options before the command; and what the environment and the files add to them."""
 
     url: str | None
-    schema: str
-    table: str
-    grace: float
-    lease: float | None
-    retry: float
+    profile: str | None
+    given: dict[str, Any]  # of `DEFAULTS`, what was said on the command line
     verbose: int
+
+    @functools.cached_property
+    def settings(self) -> config.Settings:
+        """Which database it is."""
+        named = "--url" if self.url else "--profile"
+        found = config.resolve(self.url or None, profile=self.profile, named=named)
+        for warning in found.warnings:
+            output.say(f"warning: {warning}")
+        return found
+
+    def _option(self, name: str) -> Any:
+        return self.given.get(name, self.settings.options.get(name, DEFAULTS[name]))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of `sqlsem.connect`."""
+        return {name: self._option(name) for name in DEFAULTS}
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables."""
+        return str(self._option("schema"))
+
+    @property
+    def table(self) -> str:
+        """The name of the queue's table."""
+        return str(self._option("table"))
+
+    @property
+    def life(self) -> float:
+        """The grace or, if there is one, the lease."""
+        lease = self._option("lease")
+        return float(self._option("grace") if lease is None else lease)
+
+    @property
+    def retry(self) -> float:
+        """For how long to try when the database is away."""
+        return float(self._option("retry"))
 
     @property
     def chosen_url(self) -> str:
         """Never to be printed."""
-        return self.url or sqlsem.default_url()
+        return self.settings.url
 
     def engine(self) -> Engine:
         """The engine alone, for what a coordinator would be too much."""
-        options = Options(grace=self.grace, lease=self.lease, schema=self.schema, table=self.table)
-        return engines.of_url(self.chosen_url)(self.chosen_url, options)
+        grace, lease = self._option("grace"), self._option("lease")
+        options = Options(grace=grace, lease=lease, schema=self.schema, table=self.table)
+        url = engines.plain(self.chosen_url)
+        return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
-    def coordinator(self) -> Iterator[sqlsem.Coordinator]:
-        """A coordinator, closed in the end. Connects when it is used."""
-        with sqlsem.connect(
-            self.chosen_url, grace=self.grace, lease=self.lease, retry=self.retry, schema=self.schema, table=self.table
-        ) as coordinator:
+    def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
+        """A coordinator, closed in the end. Connects when it is used. ``told``: it is known already where that is."""
+        with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
+            if self.settings.embedded and not told:
+                # Whoever forgot to name a database must not think that others are in the same one.
+                output.say(f"this is {coordinator.engine.where}, {sqlsem.EMBEDDED}")
+            else:
+                log.info("%s, from %s", coordinator.engine.where, self.settings.source)
             yield coordinator
 
 
@@ -169,20 +213,21 @@ class Commands(click.Group):
             return run_main(*args, standalone_mode=False, **options)
         try:
             code = run_main(*args, standalone_mode=False, **options)
-        except click.UsageError as exc:
-            exc.show()
-            code = EXIT_USAGE
         except click.ClickException as exc:
-            exc.show()
-            code = exc.exit_code
+            output.print_usage(exc)
+            code = EXIT_USAGE if isinstance(exc, click.UsageError) else exc.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = 130
         except SqlsemError as exc:
             if _verbosity > 1:
-                traceback.print_exc()
-            # One line, whatever a driver put into its message.
-            click.echo(f"sqlsem: error: {' '.join(str(exc).split())}", err=True)
+                output.print_trace()
+            output.print_error(exc)
             code = next(number for kind, number in EXIT_CODES if isinstance(exc, kind))
+        except Exception as exc:
+            # Python would print the traceback itself, with whatever is in the message.
+            output.print_trace()
+            output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
+            code = EXIT_SOFTWARE
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -196,7 +241,7 @@ def _logging(verbose: int) -> Iterator[None]:
     _verbosity = verbose
     handler: logging.Handler = logging.StreamHandler(sys.stderr) if verbose else logging.NullHandler()
     handler.setFormatter(
-        logging.Formatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")
+        CleanFormatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")
     )
     before = log.level, log.propagate
     log.setLevel({0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG))
@@ -214,15 +259,15 @@ def _logging(verbose: int) -> Iterator[None]:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:
-  export SQLSEM_URL=postgresql://etl@db/dwh     (or nothing: a file of yours)
+  export SQLSEM_URL=postgresql://etl@db/dwh     (or a sqlsem.toml)
   sqlsem doctor                                 is everything in order?
   sqlsem run --limit etl=3 -- python load.py    at most three at a time
   sqlsem ls                                     who holds, who waits
 
 \b
 Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
-  69 database out of reach, 75 not had in time, 76 lock lost,
-  78 configuration or schema. For those of `sqlsem run` see its help.
+  69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
+  76 lock lost, 78 configuration or schema. `sqlsem run` has more.
 """,
 )
 @click.option(
@@ -230,48 +275,51 @@ Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
     metavar="URL",
     help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. Better than here, where "
     "everybody on this host can read it (ps), is a password in the environment: $SQLSEM_URL, which is the default. "
-    "Without either, an SQLite file of this user.",
+    "Without either a profile, a sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
 )
-@click.option("--schema", default="sqlsem", show_default=True, help="The schema of the tables (SQLite: their prefix).")
-@click.option("--table", default="ProcessControl", show_default=True, help="The name of the queue's table.")
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="The database by its name in a sqlsem.toml of yours or of the project. Left out: $SQLSEM_PROFILE.",
+)
+@click.option("--schema", help="The schema of the tables (SQLite: their prefix).  [default: sqlsem]")
+@click.option("--table", help="The name of the queue's table.  [default: ProcessControl]")
 @click.option(
     "--grace",
     type=duration,
-    default="5",
-    show_default=True,
-    help="Seconds for which a process that cannot be found is still believed to live.",
+    help="Seconds for which a process that cannot be found is still believed to live.  [default: 5]",
 )
 @click.option("--lease", type=duration, help="Prove life by a lease of so many seconds (behind a pooler).")
-@click.option(
-    "--retry", type=duration, default="10", show_default=True, help="Seconds to try for when the database is away."
-)
+@click.option("--retry", type=duration, help="Seconds to try for when the database is away.  [default: 10]")
 @click.option("-v", "--verbose", count=True, help="Say what happens; twice: everything, with tracebacks.")
 @click.version_option(sqlsem.__version__, prog_name="sqlsem")
 @click.pass_context
 def main(
     ctx: click.Context,
+    /,
     url: str | None,
-    schema: str,
-    table: str,
-    grace: float,
-    lease: float | None,
-    retry: float,
+    profile: str | None,
     verbose: int,
+    **given: Any,
 ) -> None:
     """Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages.
 
     All of them are rows of one table that everybody can look at, in the order of asking.
     """
     ctx.with_resource(_logging(verbose))
-    ctx.obj = Connecting(url, schema, table, grace, lease, retry, verbose)
+    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
 
 
 def _json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="JSON for programs.")(function)
 
 
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+pass_url_option = click.option(
+    "--pass-url",
+    is_flag=True,
+    help="Hand the database's URL on in $SQLSEM_URL, though there is a password in it. (Else what is started does not "
+    "find it, and is told so when it asks sqlsem for a lock.)",
+)
 
 
 # -- init -------------------------------------------------------------------------------------------------------------
@@ -298,31 +346,31 @@ def init(options: Connecting, dry_run: bool) -> None:
     engine = options.engine()
     version = _installed(engine)
     place = f"prefix {options.schema}_" if engine.name == "sqlite" else f"schema {options.schema}"
-    click.echo(f"{engine.where}, {place}, table {options.table}")
+    output.echo(f"{engine.where}, {place}, table {options.table}")
     # Refuses to downgrade.
     plan = engine.plan(version or 0)
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
     again_each_time = [f"{name}.sql" for name in sql.rerunnable(engine.name)]
     scripts += again_each_time
     if version is None:
-        click.echo("  version: unknown (the routines are missing)")
+        output.echo("  version: unknown (the routines are missing)")
     elif version == sql.LATEST:
-        click.echo(f"  version: {version}, up to date; the tables stay as they are")
+        output.echo(f"  version: {version}, up to date; the tables stay as they are")
     else:
-        click.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
+        output.echo(f"  version: {version or 'not there yet'} → {sql.LATEST}")
     again = " again" if version == sql.LATEST else ""
     if version is None:
         scripts = ["schema scripts as needed", *again_each_time]
-    click.echo(f"  {'would run' if dry_run else 'running'}{again}: {', '.join(scripts)}")
+    output.echo(f"  {'would run' if dry_run else 'running'}{again}: {', '.join(scripts)}")
     if dry_run:
-        click.echo("Nothing was changed (--dry-run).")
+        output.echo("Nothing was changed (--dry-run).")
         return
     session = _open(engine, options.retry)
     try:
         session.install(engine.plan)
     finally:
         session.close()
-    click.echo("Done.")
+    output.echo("Done.")
 
 
 def _installed(engine: Engine) -> int | None:
@@ -419,6 +467,7 @@ def _open(engine: Engine, retry: float) -> Session:
     "of the grace, at most 1 second, before others are let in: stay well below that. Left out: half of it, 0.5 s with "
     "the usual grace.",
 )
+@pass_url_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @connecting
 def run(
@@ -433,6 +482,7 @@ def run(
     conflict_exit_code: int,
     lost_exit_code: int,
     kill_after: float | None,
+    pass_url: bool,
     command: Sequence[str],
 ) -> int:
     """Run a command while holding a lock: flock(1) for the whole company.
@@ -442,7 +492,7 @@ def run(
     sent to sqlsem go on to the command.
 
     When the lock is lost (the database was out of reach for too long, or an operator took it away), the command is
-    ended, and everything it started: without a terminal, all of its session; on a terminal, on Linux, its descendants.
+    ended, and everything it started: without a terminal, all of its session; on Linux its descendants and daemons too.
     So it is when sqlsem itself is killed. The lock is given back when the command ends; what that leaves in the
     background goes on without the lock.
 
@@ -471,9 +521,12 @@ def run(
         return code
     note = os.path.basename(command[0])[:200] if note is None else note
     if kill_after is None:
-        kill_after = min(1.0, (options.grace if options.lease is None else options.lease) / 5) / 2
+        kill_after = min(1.0, options.life / 5) / 2
     events: SimpleQueue[tuple[str, int]] = SimpleQueue()
+    wanted = [*mutex, *(name for name, *_ in limit), *read, *write, *(name for name, _ in stage)]
     with options.coordinator() as coordinator, runner.Signals(events):
+        if not options.settings.embedded and not options.verbose and sys.stderr.isatty():
+            output.say(f"locking {', '.join(map(repr, wanted))} in {coordinator.engine.where}")
 
         def make_lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
             try:
@@ -503,26 +556,54 @@ def run(
                 timeout=timeout,
                 kill_after=kill_after,
                 started=started,
+                environment=config.environment(options.chosen_url, hand_on=pass_url),
             )
         except runner.Stopped as exc:
             return 128 + exc.number
         except FileNotFoundError as exc:
-            click.echo(f"sqlsem: error: {command[0]}: {exc.strerror}", err=True)
+            output.print_error(f"{command[0]}: {exc.strerror}")
             return runner.NOT_FOUND
         except OSError as exc:
             if isinstance(exc, SqlsemError):
                 raise
-            click.echo(f"sqlsem: error: {command[0]}: {exc.strerror}", err=True)
+            output.print_error(f"{command[0]}: {exc.strerror}")
             return runner.CANNOT_RUN
         finally:
             had.set()
+        if lost is None and status is None:
+            words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted)}"
+            if conflict_exit_code == 0:  # who is content without it needs no mail about it
+                log.info("%s", words)
+            else:
+                output.say(words)
+            return conflict_exit_code
     if lost is not None:
-        click.echo(f"sqlsem: error: {lost}", err=True)
+        output.print_error(lost)
         return lost_exit_code
-    if status is None:
-        log.info("not had within %g s", timeout)
-        return conflict_exit_code
+    assert status is not None
     return status
+
+
+def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
+    """Who is ahead of a request that was not granted, in words."""
+    told = []
+    try:
+        paused = {one.resource for one in coordinator.resources() if one.paused}
+        for name in wanted:
+            entries = coordinator.entries(name)
+            if name in paused:
+                told.append(f"{name!r} is paused")
+            elif entries:
+                first = entries[0]
+                who = first.requesting_id if first.host is None else f"{first.host}:{first.pid}"
+                what = first.program if first.note in (None, first.program) else first.note
+                state = "waits" if first.state == "waits" else "is in"
+                more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
+                about = f" ({what})" if what else ""
+                told.append(f"{name!r}: {who}{about} {state} for {seconds_in_words(first.seconds)}{more}")
+    except SqlsemError as exc:
+        log.info("cannot see the queue: %s", exc)
+    return "; ".join(told) or "whoever was ahead has just left"
 
 
 def _cannot_start(program: str) -> int:
@@ -534,7 +615,7 @@ def _cannot_start(program: str) -> int:
     if shutil.which(program) is not None:
         return 0
     exists = os.path.dirname(program) and os.path.exists(program)
-    click.echo(f"sqlsem: error: {program}: {'cannot be executed' if exists else 'no such command'}", err=True)
+    output.print_error(f"{program}: {'cannot be executed' if exists else 'no such command'}")
     return runner.CANNOT_RUN if exists else runner.NOT_FOUND
 
 
@@ -586,13 +667,13 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
 
         if as_json:
             while True:
-                _print_json([_queue_as_dict(queue, entries) for queue, entries in look()])
+                output.print_json([_queue_as_dict(queue, entries) for queue, entries in look()])
                 if watch is None:
                     return
                 time.sleep(watch)
-        console = _console()
+        console = output.console()
         if watch is None:
-            _show(console, render_queues(look(), console.width, resource))
+            output.show(console, render_queues(look(), console.width, resource))
         elif console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
                 while True:
@@ -600,7 +681,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
                     time.sleep(watch)
         else:
             while True:
-                _show(console, render_queues(look(), console.width, resource))
+                output.show(console, render_queues(look(), console.width, resource))
                 time.sleep(watch)
 
 
@@ -623,10 +704,10 @@ def history(options: Connecting, resource: str | None, most: int, as_json: bool)
     with options.coordinator() as coordinator:
         past = coordinator.history(resource, most=most)
     if as_json:
-        _print_json([one.as_dict() for one in past])
+        output.print_json([one.as_dict() for one in past])
         return
-    console = _console()
-    _show(console, render_history(past, console.width))
+    console = output.console()
+    output.show(console, render_history(past, console.width))
 
 
 def _queues(
@@ -668,23 +749,6 @@ def _queue_as_dict(resource: Resource, entries: Iterable[Entry]) -> dict[str, An
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    """Colours and the terminal's width on a terminal; plain and as wide as need be into a pipe or a file."""
-    console = Console(highlight=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        return Console(highlight=False, width=100_000)
-    return console
-
-
-def _show(console: Console, what: RenderableType) -> None:
-    if console.is_terminal:
-        console.print(what)
-        return
-    with console.capture() as captured:
-        console.print(what)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def seconds_in_words(seconds: float) -> str:
@@ -749,13 +813,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence
         )
     for row in rows:
         style = {"waits": "yellow", "revoked": "red"}.get(row[1], "")
-        table.add_row(*(Text(_printable(cell)) for cell in row), style=style)
+        table.add_row(*(Text(clean(cell)) for cell in row), style=style)
     return table
-
-
-def _printable(text: str) -> str:
-    """Others wrote it: no line breaks, and nothing that could steer a terminal."""
-    return "".join(character if character.isprintable() else "·" for character in text)
 
 
 def render_queues(
@@ -767,12 +826,12 @@ def render_queues(
     heads = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
     rows = {resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues}
     everything = [heads, *(row for group in rows.values() for row in group)]
-    natural = [max(Text(_printable(row[column])).cell_len for row in everything) for column in range(len(heads))]
+    natural = [max(Text(clean(row[column])).cell_len for row in everything) for column in range(len(heads))]
     widths = _fit(natural, width, 2, (4, 5, 6))
     parts: list[RenderableType] = []
     for resource, _ in queues:
         title = Text()
-        title.append(_printable(resource.resource), style="bold")
+        title.append(clean(resource.resource), style="bold")
         title.append(f"  {resource.holding} in, {resource.waiting} waiting")
         if resource.paused:
             title.append("  PAUSED", style="bold red")
@@ -807,7 +866,7 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
         )
         for one in past
     ]
-    natural = [max(Text(_printable(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
+    natural = [max(Text(clean(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
     return _table(heads, rows, _fit(natural, width, 0, (1, 7)), (0, 3, 4))
 
 
@@ -898,7 +957,7 @@ def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
         "no cap" if one.cap is None else f"capped at {one.cap}",
         "rows never stale" if one.stale_after is None else f"rows stale after {seconds_in_words(one.stale_after)}",
     ]
-    click.echo(f"{_printable(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
+    output.echo(f"{clean(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
 
 
 @main.command(short_help="Take a row away from its owner.")
@@ -926,11 +985,11 @@ def release(options: Connecting, position: int, force: bool) -> None:
     what = f"Position {position}"
     if entry is not None:
         who = entry.requesting_id if entry.host is None else f"{entry.host}:{entry.pid}"
-        what += f" of {_printable(entry.resource)} ({_printable(who)})"
+        what += f" of {clean(entry.resource)} ({clean(who)})"
     if gone:
-        click.echo(f"{what} is gone.")
+        output.echo(f"{what} is gone.")
     else:
-        click.echo(
+        output.echo(
             f"{what}: its living holder has been told, and has its grace to stop (5 s unless it chose another); "
             f"then it is removed. Not to wait: --force"
         )
@@ -952,9 +1011,9 @@ def reap(options: Connecting) -> None:
     with options.coordinator() as coordinator:
         number = coordinator.reap()
         missing = sum(entry.missing_for is not None for entry in coordinator.entries())
-    click.echo(f"{number} row{'' if number == 1 else 's'} removed.")
+    output.echo(f"{number} row{'' if number == 1 else 's'} removed.")
     if missing:
-        click.echo(f"The owners of {missing} more cannot be found; they have their grace to return. Then: sqlsem reap")
+        output.echo(f"The owners of {missing} more cannot be found; they have their grace to return. Then: sqlsem reap")
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------------
@@ -967,9 +1026,10 @@ def reap(options: Connecting) -> None:
 def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, public (what
-    sessions call; not for SQLite), permissions, drop or client (what the Python client sends); left out, all but the
-    last two in the order in which to run them. Connects to nothing.
+    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, deadlocks, public
+    (what sessions call), tasks, rounds, conversions, permissions, drop or client (what the Python client sends); left
+    out, all but the last two in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects
+    to nothing.
 
     \b
     Examples:
@@ -986,7 +1046,7 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")
     for part in ("schema", *sql.rerunnable(name)) if script is None else (script,):
-        click.echo(sql.script(name, part, schema=options.schema, table=options.table).rstrip() + "\n")
+        output.echo(sql.script(name, part, schema=options.schema, table=options.table).rstrip() + "\n")
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------
@@ -1014,23 +1074,23 @@ def doctor(options: Connecting, as_json: bool) -> int:
     ok = all(check.ok for check in checks)
     if as_json:
         fields = [{"name": c.name, "ok": c.ok, "detail": c.detail, "mend": c.mend} for c in checks]
-        _print_json({"ok": ok, "where": where, "checks": fields})
+        output.print_json({"ok": ok, "where": where, "checks": fields})
         return 0 if ok else 1
-    console = _console()
+    console = output.console()
     if where:
-        _show(console, Text(where, style="bold"))
+        output.show(console, Text(where, style="bold"))
     for check in checks:
         state, style = ("FAIL", "bold red") if not check.ok else ("note", "yellow") if check.mend else ("ok", "green")
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(width=4)
         table.add_column(width=11)
         table.add_column(overflow="fold")
-        table.add_row(Text(state, style=style), check.name, Text(_printable(check.detail)))
+        table.add_row(Text(state, style=style), check.name, Text(clean(check.detail)))
         if check.mend:
-            table.add_row("", "", Text(_printable(check.mend), style="bold"))
-        _show(console, Padding(table, (0, 0, 0, 2), expand=False))
+            table.add_row("", "", Text(clean(check.mend), style="bold"))
+        output.show(console, Padding(table, (0, 0, 0, 2), expand=False))
     bad = sum(not check.ok for check in checks)
-    click.echo("Everything is in order." if ok else f"{bad} of {len(checks)} checks failed.")
+    output.echo("Everything is in order." if ok else f"{bad} of {len(checks)} checks failed.")
     return 0 if ok else 1
 
 
@@ -1050,12 +1110,13 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
     try:
         engine = options.engine()
     except ConfigurationError as exc:
-        failed("url", exc, "Correct $SQLSEM_URL or --url; see: sqlsem --help")
+        failed("url", exc, "Correct $SQLSEM_URL, --url or the sqlsem.toml; see: sqlsem --help")
         return None, checks
-    source = (
-        "--url" if options.url else "$SQLSEM_URL" if os.environ.get("SQLSEM_URL") else "the default, an embedded file"
-    )
-    checks.append(Check("url", True, f"{engine.name}, from {source}"))
+    told = f"{engine.name}, from {options.settings.source}"
+    if options.settings.embedded:
+        checks.append(Check("url", True, told, f"It is a file {sqlsem.EMBEDDED}."))
+    else:
+        checks.append(Check("url", True, told))
     try:
         began = time.perf_counter()
         session = engine.connect("look")
@@ -1089,7 +1150,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
 
 def _round_trip(options: Connecting) -> Check:
     """A mutex taken and given back: twice, as the first one connects."""
-    with options.coordinator() as coordinator:
+    with options.coordinator(told=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
         for _ in range(2):
             began = time.perf_counter()
@@ -1122,4 +1183,4 @@ def demo(seconds: float, workers: int, limit: int) -> int:
     """
     from sqlsem import demo as show
 
-    return show.demo(_console(), seconds=seconds, workers=workers, limit=limit)
+    return show.demo(output.console(), seconds=seconds, workers=workers, limit=limit)

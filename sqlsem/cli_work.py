@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -24,26 +25,25 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from sqlsem import model, rounds, tasks
+import sqlsem
+from sqlsem import bodies, config, model, output, rounds, tasks
 from sqlsem.cli import (
     Connecting,
-    _console,
     _fit,
     _json_option,
-    _print_json,
-    _printable,
-    _show,
     _table,
     at_most,
     connecting,
     duration,
     main,
     name_of,
+    pass_url_option,
     seconds_in_words,
 )
 from sqlsem.coordinator import Coordinator
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError, TaskFailed
 from sqlsem.model import Attempt, RoundEntry, TaskEntry
+from sqlsem.printable import CleanFormatter, clean
 
 __all__: list[str] = []
 
@@ -97,6 +97,22 @@ def _argument(value: str) -> tuple[str | None, Any]:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
 
 
+def _kinds(value: str) -> Sequence[str]:
+    """``KIND,KIND``."""
+    kinds = value.split(",")
+    if not set(kinds) <= {"sql", "shell", "call"}:
+        raise click.BadParameter(f"{value!r} is not a list of sql, shell, call")
+    return kinds
+
+
+def _modules(value: str) -> Sequence[str]:
+    """``MODULE,MODULE``."""
+    modules = value.split(",")
+    if not all(part.isidentifier() for module in modules for part in module.split(".")):
+        raise click.BadParameter(f"{value!r} is not a list of names of Python modules")
+    return modules
+
+
 def _given(text: str) -> str:
     """The value of an option; ``-`` stands for what comes from standard input."""
     if text != "-":
@@ -107,14 +123,8 @@ def _given(text: str) -> str:
         raise click.UsageError(f"Standard input is not UTF-8: {exc}") from exc
 
 
-def _say(text: str) -> None:
-    # The terminal may be gone, which must not keep us from what we are about to do.
-    with contextlib.suppress(OSError):
-        click.echo(f"sqlsem: {text}", err=True)
-
-
 def _fail(exc: SqlsemError) -> int:
-    click.echo(f"sqlsem: error: {' '.join(str(exc).split())}", err=True)
+    output.print_error(exc)
     return 1
 
 
@@ -235,9 +245,9 @@ def put(
 ) -> None:
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
-    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`. In place of a text,
-    `-` reads it from standard input. On a database server, whoever puts anything but JSON must be an operator, as it
-    runs with the rights of the workers.
+    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
+    a shell. In place of a text, `-` reads it from standard input. On a database server, whoever puts anything but JSON
+    must be an operator, as it runs with the rights of the workers.
 
     \b
     Examples:
@@ -261,7 +271,7 @@ def put(
         elif shell is not None:
             body = tasks.Shell(_given(shell))
         elif command is not None:
-            body = tasks.Shell(shlex.join(command))
+            body = tasks.Shell(command)
         elif call is not None:
             names = [name for name, _ in arguments if name is not None]
             if len(set(names)) < len(names):
@@ -290,9 +300,9 @@ def put(
             note=note,
         )
     if as_json:
-        _print_json({"queue": queue, "task_id": number})
+        output.print_json({"queue": queue, "task_id": number})
     else:
-        click.echo(str(number))
+        output.echo(str(number))
 
 
 def _json_value(text: str) -> Any:
@@ -316,8 +326,35 @@ def _json_value(text: str) -> Any:
     help="How many tasks run at a time.",
 )
 @click.option("--idle-exit", type=duration, help="Leave when nothing was to be done for so long.")
+@click.option("--kinds", type=_kinds, metavar="KINDS", help="Carry out tasks of these kinds only: sql,shell,call.")
+@click.option(
+    "--modules",
+    type=_modules,
+    metavar="NAMES",
+    help="Call functions of these Python modules only, and of those below them: etl,reports.daily.",
+)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    metavar="FOLDER",
+    help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
+)
+@click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
+@pass_url_option
 @connecting
-def work(options: Connecting, queue: str, workers: int, idle_exit: float | None) -> int:
+def work(
+    options: Connecting,
+    queue: str,
+    workers: int,
+    idle_exit: float | None,
+    kinds: Sequence[str] | None,
+    modules: Sequence[str] | None,
+    paths: Sequence[str],
+    new: bool,
+    pass_url: bool,
+) -> int:
     """Carry out the tasks of a work queue, in the order in which they stand there.
 
     Run as many of these as you like, on as many hosts. On a terminal it shows what runs; elsewhere (and with -v) it
@@ -325,10 +362,10 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
 
     The first SIGINT (Ctrl-C) or SIGTERM: what runs is finished, then it leaves. The second: everything is given back at
     once; commands and SQL are ended, and so is Python code, with the process. Should it die in any other way, others
-    run its tasks again.
+    run its tasks again. When the database is away, it goes on as soon as that is back (with --idle-exit: within that).
 
-    Functions of --call tasks are imported from the current folder too, as `python -m` does. With --url, tasks find that
-    URL in $SQLSEM_URL.
+    Functions of --call tasks are imported from the current folder too, if they are nowhere else and nobody else can
+    write to it. A task that --kinds or --modules exclude fails. Tasks that use sqlsem find the same database.
 
     \b
     Examples:
@@ -340,29 +377,69 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
       `sqlsem tasks`), 69 the database is out of reach, 130 or 143 stopped
       by a second signal.
     """
-    _import_from_here()
-    if options.url is not None:
-        os.environ["SQLSEM_URL"] = options.url
-    console = _console()
+    allowed = bodies.Allowed(kinds, modules, paths or _here())
+    console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
-    with options.coordinator() as coordinator, _signals(events):
-        crew = _Crew(coordinator, queue, workers, idle_exit)
+    with options.coordinator() as coordinator, _for_tasks(options, pass_url), _signals(events):
+        if not new:
+            _know_queue(coordinator, queue, warn=True)
+        crew = _Crew(coordinator, queue, workers, idle_exit, allowed)
         with _picture(console, live) as picture, _task_log(options.verbose, console if live else None):
             code = _supervise(crew, events, picture)
-        _say(crew.summary())
+        output.say(crew.summary())
         if crew.error is not None:
             raise crew.error
     return code
 
 
-def _import_from_here() -> None:
+def _here() -> Sequence[str]:
+    """The current folder, to import from."""
+    if getattr(sys.flags, "safe_path", False):
+        return ()
     try:
         here = os.getcwd()
+        why = config.writable_by_others(Path(here))
     except FileNotFoundError:  # it was removed under us
+        return ()
+    if why is not None:
+        output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
+        return ()
+    return (here,)
+
+
+@contextlib.contextmanager
+def _for_tasks(options: Connecting, pass_url: bool) -> Iterator[None]:
+    """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
+    url = options.chosen_url
+    before, configured = os.environ.get("SQLSEM_URL"), sqlsem._configured
+    environment = config.environment(
+        url, hand_on=pass_url or (options.url is not None and not config.has_password(url))
+    )
+    if "SQLSEM_URL" in environment:
+        os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]
+    sqlsem.configure(url, **options.options)
+    try:
+        yield
+    finally:
+        sqlsem.default().close()
+        sqlsem._configured = configured
+        if before is None:
+            os.environ.pop("SQLSEM_URL", None)
+        else:
+            os.environ["SQLSEM_URL"] = before
+
+
+def _know_queue(coordinator: Coordinator, queue: str, *, warn: bool) -> None:
+    """The name of a queue without any task is perhaps another one's, misspelt: warn of it, or refuse it."""
+    if coordinator.tasks(queue, most=1):
         return
-    if not getattr(sys.flags, "safe_path", False) and not {here, ""} & set(sys.path):
-        sys.path.insert(0, here)
+    known = sorted({one.queue for one in coordinator.tasks(most=MANY)})
+    listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
+    words = f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"
+    if not warn:
+        raise ConfigurationError(f"{words}; if that is as it should be: --new")
+    output.say(f"warning: {words}")
 
 
 @contextlib.contextmanager
@@ -406,7 +483,7 @@ class _Above(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One record, one line."""
         try:
-            self._console.print(Text(_printable(self.format(record))))
+            self._console.print(Text(clean(self.format(record))))
         except Exception:
             self.handleError(record)
 
@@ -418,7 +495,7 @@ def _task_log(verbose: int, console: Console | None) -> Iterator[None]:
         yield
         return
     handler = logging.StreamHandler(sys.stderr) if console is None else _Above(console)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s" if console is None else "%(message)s"))
+    handler.setFormatter(CleanFormatter("%(asctime)s %(message)s" if console is None else "%(message)s"))
     before = log.level
     log.setLevel(logging.INFO if console is None else logging.WARNING)
     log.addHandler(handler)
@@ -441,9 +518,18 @@ class _Ahead:
 class _Crew:
     """A worker in a thread of its own, and what is known of it."""
 
-    def __init__(self, coordinator: Coordinator, queue: str, threads: int, idle_exit: float | None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        queue: str,
+        threads: int,
+        idle_exit: float | None,
+        allowed: bodies.Allowed | None = None,
+    ) -> None:
         self.queue = tasks.Queue(queue, coordinator=coordinator)
-        self.worker = tasks.Worker(self.queue, threads, idle_exit=idle_exit, on_task=self._on_task)
+        self.worker = tasks.Worker(
+            self.queue, threads, idle_exit=idle_exit, on_task=self._on_task, allowed=allowed, outlast=True
+        )
         self.error: BaseException | None = None
         self.ahead = _Ahead()
         self.over = threading.Event()
@@ -473,6 +559,8 @@ class _Crew:
             self._running.pop(task.id, None)
         if self.at_once and outcome == "lost":
             outcome = "given back"
+        if outcome == "failed":
+            return  # the worker has logged that, with the reason
         log.info("Task %d %s after %.1f s", task.id, outcome, model.monotonic() - task.began)
 
     def running(self) -> list[tuple[tasks.Task, str]]:
@@ -528,7 +616,7 @@ def _supervise(crew: _Crew, events: SimpleQueue[int | None], picture: Live | Non
         crew.worker.stop()
         number = len(crew.running())
         what = f"finishing {number} task{'s' if number > 1 else ''}, then leaving" if number else "leaving"
-        _say(f"{what}; the same signal again gives everything back at once")
+        output.say(f"{what}; the same signal again gives everything back at once")
 
 
 def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
@@ -546,7 +634,7 @@ def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, pi
         with contextlib.suppress(Empty):
             if events.get_nowait() is not None:
                 break  # the third signal
-    _say(f"{crew.summary()}, {count} given back")
+    output.say(f"{crew.summary()}, {count} given back")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -556,7 +644,7 @@ def _leave_at_once(crew: _Crew, events: SimpleQueue[int | None], number: int, pi
 def render_worker(crew: _Crew, width: int, leaving: bool = False) -> RenderableType:
     """What ``sqlsem work`` shows on a terminal, at most ``width`` columns wide."""
     title = Text(no_wrap=True, overflow="ellipsis")
-    title.append(_printable(crew.queue.name), style="bold")
+    title.append(clean(crew.queue.name), style="bold")
     running, ahead = crew.running(), crew.ahead
     pending = len(ahead.pending)
     title.append(f"  {len(running)} of {crew.worker.threads} busy, {crew.summary()}, ")
@@ -577,7 +665,7 @@ def render_worker(crew: _Crew, width: int, leaving: bool = False) -> RenderableT
         parts.append(_grid(("ID", "STATE", "FOR", "THREAD", "WHAT"), rows, width, 2, (3, 4), (0, 2), state=1))
     for words in (ahead.held_up, ahead.trouble):
         if words:
-            parts.append(Text(f"  {_printable(words)}", style="red", no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(f"  {clean(words)}", style="red", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
@@ -595,7 +683,7 @@ def _grid(
     state: int,
 ) -> RenderableType:
     """A table in which each row has the colour of its state."""
-    natural = [max(Text(_printable(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
+    natural = [max(Text(clean(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
     table = _table(heads, rows, _fit(natural, width, indent, elastic), right)
     for shown, row in zip(table.rows, rows, strict=True):
         shown.style = STYLES.get(row[state], "")
@@ -614,7 +702,8 @@ def shortened(kind: str, body: str, note: str | None) -> str:
             given += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in wanted["kwargs"].items()]
             words = f"{wanted['function']}({', '.join(given)})"
     elif kind == "shell":
-        words = f"$ {words}"
+        command = bodies.arguments(body)
+        words = f"$ {words if command is None else shlex.join(command)}"
     return words if len(words) <= 200 else f"{words[:199]}…"
 
 
@@ -677,12 +766,12 @@ def tasks_(
     with options.coordinator() as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1)
     if as_json:
-        _print_json([one.as_dict() for one in found[:most]])
+        output.print_json([one.as_dict() for one in found[:most]])
         return
-    console = _console()
-    _show(console, render_tasks(found[:most], console.width, queue))
+    console = output.console()
+    output.show(console, render_tasks(found[:most], console.width, queue))
     if len(found) > most:
-        click.echo(f"There are more than these {most}; see them with --most.")
+        output.echo(f"There are more than these {most}; see them with --most.")
 
 
 def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None) -> RenderableType:
@@ -713,7 +802,7 @@ def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None
         parts.append(Text(""))
     for number, words in errors:
         told = Text(f"{number}: ", no_wrap=True, overflow="ellipsis")
-        parts.append(told.append(_printable(words), style="red"))
+        parts.append(told.append(clean(words), style="red"))
     return Group(*parts)
 
 
@@ -737,12 +826,12 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     with options.coordinator() as coordinator:
         attempts = coordinator.attempts(task_id)
     if as_json:
-        _print_json([one.as_dict() for one in attempts])
+        output.print_json([one.as_dict() for one in attempts])
     elif attempts:
         for one in attempts:
             _show_attempt(one)
     else:
-        _say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
+        output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
     return 0 if attempts else 1
 
 
@@ -756,10 +845,10 @@ def _show_attempt(one: Attempt) -> None:
         words.append(f"by {one.host}:{one.pid}")
     if one.owner:
         words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
-    click.echo(_printable(" ".join(words)))
+    output.echo(clean(" ".join(words)))
     for text in (one.error, one.result):
         for line in (text or "").splitlines():
-            click.echo(f"    {_printable(line.expandtabs())}".rstrip())
+            output.echo(f"    {clean(line.expandtabs())}".rstrip())
 
 
 @tasks_.command("retry", short_help="Make failed or cancelled tasks pending again.")
@@ -806,15 +895,16 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[Coordi
             except NotHeld as exc:
                 code = _fail(exc)
             else:
-                click.echo(f"Task {number} {done}.")
+                output.echo(f"Task {number} {done}.")
     return code
 
 
 @tasks_.command("wait", short_help="Wait until a queue's work is done.")
 @click.argument("queue", type=_queue_name)
 @click.option("--timeout", type=duration, help="Give up when that takes longer.")
+@click.option("--new", is_flag=True, help="The queue may be one into which nothing has been put yet.")
 @connecting
-def tasks_wait(options: Connecting, queue: str, timeout: float | None) -> int:
+def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool) -> int:
     """Wait until everything in a queue has ended, or is held up by a task that failed.
 
     \b
@@ -823,9 +913,12 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None) -> int:
 
     \b
     Exit codes: 0 all is done, 1 a task has failed (unless it was put with
-      --on-failure continue), 75 time is up.
+      --on-failure continue), 75 time is up, 78 nothing has ever been put
+      into a queue of that name (--new: that is well).
     """
     with options.coordinator() as coordinator:
+        if not new:
+            _know_queue(coordinator, queue, warn=False)
         try:
             coordinator.queue(queue).join(timeout)
         except TaskFailed as exc:
@@ -860,10 +953,10 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
     with options.coordinator() as coordinator:
         found = rounds.list_rounds(coordinator, name, most)
     if as_json:
-        _print_json([one.as_dict() for one in found])
+        output.print_json([one.as_dict() for one in found])
         return
-    console = _console()
-    _show(console, render_rounds(found, console.width, name))
+    console = output.console()
+    output.show(console, render_rounds(found, console.width, name))
 
 
 def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = None) -> RenderableType:
@@ -876,7 +969,7 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
         title.append(f"{one.round_id}  ")
-        title.append(_printable(one.name), style="bold")
+        title.append(clean(one.name), style="bold")
         title.append(f"  {one.status}", style={"succeeded": "green", "open": ""}.get(one.status, "red"))
         title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
         if one.overdue:
@@ -905,25 +998,27 @@ def _continuation(one: RoundEntry) -> Text:
         one.then_kind or "", one.then_body or "", None
     )
     then = Text(no_wrap=True, overflow="ellipsis")
-    then.append(f"  then {_printable(what)}: ")
+    then.append(f"  then {clean(what)}: ")
     then.append(one.then_status, style={"failed": "red", "finished": "green"}.get(one.then_status, "yellow"))
     if one.then_seconds is not None:
         then.append(f" {'for' if one.then_status == 'running' else 'after'} {seconds_in_words(one.then_seconds)}")
     if one.then_error:
-        then.append(f": {_printable(_first_line(one.then_error))}", style="red")
+        then.append(f": {clean(_first_line(one.then_error))}", style="red")
     return then
 
 
 @rounds_.command("resume", short_help="Run what a round's dead process left undone.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_round_name, metavar="NAME", help="The name, should it be a number.")
+@pass_url_option
 @connecting
-def rounds_resume(options: Connecting, which: str | None, name: str | None) -> int:
+def rounds_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
     """Run the continuation of a round whose process died before its end; of the round with that number also one that
     has failed. Left out which: of all rounds.
 
     It runs here: SQL on the database, commands and Python functions on this host, where functions are imported from the
-    current folder too. One that only its own program knows (a lambda, a session's code) is resumed by that.
+    current folder too, if they are nowhere else. One that only its own program knows (a lambda, a session's code) is
+    resumed by that.
 
     \b
     Examples:
@@ -937,10 +1032,9 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which round once.")
-    _import_from_here()
-    if options.url is not None:
-        os.environ["SQLSEM_URL"] = options.url
-    with options.coordinator() as coordinator:
+    with options.coordinator() as coordinator, _for_tasks(options, pass_url):
+        coordinator.resources()  # the driver is there before anything can be imported from here
+        sys.path.extend(one for one in _here() if one not in sys.path)
         wanted: list[int | str]
         if which is not None:
             wanted = [int(which) if re.fullmatch(r"[0-9]{1,18}", which) else _round_name(which)]
@@ -954,7 +1048,7 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
             try:
                 while rounds.resume(coordinator, one):
                     count += 1
-                    click.echo(f"Done: the continuation of round {_printable(repr(one))}.")
+                    output.echo(f"Done: the continuation of round {clean(repr(one))}.")
                     if isinstance(one, int):
                         break
             except RoundFailed as exc:
@@ -964,5 +1058,5 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
                     raise
                 code = _fail(exc)  # the others shall not suffer for it
         if not count and not code:
-            click.echo("Nothing was left to do.")
+            output.echo("Nothing was left to do.")
     return code

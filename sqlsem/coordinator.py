@@ -25,15 +25,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import tenacity
 
-from sqlsem import engines, protocol
+from sqlsem import engines, nesting, protocol
 from sqlsem.acquisition import Acquisition, Me, Waiter
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
-from sqlsem.grants import BaseGrant, Grant, LostCallback
+from sqlsem.grants import BaseGrant, Grant
 from sqlsem.membership import Membership
 from sqlsem.model import (
+    READ,
+    WRITE,
     Attempt,
+    Duration,
     Entry,
     Past,
     Request,
@@ -41,21 +44,34 @@ from sqlsem.model import (
     TaskEntry,
     Ticket,
     check_count,
+    check_duration,
     check_name,
-    check_seconds,
     monotonic,
+)
+from sqlsem.options import (
+    ConnectOptions,
+    GroupOptions,
+    LockOptions,
+    LostCallback,
+    QueueOptions,
+    RoundOptions,
+    check_options,
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sqlsem.aio import Face
-    from sqlsem.rounds import Part, _Continuing
-    from sqlsem.tasks import Task
+    from sqlsem.locks import Lock, Name
+    from sqlsem.rounds import Part, Round, _Continuing
+    from sqlsem.tasks import Queue, Task
 
 __all__ = ["Coordinator", "Grant", "LostCallback", "connect"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
+_LOCK_OPTIONS = LockOptions.__optional_keys__
 #: Connections that may wait in the database at the same time; more waiters than these look from time to time.
 MOST_WAITING_SESSIONS = 8
 #: Connections kept for the next wait. With the main session that makes three.
@@ -85,19 +101,21 @@ class Coordinator:
 
     def __init__(
         self,
-        url: str,
+        url: engines.Database,
         *,
-        grace: float = 5.0,
-        lease: float | None = None,
-        retry: float = 10.0,
+        grace: Duration = 5.0,
+        lease: Duration | None = None,
+        retry: Duration = 10.0,
         schema: str = "sqlsem",
         table: str = "ProcessControl",
         creator: Creator | None = None,
     ) -> None:
-        check_seconds("grace", grace)
-        check_seconds("retry", retry)
-        if lease is not None and check_seconds("lease", lease) < 1:
-            raise ConfigurationError(f"A lease must be at least 1 second, not {lease!r}")
+        grace = check_duration("grace", grace)
+        retry = check_duration("retry", retry)
+        if lease is not None:
+            given, lease = lease, check_duration("lease", lease)
+            if lease < 1:
+                raise ConfigurationError(f"A lease must be at least 1 second, not {given!r}")
         # A gate that is stuck must not keep the pings out.
         patience = min(1.0, max(0.1, (grace or 4.0) / 4))
         # Nor must an address that never answers keep us from trying again within the grace.
@@ -110,11 +128,18 @@ class Coordinator:
             patience=patience,
             connect_timeout=max(1.0, min(10.0, retry, life / 2 if life else 10.0)),
         )
-        self.engine: Engine = engines.of_url(url)(url, options, creator)
-        self.retry = float(retry)
+        place, own = engines.locate(url)
+        creator = creator or own
+        self.engine: Engine = engines.of_url(place)(place, options, creator and engines.unpooled(creator))
+        self.retry = retry
         self._closed = False
         self._fresh()
         _coordinators.add(self)
+
+    def __reduce__(self) -> str:
+        raise ConfigurationError(
+            f"{self!r} cannot be pickled, as its URL may hold a password; connect in the process that uses it"
+        )
 
     def _fresh(self) -> None:
         """The state of a coordinator that has done nothing yet in this process."""
@@ -130,6 +155,7 @@ class Coordinator:
         self.rung = 0
         self._held: dict[tuple[int, str], list[BaseGrant]] = {}
         self._queues: dict[str, list[Waiter]] = {}
+        self._above: tuple[nesting.Held, ...] | None = None  # what those hold under whom this process runs
         self._suspects: dict[int, Suspect] = {}  # by the positions that it waits at
         self._lookout: threading.Thread | None = None
         self._looking: Session | None = None  # the lookout's own
@@ -144,47 +170,63 @@ class Coordinator:
     # -- faces --------------------------------------------------------------------------------------------------
     # (in sqlsem.locks; imported there to keep this module about the database)
 
-    def mutex(self, name: Any, **options: Any) -> Any:
+    def mutex(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.mutex`."""
         from sqlsem import locks
 
+        check_options("mutex()", options, _LOCK_OPTIONS)
         return locks.mutex(name, coordinator=self, **options)
 
-    def limit(self, name: Any, limit: int, **options: Any) -> Any:
+    def limit(self, name: Name, limit: int, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
         from sqlsem import locks
 
-        return locks.limit(name, limit, coordinator=self, **options)
+        check_options("limit()", options, _LOCK_OPTIONS)
+        return locks.limit(name, limit, weight=weight, coordinator=self, **options)
 
-    def read(self, name: Any, **options: Any) -> Any:
+    def read(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.read`."""
         from sqlsem import locks
 
+        check_options("read()", options, _LOCK_OPTIONS)
         return locks.read(name, coordinator=self, **options)
 
-    def write(self, name: Any, **options: Any) -> Any:
+    def write(self, name: Name, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.write`."""
         from sqlsem import locks
 
+        check_options("write()", options, _LOCK_OPTIONS)
         return locks.write(name, coordinator=self, **options)
 
-    def stage(self, name: Any, order: int, **options: Any) -> Any:
+    def stage(self, name: Name, order: int, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.stage`."""
         from sqlsem import locks
 
+        check_options("stage()", options, _LOCK_OPTIONS)
         return locks.stage(name, order, coordinator=self, **options)
 
-    def queue(self, name: str, **options: Any) -> Any:
+    def all_of(self, *several: Lock, **options: Unpack[GroupOptions]) -> Lock:
+        """See `sqlsem.all_of`. The locks must be this coordinator's."""
+        from sqlsem import locks
+
+        lock = locks.all_of(*several, **options)
+        if lock._coordinator is not self:
+            raise ConfigurationError(f"{lock!r} is not of {self!r}; make its locks by this coordinator's methods")
+        return lock
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         from sqlsem import tasks
 
+        check_options("queue()", options, QueueOptions.__optional_keys__)
         return tasks.queue(name, coordinator=self, **options)
 
-    def round(self, name: str, parts: Iterable[str], **options: Any) -> Any:
+    def round(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[RoundOptions]) -> Round:
         """See `sqlsem.round`."""
         from sqlsem import rounds
 
-        return rounds.round(name, parts, coordinator=self, **options)
+        check_options("round()", options, RoundOptions.__optional_keys__)
+        return rounds.round(name, parts, window=window, coordinator=self, **options)
 
     # -- acquiring and releasing --------------------------------------------------------------------------------
 
@@ -205,7 +247,7 @@ class Coordinator:
         self._require_open()
         me = _this_thread()
         shared: Grant | None = self._share(requests, me, reentrant, keep)
-        if shared is not None:
+        if shared is not None or self._in_its_own_way(requests, me, reentrant, timeout):
             return shared
 
         def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:
@@ -243,25 +285,66 @@ class Coordinator:
         return f"{self._name}:{me.number}:{self._secret}", f"{self._secret}{os.getpid():x}.{next(self._uids)}"
 
     def _share(self, requests: Sequence[Request], me: Me, reentrant: bool, keep: list[Any] | None) -> Any:
-        """The grant that we hold already, once more; `Deadlock` when waiting would be for ourselves."""
-        for request in requests:
-            for grant in self._held.get((me.number, request.resource), ()):
-                if grant._why_lost is not None:
-                    continue
-                held = next(one for one in grant._requests if one.resource == request.resource)
-                covers = held.access in ("write", request.access) and held.weight >= request.weight
-                if reentrant and covers and len(requests) == 1:
+        """The grant that we hold already, once more, if that may be and is enough."""
+        if reentrant and len(requests) == 1:
+            (request,) = requests
+            for grant, held in self._held_of(me, request.resource):
+                if held.access in ("write", request.access) and held.weight >= request.weight:
                     grant._depth += 1
                     if keep is not None:
                         keep.append(grant)
                     return grant
+        return None
+
+    def _in_its_own_way(self, requests: Sequence[Request], me: Me, reentrant: bool, timeout: float | None) -> bool:
+        """Whether what we hold keeps out, by itself and for certain, what we ask for. Raises `Deadlock` rather than
+        have us wait for ourselves. (Of a limit we may have one more, while there is room; the rest is found by the
+        search for deadlocks.)
+        """
+        for request in requests:
+            for grant, held in self._held_of(me, request.resource):
+                if not held.excludes(request):
+                    continue
+                if timeout == 0:
+                    return True
+                what = "release it first, take what is needed in one go (weight=…, all_of), or pass reentrant=True"
+                if held.access == READ and request.access == WRITE:
+                    what = "make it the writer (grant.upgrade()), or release it first"
+                elif reentrant:
+                    what += " (which cannot turn what is held into more)"
                 raise Deadlock(
                     f"This {me.kind} already holds {held.describe()} (position {grant.positions[request.resource]}) "
-                    f"and would wait for itself; release it first, take what is needed in one go (weight=…, all_of), "
-                    f"or pass reentrant=True{'' if covers else ' (which cannot turn what is held into more)'}",
+                    f"and would wait for itself; {what}",
                     resource=request.resource,
                 )
-        return None
+        return False
+
+    def _held_of(self, me: Me, resource: str) -> list[tuple[BaseGrant, Request]]:
+        """What a thread or task of ours holds of a resource, the latest first."""
+        return [
+            (grant, next(one for one in grant._requests if one.resource == resource))
+            for grant in reversed(self._held.get((me.number, resource), ()))
+            if grant._why_lost is None
+        ]
+
+    def _locked(self, requests: Sequence[Request]) -> protocol.Operations[bool]:
+        """Whether somebody else would now ask for these in vain."""
+        self._require_open()
+
+        def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
+            entries = [session.entries(request.resource) for request in requests]
+            return entries, {one.resource: one for one in session.resources()}
+
+        entries, settings = yield protocol.Call("look", look)
+        for request, ahead in zip(requests, entries, strict=True):
+            setting = settings.get(request.resource)
+            if setting is not None and setting.paused:
+                return True
+            # (Whose owner is known to be dead is removed by the next who tries.)
+            there = [entry for entry in ahead if entry.state != "dead"]
+            if not request.fits(there, None if setting is None else setting.cap):
+                return True
+        return False
 
     def _remember(self, grant: BaseGrant) -> None:
         with self._state_lock:
@@ -296,7 +379,7 @@ class Coordinator:
         """Giving back was interrupted: rows that nobody knows are removed by the next ping."""
         self._forget(grant)
         self._member.forget(grant._tickets)
-        self._member.urge()
+        self._member.disown()
 
     def _forget(self, grant: BaseGrant) -> None:
         with self._state_lock:
@@ -392,7 +475,7 @@ class Coordinator:
 
     def _suspect(self, suspect: Suspect, tickets: Sequence[Ticket], number: int) -> bool:
         """A thread or task begins to wait. False when that can be no part of a deadlock, as it has nothing else."""
-        if len(tickets) < 2 and not self._requests_held(number):
+        if len(tickets) < 2 and not self._requests_held(number) and not self._above:
             return False
         with self._state_lock:
             self._suspects.update((ticket.position, suspect) for ticket in tickets)
@@ -445,6 +528,8 @@ class Coordinator:
         told: set[int] = set()
         while self._suspects and self._member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(self._member.member_id)
+            if found is None and self._above:
+                found = nesting.find_deadlock(session, self._member.member_id)
             if found is None:
                 return
             with self._state_lock:
@@ -553,12 +638,12 @@ class Coordinator:
             check_count("The limit", limit)
         self._look(lambda session: session.set_resource(name, "cap", limit))
 
-    def set_stale_after(self, resource: str, seconds: float | None) -> None:
+    def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
         name = check_name("The resource name", resource)
+        value = None
         if seconds is not None:
-            check_seconds("stale_after", seconds, zero=False)
-        value = None if seconds is None else max(1, int(seconds * 1000))
+            value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
         self._look(lambda session: session.set_resource(name, "stale_after", value))
 
     def pause(self, resource: str) -> None:
@@ -663,12 +748,15 @@ class Coordinator:
         self._member.closing.set()
         with self._state_lock:
             waiting = list(self._waiting)
+            held = {ticket.position for grant in self._grants for ticket in grant._tickets}
+            positions = {waiter.position for queue in self._queues.values() for waiter in queue} - held
+            tickets = [self._member.tickets[one] for one in positions if one in self._member.tickets]
             for queue in self._queues.values():
                 for waiter in queue:
                     waiter.event.set()
         for session in waiting:
             session.interrupt()
-        self._member.close()
+        self._member.close(tickets)
         lookout = self._lookout
         if lookout is not None and lookout is not threading.current_thread():
             lookout.join(SETTLE)
@@ -766,17 +854,25 @@ def _at_exit() -> None:
         coordinator.close()
 
 
-def connect(url: str, **options: Any) -> Coordinator:
+def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordinator:
     """A coordinator for one database; see `Coordinator`. Connects when first used.
 
     Args:
-        url: ``sqlite:///file.db``, ``postgresql://…``, ``mssql://…`` or an ODBC string.
-        grace: Seconds for which a member that cannot be found is still believed to live (default 5). With 0 the session
-            is the lock: it goes with the connection, and others may be let in before the loser knows.
-        lease: Seconds of a lease, renewed by pings, where no session can be kept (PgBouncer in transaction mode).
-        retry: Seconds for which a call tries to reach a database that is away, before `Unavailable` (default 10).
-        schema: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
-        table: The name of the queue's table (default ``ProcessControl``).
-        creator: A callable that returns a new DB-API connection; ``url`` then only names the engine.
+        url: A URL: ``sqlite:///file.db`` (``?mode=ro`` only looks, ``?mode=rw`` creates nothing), ``postgresql://…``,
+            ``mssql://…`` (SQLAlchemy's too, as ``postgresql+psycopg://…``), or an ODBC string; a `pathlib.Path` of an
+            SQLite file; an engine of SQLAlchemy.
+        options: All of them may be left out; durations are seconds, ``"30s"`` or a `timedelta`:
+
+            grace: For how long a member that cannot be found is still believed to live (default 5). With 0 the session
+                is the lock: it goes with the connection, and others may be let in before the loser knows.
+            lease: A lease of that length, renewed by pings, where no session can be kept (PgBouncer in transaction
+                mode).
+            retry: For how long a call tries to reach a database that is away, before `Unavailable` (default 10).
+            schema: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
+            table: The name of the queue's table (default ``ProcessControl``).
+            creator: A callable that returns a new DB-API connection; the URL then only names the engine.
+
+    Raises `ConfigurationError` for what is no database, and for options that cannot be.
     """
+    check_options("connect()", options, ConnectOptions.__optional_keys__)
     return Coordinator(url, **options)

@@ -73,9 +73,9 @@ class Knot:
         """The youngest request in it."""
         return max((waiter for waiter, _ in self.edges), key=lambda row: row.position)
 
-    def cycle(self) -> list[Edge]:
-        """The shortest way from the victim's row back to its owner (the first such, by positions)."""
-        victim = self.victim
+    def cycle(self, start_row: Row | None = None) -> list[Edge]:
+        """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
+        victim = start_row or self.victim
         start = victim.who
         edges = sorted(self.edges, key=lambda edge: (edge[0].position, edge[1].position))
         came: dict[Who, Edge] = {}
@@ -285,6 +285,12 @@ def message(found: Found) -> str:
     'y' at 42, waits for 'x' at 43 behind 41. The youngest request, 44, has been given up: release what is held and
     try again; take both in the same order everywhere, or at once (all_of)
     """
+    if len(found.steps) == 1:
+        (step,) = found.steps
+        return (
+            f"Deadlock: {step}, which is its own: it waits for itself. This request, {found.victim}, has been given "
+            f"up: release something first, or take what is needed in one go (weight=…, all_of)"
+        )
     more = found.whos - len(found.steps)
     also = f" ({more} more wait{'s' if more == 1 else ''} in this knot)" if more else ""
     return (

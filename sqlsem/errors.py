@@ -18,6 +18,8 @@ Every message says what happened, to which resource, and what to do next. All of
 
 from __future__ import annotations
 
+from sqlsem.printable import clean
+
 __all__ = [
     "ConfigurationError",
     "Deadlock",
@@ -41,7 +43,8 @@ class SqlsemError(Exception):
 
     # Attributes live in __dict__, which the default __reduce__ carries along: that keeps these picklable.
     def __init__(self, message: str = "", *, resource: str | None = None) -> None:
-        super().__init__(message)
+        # Words of others may be in it, and nobody knows where it will be printed.
+        super().__init__(clean(message, keep="\n\t"))
         self.resource = resource
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlsem.conversions import Conversion
+from sqlsem.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.errors import LockLost, NotHeld, Timeout
-from sqlsem.model import Request, Ticket, check_seconds
+from sqlsem.model import Duration, Request, Ticket, check_duration
+from sqlsem.options import LostCallback
 from sqlsem.protocol import Operations, drive
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from sqlsem.coordinator import Coordinator
 
 __all__ = ["BaseGrant", "Grant", "LostCallback"]
-
-LostCallback = Callable[[Any], object]
 
 
 class BaseGrant:
@@ -42,6 +42,7 @@ class BaseGrant:
         self._pid = os.getpid()
         self._depth = 1
         self._released = False
+        self._is_loose = False  # anybody may release it, through the lock (`sqlsem.locks`)
         self._why_lost: str | None = None
         self._converting = False
         self._turn = 0  # grows with each attempt to convert it
@@ -51,6 +52,12 @@ class BaseGrant:
         self.fence = self.position
         self.waited = waited
 
+    def __reduce__(self) -> str:
+        raise NotHeld(
+            f"{self!r} belongs to this process and cannot be pickled; acquire the lock in the process that needs it",
+            resource=self.resource,
+        )
+
     def _lose(self, why: str) -> None:
         self._why_lost = why
 
@@ -59,13 +66,12 @@ class BaseGrant:
         yield from self._coordinator._member.pinging()
         self._require()
 
-    def _upgrading(self, timeout: float | None) -> Operations[None]:
-        if timeout is not None:
-            check_seconds("timeout", timeout)
-        if not (yield from Conversion(self, self._new_event()).upgrade(timeout)):
+    def _upgrading(self, timeout: Duration | None) -> Operations[None]:
+        seconds = None if timeout is None else check_duration("timeout", timeout)
+        if not (yield from Conversion(self, self._new_event()).upgrade(seconds)):
             raise Timeout(
                 f"The reader of {self.resource!r} at position {self.position} did not become the writer within "
-                f"{timeout:g} s, and reads on; see who else is inside with: sqlsem ls",
+                f"{seconds:g} s, and reads on; see who else is inside with: sqlsem ls",
                 resource=self.resource,
             )
 
@@ -79,6 +85,21 @@ class BaseGrant:
     def _access(self, access: str) -> None:
         """What it is from now on."""
         self._requests = (dataclasses.replace(self._requests[0], access=access),)
+
+    def _asserting(self, given: Any) -> Generator[Any, Any, None]:
+        """`assert_held`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+        self._require()
+        cursor = cursor_of(given)
+        refuse_autocommit(cursor)
+        for ticket in self._tickets:
+            try:
+                there = yield from self._coordinator.engine.pinning(cursor, ticket)
+            except Exception as exc:
+                refusal = refused(exc)
+                if refusal is None:
+                    raise
+                raise refusal from exc
+            self._pinned(ticket, there)
 
     def _pinned(self, ticket: Ticket, there: bool) -> None:
         if not there:
@@ -162,19 +183,19 @@ class Grant(BaseGrant):
     def assert_held(self, cursor: Any) -> None:
         """Check inside the caller's own transaction that the lock is held, and keep it held until that ends.
 
-        ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3 …) with a transaction open; what
-        is written in that transaction can then never be committed beside another holder. Commit before leaving the
-        block. Raises `LockLost`.
-        """
-        self._require()
-        for ticket in self._tickets:
-            self._pinned(ticket, self._coordinator.engine.pin(cursor, ticket))
+        ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3 …) with a transaction open, or a
+        ``Connection`` or ``Session`` of SQLAlchemy; what is written in that transaction can then never be committed
+        beside another holder. Commit before leaving the block.
 
-    def upgrade(self, timeout: float | None = None) -> None:
+        Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, where it would protect nothing.
+        """
+        drive(self._asserting(cursor), lambda answer: answer)
+
+    def upgrade(self, timeout: Duration | None = None) -> None:
         """Become the writer, without letting go: wait until all other readers have left, while nobody new is let in.
 
         Args:
-            timeout: Seconds to wait at most; None: for ever; 0: only if nobody else is inside.
+            timeout: How long to wait at most (``60``, ``"1m"``); None: for ever; 0: only if nobody else is inside.
 
         Raises:
             Timeout: Not had in time; it is a reader as before.

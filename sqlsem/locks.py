@@ -5,8 +5,11 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,11 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import wrapt
 
-from sqlsem.coordinator import Coordinator, Grant, LostCallback
+from sqlsem import protocol
+from sqlsem.coordinator import Coordinator, Grant
 from sqlsem.errors import ConfigurationError, NotHeld, Timeout
-from sqlsem.model import READ, WRITE, Request, check_count, check_seconds
+from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+from sqlsem.options import GroupOptions, LostCallback, ModuleLockOptions, check_options
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from typing_extensions import Unpack
+
     from sqlsem import aio
 
 __all__ = ["Lock", "all_of", "limit", "mutex", "read", "stage", "write"]
@@ -48,28 +57,34 @@ class Lock:
     Made by `mutex`, `limit`, `read`, `write`, `stage` and `all_of`. Each thread has its own grant; what a thread
     acquired, that thread releases. With ``async with``, and around coroutine functions, each task has.
 
-    As `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), but: taking again what one holds raises
-    `Deadlock` instead of hanging; who did not acquire releases through the grant only; releasing what is free always
-    raises `NotHeld` (a `RuntimeError`), and never counts up; there is no ``locked()``; and a lock may be lost.
+    As `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), but: taking a mutex again that one
+    holds raises `Deadlock` instead of hanging; a mutex is released by whoever acquired it, or through its grant;
+    releasing what is free always raises `NotHeld` (a `RuntimeError`), and never counts up; and a lock may be lost.
+
+    Can be pickled, when it is of the default coordinator; in the other process, that must be the same database.
     """
 
     def __init__(
         self,
         asked: Sequence[_Asked],
         *,
-        coordinator: Coordinator | None,
-        timeout: float | None,
-        reentrant: bool,
-        on_lost: LostCallback | None,
-        cancel_on_lost: bool,
+        coordinator: Coordinator | None = None,
+        timeout: Duration | None = None,
+        reentrant: bool = False,
+        on_lost: LostCallback | None = None,
+        cancel_on_lost: bool = False,
+        semaphore: bool = False,
     ) -> None:
         self._asked = tuple(asked)
         self._coordinator = coordinator
-        self._timeout = None if timeout is None else check_seconds("timeout", timeout)
+        self._timeout = None if timeout is None else check_duration("timeout", timeout)
         self._reentrant = reentrant
         self._on_lost = on_lost
         self._cancel_on_lost = cancel_on_lost
         self._mine = threading.local()
+        # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
+        self._semaphore = semaphore and not reentrant
+        self._loose: dict[int, Grant] = {}
         # Resolved once, unless a name must be computed.
         self._requests = (
             tuple(asked.request for asked in self._asked)
@@ -77,43 +92,89 @@ class Lock:
             else None
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._coordinator is not None:
+            raise ConfigurationError(
+                f"{self!r} is of a coordinator, whose URL may hold a password, and cannot be pickled; make the lock in "
+                f"the process that uses it, or choose the database there by sqlsem.configure or $SQLSEM_URL"
+            )
+        options = {
+            "timeout": self._timeout,
+            "reentrant": self._reentrant,
+            "on_lost": self._on_lost,
+            "cancel_on_lost": self._cancel_on_lost,
+            "semaphore": self._semaphore,
+        }
+        return _unpickled, (type(self), self._asked, options, _default().engine.where)
+
     # -- acquire and release ------------------------------------------------------------------------------------
 
-    def acquire(self, blocking: bool = True, timeout: float | None = -1) -> bool:
+    def acquire(self, blocking: bool = True, timeout: Duration | None = -1) -> bool:
         """As `threading.Lock.acquire`: True when had, False when not.
 
         Args:
             blocking: False tries without waiting (and then takes no timeout).
-            timeout: Seconds to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
+            timeout: How long to wait at most; None or -1 for ever. Left out, the lock's own ``timeout`` holds.
 
         Raises:
-            Deadlock: This thread holds it already (unless ``reentrant=True``).
+            Deadlock: This thread holds it already (unless ``reentrant=True``; a `limit` may be taken several times
+                while there is room), or is one of several who wait for each other. Never when it does not wait.
             Unavailable: The database is out of reach.
         """
-        return self._acquire(self._fixed(), self._seconds(blocking, timeout)) is not None
+        grant = self._acquire(self._fixed(), self._seconds(blocking, timeout))
+        if grant is not None and self._semaphore:
+            self._loosen(grant)
+        return grant is not None
 
-    def _seconds(self, blocking: bool, timeout: float | None) -> float | None:
+    def _seconds(self, blocking: bool, timeout: Duration | None) -> float | None:
         if not blocking:
             if timeout is not None and timeout != -1:
                 raise ConfigurationError("A call that does not block takes no timeout")
             return 0.0
         if timeout == -1:
             return self._timeout
-        return None if timeout is None else check_seconds("timeout", timeout)
+        return None if timeout is None else check_duration("timeout", timeout)
 
-    def release(self) -> None:
-        """Give back what this thread acquired last with this lock.
+    def locked(self) -> bool:
+        """Whether somebody who holds nothing of it would now try in vain (``acquire(blocking=False)``): it is full, or
+        paused, or others wait for it. Asks the database; as with `threading.Lock.locked`, the answer may be old when it
+        is read, so it is for people and not for decisions.
 
-        Raises `NotHeld` when this thread has nothing to give back, `LockLost` when the lock was lost meanwhile.
+        Raises `Unavailable` when the database is out of reach.
         """
+        self._require_no_loop("aio.mutex(…).locked()")
+        coordinator = self._coordinator or _default()
+        return protocol.drive(coordinator._locked(self._fixed()), coordinator._perform)
+
+    def release(self, n: int = 1) -> None:
+        """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
+        nothing of it gives back what another one acquired (by `acquire` of this object, not by ``with``); ``n``: so
+        many, one after the other.
+
+        Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
+        """
+        for _ in range(self._check_number(n)):
+            self._release()
+
+    def _check_number(self, n: int) -> int:
+        if n != 1 and not self._semaphore:
+            raise ConfigurationError(f"{self!r} is released once for each time that it was acquired; n is for limits")
+        return check_count("The number to release", n)
+
+    def _release(self) -> None:
         stack = self._stack()
+        while stack and self._is_taken(stack[-1]):
+            stack.pop()
         if not stack:
-            raise NotHeld(
-                f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
-                f"thread that acquired it, or from any thread through its grant (grant.release())"
-            )
-        # No call between looking and 'try': an interrupt must not part the grant from the stack.
-        grant = stack[-1]
+            grant = self._anybodys()
+            if grant is None:
+                raise NotHeld(
+                    f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
+                    f"thread that acquired it, or from any thread through its grant (grant.release())"
+                )
+        else:
+            # No call between looking and 'try': an interrupt must not part the grant from the stack.
+            grant = stack[-1]
         try:
             grant.release()
         except BaseException:
@@ -123,6 +184,27 @@ class Lock:
         finally:
             if stack and stack[-1] is grant:
                 del stack[-1]
+
+    # What may be released by anybody stands in one dictionary: whoever pops it there is who releases it.
+
+    def _loosen(self, grant: Grant) -> None:
+        for position, one in list(self._loose.items()):
+            if one._released:  # through the grant itself
+                self._loose.pop(position, None)
+        grant._is_loose = True
+        self._loose[grant.position] = grant
+
+    def _is_taken(self, grant: Grant) -> bool:
+        """Whether another thread has released what this one had; if not, it cannot from now on."""
+        return grant._is_loose and self._loose.pop(grant.position, None) is None
+
+    def _anybodys(self) -> Grant | None:
+        """What was acquired longest ago by another thread, and is now ours to release."""
+        for position in list(self._loose):
+            grant = self._loose.pop(position, None)
+            if grant is not None and not grant._released and grant._pid == os.getpid():
+                return grant
+        return None
 
     def _let_go(self, grant: Grant | None) -> None:
         """Interrupted on the way out of a block: its grant (None: the last one) is given back all the same."""
@@ -153,18 +235,21 @@ class Lock:
         return self._requests
 
     def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
-        asyncio = sys.modules.get("asyncio")
-        if asyncio is not None and asyncio._get_running_loop() is not None:
-            raise ConfigurationError(
-                f"{self!r} would block the event loop that runs in this thread; use 'async with', "
-                f"await sqlsem.aio.mutex(…).acquire(), or a thread (asyncio.to_thread)"
-            )
+        self._require_no_loop("aio.mutex(…).acquire()")
         if self._cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
         coordinator = self._coordinator or _default()
         return coordinator.acquire(
             requests, timeout, reentrant=self._reentrant, on_lost=self._on_lost, keep=self._stack()
         )
+
+    def _require_no_loop(self, instead: str) -> None:
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and asyncio._get_running_loop() is not None and not _in_notebook_cell():
+            raise ConfigurationError(
+                f"{self!r} would block the event loop that runs in this thread; use 'async with', "
+                f"await sqlsem.{instead}, or a thread (asyncio.to_thread)"
+            )
 
     def _enter(self, requests: Sequence[Request]) -> Grant:
         grant = self._acquire(requests, self._timeout)
@@ -186,7 +271,7 @@ class Lock:
             return self._enter(self._fixed())
         except BaseException:
             while len(stack) > depth:  # interrupted on the way out, with the lock had
-                self.release()
+                self._release()
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
@@ -194,7 +279,7 @@ class Lock:
         try:
             stack = self._stack()
             grant = stack[-1] if stack else None
-            self.release()
+            self._release()
         except BaseException as struck:
             self._let_go(grant)
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
@@ -243,7 +328,6 @@ class Lock:
                 f"be gone; use 'async with' inside it, or decorate the coroutine function that consumes it"
             )
 
-        @wrapt.decorator
         async def awaited(
             wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
@@ -257,7 +341,6 @@ class Lock:
             await self._aio.__aexit__(None, None, None)
             return result
 
-        @wrapt.decorator
         def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._enter(self._requests_of(instance, args, kwargs))
             try:
@@ -274,7 +357,7 @@ class Lock:
                 )
             return result
 
-        return cast(F, (awaited if any(map(inspect.iscoroutinefunction, kinds)) else guarded)(function))
+        return cast(F, _Decorated(function, awaited if any(map(inspect.iscoroutinefunction, kinds)) else guarded))
 
     def _requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Request]:
         # A name is computed from all that the function is given, self or cls included.
@@ -286,82 +369,133 @@ class Lock:
         return f"<Lock {', '.join(names)}>"
 
 
+def _unpickled(kind: type[Lock], asked: Sequence[_Asked], options: dict[str, Any], where: str) -> Lock:
+    here = _default().engine.where
+    if here != where:
+        raise ConfigurationError(
+            f"A lock was pickled where the default database was {where}, and here it is {here}: that would be another "
+            f"lock; call sqlsem.configure in this process too (multiprocessing: initializer=), or set $SQLSEM_URL"
+        )
+    return kind(asked, **options)
+
+
+if TYPE_CHECKING:
+    _FunctionWrapper = wrapt.FunctionWrapper[..., Any]
+    _BoundWrapper = wrapt.BoundFunctionWrapper[..., Any]
+else:
+    _FunctionWrapper, _BoundWrapper = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
+
+
+class _Bound(_BoundWrapper):
+    """A decorated method of an object or a class. Pickled by the object or the class, and its name there."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        method = self.__wrapped__
+        owner = getattr(method, "__self__", None)
+        if owner is not None:
+            return getattr, (owner, method.__name__)
+        return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, (first, name) = self.__reduce_ex__(4)
+        return make(copy.deepcopy(first, memo), name)
+
+
+class _Decorated(_FunctionWrapper):
+    """A decorated function or method. Pickled by its name, as any function is."""
+
+    __bound_function_wrapper__ = _Bound
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        name: str = self.__wrapped__.__qualname__
+        return name
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+
+def _of_name(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _in_notebook_cell() -> bool:
+    """Whether a cell of a notebook calls us, and not a task. IPython runs cells in its event loop, and whatever blocks
+    in a cell blocks that, as everybody there knows; a task must not.
+    """
+    if "IPython" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == "IPython.core.interactiveshell":
+            return True
+        if module.startswith("asyncio."):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _default() -> Coordinator:
     from sqlsem import default
 
     return default()
 
 
+_LOCK_OPTIONS = ModuleLockOptions.__optional_keys__
+_GROUP_OPTIONS = GroupOptions.__optional_keys__
+
+
 def _lock(
+    kind: str,
     name: Name,
     access: str,
     limit: int | None,
-    *,
+    options: ModuleLockOptions,
     weight: int = 1,
-    note: str | None = None,
-    timeout: float | None = None,
-    reentrant: bool = False,
-    on_lost: LostCallback | None = None,
-    cancel_on_lost: bool = False,
-    coordinator: Coordinator | None = None,
 ) -> Lock:
+    check_options(f"{kind}()", options, _LOCK_OPTIONS)
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
-    request = Request(resource, access, limit, weight, note)
-    return Lock(
-        [_Asked(name, request)],
-        coordinator=coordinator,
-        timeout=timeout,
-        reentrant=reentrant,
-        on_lost=on_lost,
-        cancel_on_lost=cancel_on_lost,
-    )
+    request = Request(resource, access, limit, weight, options.pop("note", None))
+    return Lock([_Asked(name, request)], semaphore=kind == "limit", **options)  # type: ignore[misc]
 
 
-def mutex(
-    name: Name,
-    *,
-    note: str | None = None,
-    timeout: float | None = None,
-    reentrant: bool = False,
-    on_lost: LostCallback | None = None,
-    cancel_on_lost: bool = False,
-    coordinator: Coordinator | None = None,
-) -> Lock:
+def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """One at a time, everywhere, in the order of asking.
 
     Args:
         name: The resource, 1 to 255 characters; or, for a decorator, a function of the call's arguments that gives it.
-        note: Words for whoever looks at the queue (``sqlsem ls``).
-        timeout: Seconds that ``with`` waits before `Timeout`; None for ever.
-        reentrant: Let a thread that holds it take it again.
-        on_lost: Called with the grant, from another thread, when the lock is lost.
-        cancel_on_lost: With ``async with``: cancel the task when the lock is lost; its block then ends with `LockLost`.
-        coordinator: Which database; left out, the default one (`sqlsem.configure`).
+        options: All of them may be left out:
+
+            note: Words for whoever looks at the queue (``sqlsem ls``).
+            timeout: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the default) for
+                ever.
+            reentrant: Let a thread that holds it take it again.
+            on_lost: Called with the grant, from another thread, when the lock is lost.
+            cancel_on_lost: With ``async with``: cancel the task when the lock is lost; its block then ends with
+                `LockLost`.
+            coordinator: Which database; left out, the default one (`sqlsem.configure`).
 
     Raises:
         Timeout: Not had in time (``with`` and decorator; `Lock.acquire` returns False).
         LockLost: On leaving the block, when the lock was lost inside it.
-        ConfigurationError: A name that cannot be.
+        ConfigurationError: A name that cannot be, or an option.
 
     >>> with sqlsem.mutex("nightly", timeout=60) as grant:  # doctest: +SKIP
     ...     load(fence=grant.fence)
     """
-    return _lock(
-        name,
-        WRITE,
-        1,
-        note=note,
-        timeout=timeout,
-        reentrant=reentrant,
-        on_lost=on_lost,
-        cancel_on_lost=cancel_on_lost,
-        coordinator=coordinator,
-    )
+    return _lock("mutex", name, WRITE, 1, options)
 
 
-def limit(name: Name, limit: int, *, weight: int = 1, **options: Any) -> Lock:
-    """At most ``limit`` at a time, everywhere; ``weight`` takes several of them at once.
+def limit(name: Name, limit: int, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
+    """At most ``limit`` at a time, everywhere; ``weight`` takes several of them at once. A semaphore: a thread that has
+    one may take another one while there is room.
 
     A heavy request at the head of the queue holds back lighter ones behind it, so it is never starved. Where others
     declare another limit for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
@@ -370,43 +504,43 @@ def limit(name: Name, limit: int, *, weight: int = 1, **options: Any) -> Lock:
     ... def load(table): ...
     """
     check_count("The limit", limit)
-    return _lock(name, WRITE, limit, weight=weight, **options)
+    return _lock("limit", name, WRITE, limit, options, weight)
 
 
-def read(name: Name, **options: Any) -> Lock:
+def read(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Beside other readers, but no writer; a writer that waits holds later readers back. Options as for `mutex`."""
-    return _lock(name, READ, 1, **options)
+    return _lock("read", name, READ, 1, options)
 
 
-def write(name: Name, **options: Any) -> Lock:
+def write(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Alone: no reader, no other writer. Options as for `mutex`."""
-    return _lock(name, WRITE, 1, **options)
+    return _lock("write", name, WRITE, 1, options)
 
 
-def stage(name: Name, order: int, **options: Any) -> Lock:
+def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     """Beside others of the same order; waits for every earlier entry of another order. Options as for `mutex`."""
     if isinstance(order, bool) or not isinstance(order, int):
         raise ConfigurationError(f"The order of a stage must be a whole number, not {order!r}")
-    return _lock(name, f"stage:{order}", 1, **options)
+    return _lock("stage", name, f"stage:{order}", 1, options)
 
 
-def all_of(
-    *locks: Lock,
-    timeout: float | None = None,
-    reentrant: bool = False,
-    on_lost: LostCallback | None = None,
-    cancel_on_lost: bool = False,
-) -> Lock:
+def all_of(*locks: Lock, **options: Unpack[GroupOptions]) -> Lock:
     """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
 
     The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant``, ``on_lost``
-    and ``cancel_on_lost`` does not count here.
+    and ``cancel_on_lost`` does not count here: give these options to all_of.
 
     >>> with sqlsem.all_of(sqlsem.mutex("a"), sqlsem.limit("b", 2)):  # doctest: +SKIP
     ...     move()
     """
+    check_options("all_of()", options, _GROUP_OPTIONS)
     if not locks:
         raise ConfigurationError("all_of needs at least one lock")
+    for lock in locks:
+        if not isinstance(lock, Lock):
+            raise ConfigurationError(
+                f"all_of takes locks, not {lock!r}; write all_of(sqlsem.mutex('a'), sqlsem.limit('b', 2))"
+            )
     if any(lock._coordinator is not locks[0]._coordinator for lock in locks):
         raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
     asked = [one for lock in locks for one in lock._asked]
@@ -414,11 +548,4 @@ def all_of(
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
-    return Lock(
-        asked,
-        coordinator=locks[0]._coordinator,
-        timeout=timeout,
-        reentrant=reentrant,
-        on_lost=on_lost,
-        cancel_on_lost=cancel_on_lost,
-    )
+    return Lock(asked, coordinator=locks[0]._coordinator, **options)

@@ -256,8 +256,11 @@ class Membership:
         except BaseException:
             session.close()
             raise
+        came_back = self._member_id is not None
         self._member_id, self._main = member_id, session
         self._prove(began)
+        if came_back:
+            self.urge()  # a server that took over, or was restored, may not know all that we believe
         if not self._threads:
             jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
             for name, job in jobs:
@@ -333,6 +336,11 @@ class Membership:
         """Have the pulse ping at once."""
         self._urgent = True
         self._beat.set()
+
+    def disown(self) -> None:
+        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
+        self._disowned = True
+        self.urge()
 
     def seconds_left(self) -> float | None:
         """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
@@ -491,8 +499,8 @@ class Membership:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End the threads, leave, with all rows."""
+    def close(self, waiting: Iterable[Ticket] = ()) -> None:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
         self.closing.set()
         self._beat.set()
         with self._proofs:
@@ -511,6 +519,9 @@ class Membership:
                 if self._member_id is not None:
                     try:
                         with bounded(self._main, JOIN_TIMEOUT / 2):
+                            for ticket in waiting:
+                                with contextlib.suppress(Busy):  # it goes with the others
+                                    self._main.release(ticket, "cancelled")
                             self._main.resign(self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)

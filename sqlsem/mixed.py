@@ -28,6 +28,7 @@ from typing import Any
 import click
 
 import sqlsem
+from sqlsem import output
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Options
 
@@ -486,7 +487,7 @@ def main(url: str | None, schema: str, limit: int, turns: int, seconds: float) -
             raise click.ClickException(str(exc)) from exc
         resource = f"demo-{secrets.token_hex(4)}"
         run = Run(place, engine, schema, resource, limit, turns, seconds)
-        code = mixed(run, click.echo)
+        code = mixed(run, output.echo)
     sys.exit(code)
 
 

@@ -74,40 +74,42 @@ def check_count(what: str, value: object, least: int = 1) -> int:
     return value
 
 
-def check_seconds(what: str, value: object, *, zero: bool = True) -> float:
-    """Return ``value`` as seconds when it is a finite number not below zero, else raise `ConfigurationError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigurationError(f"{what} must be a number of seconds, not {type(value).__name__}: {value!r}")
-    # 'not <=' also refuses NaN
-    if not 0 <= value <= MAX_INT // 1000 or (value == 0 and not zero):
-        raise ConfigurationError(
-            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {MAX_INT // 1000} seconds, not {value!r}"
-        )
-    return float(value)
-
-
+#: A length of time, as every call takes it: seconds, text such as ``"10s"`` or ``"1h30m"``, or a `timedelta`.
+Duration = float | str | timedelta
+#: The longest one that a database's milliseconds can hold.
+MAX_SECONDS = MAX_INT // 1000
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def check_duration(what: str, value: object, *, zero: bool = True) -> float:
-    """Return ``value`` as seconds: a number of them, a `timedelta`, or text: ``90``, ``1.5s``, ``5m``, ``1h30m``.
+def check_duration(what: str, value: object, *, zero: bool = True, most: float = MAX_SECONDS) -> float:
+    """Return ``value`` as seconds, or raise `ConfigurationError`. It is one kind everywhere: a number of seconds
+    (``5``, ``0.5``), text (``"90"``, ``"1.5s"``, ``"250ms"``, ``"1h30m"``; units ms, s, m, h, d, w) or a `timedelta`.
 
     >>> check_duration("The window", "1h30m")
     5400.0
     """
+    seconds: object = value
     if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, str):
+        seconds = value.total_seconds()
+    elif isinstance(value, str):
+        parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])", value)
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
-            value = float(value)
+            seconds = float(value)
+        elif parts and "".join(number + unit for number, unit in parts) == value:
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
         else:
-            parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])", value)
-            if not parts or "".join(number + unit for number, unit in parts) != value:
-                raise ConfigurationError(
-                    f"{what} {value!r} is not a duration; write seconds, or 90s, 5m, 2h, 1d, 1h30m"
-                )
-            value = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return check_seconds(what, value, zero=zero)
+            raise ConfigurationError(f"{what} {value!r} is not a duration; write seconds, or 90s, 5m, 2h, 1d, 1h30m")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ConfigurationError(
+            f"{what} must be a number of seconds, text such as '90s' or '1h30m', or a timedelta, not "
+            f"{type(value).__name__}: {value!r}"
+        )
+    # 'not <=' also refuses NaN
+    if not 0 <= seconds <= most or (seconds == 0 and not zero):
+        raise ConfigurationError(
+            f"{what} must be {'at least 0' if zero else 'above 0'} and at most {most:.0f} seconds, not {value!r}"
+        )
+    return float(seconds)
 
 
 class Upgrading(enum.Enum):
@@ -173,6 +175,19 @@ class Request:
     def exclusive(self) -> bool:
         """Whether nobody else at all can be inside at the same time."""
         return not self.shared and self.limit is not None and self.weight >= self.limit
+
+    def fits(self, ahead: Iterable[Entry], cap: int | None) -> bool:
+        """The rule: whether this may proceed, with these rows of its resource ahead of it."""
+        beside = [one for one in ahead if not (self.shared and one.access == self.access)]
+        limits = [one for one in (self.limit, cap, *(one.limit for one in beside)) if one is not None]
+        return not limits or sum(one.weight for one in beside) + self.weight <= min(limits)
+
+    def excludes(self, other: Request) -> bool:
+        """Whether the other one can never be inside beside this, both being of one resource."""
+        if self.shared and self.access == other.access:
+            return False
+        limits = [one for one in (self.limit, other.limit) if one is not None]
+        return bool(limits) and self.weight + other.weight > min(limits)
 
     def describe(self) -> str:
         """A few words for messages: ``limit 3 on 'etl'``."""

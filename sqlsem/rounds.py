@@ -24,12 +24,20 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlsem import bodies
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
-from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry, check_duration, check_name, monotonic
+from sqlsem.model import (
+    Continuation,
+    Duration,
+    PartEnd,
+    PartStart,
+    RoundEntry,
+    check_duration,
+    check_name,
+    monotonic,
+)
 
 if TYPE_CHECKING:
     from sqlsem.coordinator import Coordinator
@@ -65,7 +73,7 @@ class Round:
         name: str,
         parts: Iterable[str],
         *,
-        window: float | timedelta | str,
+        window: Duration,
         on_failed: Alarm | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
@@ -139,7 +147,7 @@ class Round:
         found = self._call("look at a round", lambda session, _: session.list_rounds(self.name, None, 1))
         return found[0] if found else None
 
-    def wait(self, timeout: float | timedelta | str | None = None, *, started: bool = False) -> RoundEntry:
+    def wait(self, timeout: Duration | None = None, *, started: bool = False) -> RoundEntry:
         """Wait until the newest round (or the first, if there was none) has succeeded, and its continuation is done.
 
         Args:
@@ -698,7 +706,7 @@ def round(
     name: str,
     parts: Iterable[str],
     *,
-    window: float | timedelta | str,
+    window: Duration,
     on_failed: Alarm | None = None,
     coordinator: Coordinator | None = None,
 ) -> Round:

@@ -9,6 +9,10 @@ Linux only, and to set it Python would have to run code between fork and exec, w
 Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
 found and ended with it. On a terminal it stays in our process group, for Ctrl-C, Ctrl-Z and job control to work as
 without us; there its descendants are found through /proc, on Linux.
+
+A daemon that has left both its session and its parents (forked twice) is found on Linux in two ways: while we live its
+parent is we (PR_SET_CHILD_SUBREAPER); and it has our mark in its environment, by which the guard finds it as well.
+Elsewhere, or when it has cleared its environment and we are killed, it survives.
 """
 
 # Nothing of sqlsem or its dependencies is imported when this starts: the guard has to be small and quick.
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from queue import SimpleQueue
     from types import FrameType, TracebackType
     from typing import Any
@@ -43,6 +47,8 @@ FROM_KEYBOARD = ("SIGINT", "SIGQUIT", "SIGHUP")
 #: Sleep between looks at processes that are about to end, and a net under signals that did not wake us (seconds).
 LOOK, NET = 0.01, 0.5
 POSIX = os.name == "posix"
+#: The variable by which what a command starts is found, and what makes us the parent of orphans below us (Linux).
+MARKS, PR_SET_CHILD_SUBREAPER = "SQLSEM_RUN", 36
 
 
 class Stopped(Exception):
@@ -97,6 +103,7 @@ def run(
     timeout: float | None,
     kill_after: float,
     started: Callable[[Grant, int], object],
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int | None, Exception | None]:
     """Run ``command`` holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
 
@@ -108,13 +115,16 @@ def run(
         timeout: Seconds to wait for the lock; None for ever, 0 not at all.
         kill_after: Seconds between asking the command to end (SIGTERM) and making it (SIGKILL).
         started: Called with the grant and the process id.
+        environment: The command's, to which the grant is added; left out, ours.
 
     Returns the exit status (None: the lock was not had in time) and the error, if the lock was lost.
     Raises `OSError` when the command cannot be started, and `Stopped` when a signal came while waiting: then the
     coordinator must be closed, which ends the wait.
     """
+    import secrets
     import threading
 
+    from sqlsem import nesting
     from sqlsem.errors import LockLost
 
     running = threading.Event()
@@ -138,13 +148,22 @@ def run(
         code, was_lost = 0, grant.lost
         try:
             if not was_lost:
-                environment = {
-                    **os.environ,
+                mark = secrets.token_hex(8)
+                inherited = os.environ if environment is None else environment
+                own = {
+                    **inherited,
                     "SQLSEM_RESOURCE": grant.resource,
                     "SQLSEM_POSITION": str(grant.position),
                     "SQLSEM_FENCE": str(grant.fence),
+                    # What it must not wait for: all this is held until it has ended.
+                    nesting.HELD: nesting.tell(grant, inherited),
+                    # Of those above us, too, who shall find what is below them.
+                    MARKS: ":".join([*filter(None, [inherited.get(MARKS)]), mark]),
                 }
-                code = _supervise(command, environment, events, guard, kill_after, running, lambda p: started(grant, p))
+                with _adopting() as adopts:
+                    code = _supervise(
+                        command, own, mark, adopts, events, guard, kill_after, running, lambda p: started(grant, p)
+                    )
         finally:
             ended.set()
             try:
@@ -191,6 +210,8 @@ def _acquire(lock: Lock, timeout: float | None, events: SimpleQueue[tuple[str, i
 def _supervise(
     command: Sequence[str],
     environment: Mapping[str, str],
+    mark: str,
+    adopts: bool,
     events: SimpleQueue[tuple[str, int]],
     guard: _Guard,
     kill_after: float,
@@ -201,13 +222,14 @@ def _supervise(
     from queue import Empty
 
     terminal = _has_terminal()
+    ours = frozenset(_children()) if adopts else None
     # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
     child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
         command, env=environment, close_fds=not POSIX, start_new_session=POSIX and not terminal
     )
     running.set()
-    whole = POSIX and not terminal
-    guard.watch(child.pid, whole)
+    tree = _Tree(child.pid, POSIX and not terminal, mark, ours)
+    guard.watch(tree)
     started(child.pid)
     if not POSIX:
         import threading
@@ -223,14 +245,16 @@ def _supervise(
                 what, number = events.get(timeout=NET)
             except Empty:
                 continue
+            if what == "child" and ours is not None:
+                _bury({*ours, child.pid})
             if what == "lost":
-                _end(child.pid, whole, kill_after, lambda: child.poll() is not None)
+                _end(tree, kill_after, lambda: child.poll() is not None)
             elif what == "signal" and child.poll() is None:
                 name = signal.Signals(number).name
                 if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
-                    _send(child.pid, number, whole)
+                    _send(child.pid, number, tree.whole)
     except BaseException:
-        _end(child.pid, whole, kill_after, lambda: child.poll() is not None)
+        _end(tree, kill_after, lambda: child.poll() is not None)
         raise
     finally:
         guard.dismiss()
@@ -283,63 +307,142 @@ def _send(pid: int, number: int, whole: bool) -> None:
 
 def _processes() -> dict[int, tuple[int, int, str]]:
     """Every process's parent, session and time of birth; nothing where there is no /proc. Zombies are left out."""
-    found: dict[int, tuple[int, int, str]] = {}
     try:
         names = os.listdir("/proc") if sys.platform == "linux" else []
     except OSError:
         names = []
-    for name in names:
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields and fields[0] not in (b"Z", b"X"):
-                found[int(name)] = (int(fields[1]), int(fields[3]), fields[19].decode())
-    return found
+    return {int(name): found for name in names if name.isdigit() and (found := _process(int(name))) is not None}
 
 
-def _family(root: int, whole: bool) -> dict[int, str]:
-    """The process with its descendants and, when it leads a session, that session's members: number and birth."""
-    processes = _processes()
-    found = {root}
-    grown = True
-    while grown:
-        more = {
-            pid for pid, (parent, session, _) in processes.items() if parent in found or (whole and session == root)
-        }
-        grown = not more <= found
-        found |= more
-    return {pid: processes[pid][2] for pid in found if pid in processes}
+def _process(pid: int) -> tuple[int, int, str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if not fields or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[1]), int(fields[3]), fields[19].decode()
 
 
-def _end(root: int, whole: bool, patience: float, ended: Callable[[], bool]) -> None:
+class _Tree:
+    """The command, and how to find what it has started."""
+
+    def __init__(self, root: int, whole: bool, mark: str, ours: frozenset[int] | None) -> None:
+        self.root = root
+        self.born = (_process(root) or (0, 0, ""))[2]  # its number may be another's one day
+        self.whole = whole  # it leads a session of its own
+        self.mark = mark  # one of those in the environment of what it started
+        self.ours = ours  # our other children, when those that lose their parents become ours; else None
+
+    def family(self) -> dict[int, str]:
+        """The process with all that it started, as far as that is found: number and birth."""
+        processes = _processes()
+        me = os.getpid()
+        found = {pid for pid in processes if self.mark in _marks(pid)}
+        if self.root in processes and processes[self.root][2] == self.born:
+            found.add(self.root)
+        if self.ours is not None:
+            found |= {pid for pid, (parent, _, _) in processes.items() if parent == me and pid not in self.ours}
+        grown = True
+        while grown:
+            more = {
+                pid
+                for pid, (parent, session, _) in processes.items()
+                if parent in found or (self.whole and session == self.root)
+            }
+            grown = not more <= found
+            found |= more
+        found.discard(me)
+        return {pid: processes[pid][2] for pid in found if pid in processes}
+
+
+def _marks(pid: int) -> list[str]:
+    """The marks in a process's environment, where we may look at that."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read()
+    except OSError:
+        return []
+    for one in environment.split(b"\0"):
+        name, _, value = one.partition(b"=")
+        if name == MARKS.encode():
+            return value.decode(errors="replace").split(":")
+    return []
+
+
+def _children() -> set[int]:
+    me = os.getpid()
+    return {pid for pid, (parent, _, _) in _processes().items() if parent == me}
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[bool]:
+    """While it lasts, descendants that lose their parents become our children (on Linux): whether it is so."""
+    prctl = None
+    if sys.platform == "linux":
+        import logging
+
+        try:
+            import ctypes
+
+            prctl = ctypes.CDLL(None, use_errno=True).prctl
+            if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "prctl")
+        except (ImportError, OSError, AttributeError) as exc:
+            logging.getLogger("sqlsem").info("A daemon that the command starts may survive the lock: %s", exc)
+            prctl = None
+    try:
+        yield prctl is not None
+    finally:
+        if prctl is not None:
+            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _bury(others: set[int]) -> None:
+    """Collect what has become our child and has ended; the others are awaited elsewhere."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in others:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+
+def _end(tree: _Tree, patience: float, ended: Callable[[], bool]) -> None:
     """SIGTERM for a process and what it started; after ``patience`` seconds SIGKILL for what is left of them."""
+    root, whole = tree.root, tree.whole
     if not POSIX:
         os.kill(root, signal.SIGTERM)  # which is TerminateProcess there
         return
-    family = _family(root, whole)
+    family = tree.family()
 
     def left() -> set[int]:
         now = _processes()
         return {pid for pid, born in family.items() if pid in now and now[pid][2] == born}
 
     if patience > 0:
-        _send(root, signal.SIGTERM, whole)
+        if whole or not ended():
+            _send(root, signal.SIGTERM, whole)
         for pid in family:
             if pid != root and not (whole and _group(pid) == root):
                 _send(pid, signal.SIGTERM, False)
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if ended() and not left() and not (whole and _group_exists(root)):
-                return
+                break
             time.sleep(LOOK)
-    family.update(_family(root, whole) if whole or not ended() else {})
-    if not ended() or (whole and _group_exists(root)):
-        _send(root, signal.SIGKILL, whole)
-    for pid in left() - {root}:
-        _send(pid, signal.SIGKILL, False)
+    for _ in range(3):  # what is being forked meanwhile is found the next time
+        family.update(tree.family())
+        if not ended() or (whole and _group_exists(root)):
+            _send(root, signal.SIGKILL, whole)
+        alive = left() - {root}
+        for pid in alive:
+            _send(pid, signal.SIGKILL, False)
+        if not alive:
+            return
 
 
 def _group_exists(number: int) -> bool:
@@ -388,11 +491,11 @@ class _Guard:
             logging.getLogger("sqlsem").info("No guard here: the command would survive a kill -9 of sqlsem run")
         return self
 
-    def watch(self, pid: int, whole: bool) -> None:
-        self._tell(f"{pid} {int(whole)}\n")
+    def watch(self, tree: _Tree) -> None:
+        self._tell(f"{tree.root} {int(tree.whole)} {tree.mark}\n")
 
     def dismiss(self) -> None:
-        self._tell("0 0\n")
+        self._tell("0 0 -\n")
 
     def _tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -416,24 +519,23 @@ class _Guard:
 
 def _guard(patience: float) -> None:
     """The guard's side: remember whom to end, and end it when the pipe closes."""
-    root, whole, born = 0, False, ""
+    tree = _Tree(0, False, "", None)
     for line in sys.stdin:
-        root, flag = map(int, line.split())
-        whole = bool(flag)
-        born = _processes().get(root, (0, 0, ""))[2]
+        root, whole, mark = line.split()
+        tree = _Tree(int(root), whole == "1", mark, None)
 
     def ended() -> bool:
-        now = _processes()
-        if now:
-            return root not in now or now[root][2] != born
+        if sys.platform == "linux" and os.path.isdir("/proc/self"):
+            now = _process(tree.root)
+            return now is None or now[2] != tree.born
         try:
-            os.kill(root, 0)
+            os.kill(tree.root, 0)
         except OSError:
             return True
         return False
 
-    if root and (whole or not ended()):
-        _end(root, whole, patience, ended)
+    if tree.root:
+        _end(tree, patience, ended)
 
 
 if __name__ == "__main__":

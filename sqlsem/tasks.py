@@ -23,15 +23,30 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlsem.bodies import Call, Shell, Sql, as_json, encode, run, told
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, TaskFailed, Timeout
-from sqlsem.model import MAX_INT, MAX_NOTE, Attempt, Claimed, End, NewTask, QueueState, TaskEntry, check_name, monotonic
+from sqlsem.model import (
+    MAX_INT,
+    MAX_NOTE,
+    Attempt,
+    Claimed,
+    Duration,
+    End,
+    NewTask,
+    QueueState,
+    TaskEntry,
+    check_duration,
+    check_name,
+    monotonic,
+)
+from sqlsem.options import PutOptions, check_options
 from sqlsem.workers import Worker
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sqlsem.coordinator import Coordinator
     from sqlsem.engines.base import Session
 
@@ -41,6 +56,8 @@ log = logging.getLogger("sqlsem")
 
 #: Tasks that one statement puts, and the characters of their bodies (unless it is one): it must not keep the pings out.
 BULK, BULK_TEXT = 500, 4_000_000
+#: The longest time that a task may be kept back, or a queue waited for: some ten years.
+LATEST = 3.2e8
 #: Seconds between two looks at a queue with nothing to do: at first, and at the most.
 SHORTEST, LONGEST = 0.003, 0.5
 
@@ -209,7 +226,7 @@ class Queue:
 
         return default()
 
-    def put(self, body: Any, **options: Any) -> int:
+    def put(self, body: Any, **options: Unpack[PutOptions]) -> int:
         """Put one task; returns its number.
 
         Args:
@@ -222,6 +239,7 @@ class Queue:
 
         >>> sqlsem.queue("nightly").put({"table": "customers"}, note="daily")  # doctest: +SKIP
         """
+        check_options("put()", options, PutOptions.__optional_keys__)
         return self.put_many([body], **options)[0]
 
     def put_many(
@@ -229,9 +247,9 @@ class Queue:
         bodies: Iterable[Any],
         *,
         order: int = 0,
-        after: float | timedelta = 0.0,
+        after: Duration = 0.0,
         max_attempts: int = 1,
-        backoff: float = 1.0,
+        backoff: Duration = 1.0,
         on_failure: str | None = None,
         note: str | None = None,
     ) -> list[int]:
@@ -242,10 +260,10 @@ class Queue:
         Args:
             bodies: See `put`.
             order: Lower ones first; the task waits until every task of a lower order has ended.
-            after: Seconds (or a timedelta) before which it is not claimed.
+            after: How long it is not claimed: seconds, ``"10m"`` or a `timedelta`.
             max_attempts: How often it is tried before it has failed. (An attempt whose worker dies does not count, up
                 to five times.)
-            backoff: Seconds before the second attempt, about; twice that before the third, and so on up to 300.
+            backoff: How long before the second attempt, about; twice that before the third, and so on up to 300 s.
             on_failure: ``'stop'``: a failed task holds up all later orders until somebody retries or cancels it.
                 ``'continue'``: it does not. Left out, as the queue has it.
             note: Words for whoever looks at the queue.
@@ -264,9 +282,9 @@ class Queue:
             "json",
             "",
             order,
-            _check_delay("after", after),
+            check_duration("after", after, most=LATEST),
             max_attempts,
-            _check_delay("backoff", backoff, 300.0),
+            check_duration("backoff", backoff, most=300.0),
             self._on_failure if on_failure is None else _check_on_failure(on_failure),
             note,
         )
@@ -281,8 +299,8 @@ class Queue:
             self._coordinator.ring()
         return numbers
 
-    def claim(self, wait: float | None = None) -> Iterator[Task]:
-        """Claim one task after the other; ends when nothing came for ``wait`` seconds (None: never; 0: at once).
+    def claim(self, wait: Duration | None = None) -> Iterator[Task]:
+        """Claim one task after the other; ends when nothing came for so long (None: never; 0: at once).
 
         End each task with its ``with`` block before the next is claimed; leaving the loop is enough to stop.
         Raises `Unavailable` when the database is out of reach for longer than the coordinator's ``retry``.
@@ -291,10 +309,9 @@ class Queue:
         ...     with task:
         ...         load(task.body)
         """
-        if wait is not None:
-            _check_delay("wait", wait)
+        seconds = None if wait is None else check_duration("wait", wait, most=LATEST)
         while True:
-            task = self._wait_for_one(wait)
+            task = self._wait_for_one(seconds)
             if task is None:
                 return
             yield task
@@ -383,32 +400,32 @@ class Queue:
         """What is left to do, now."""
         return self._coordinator._member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left that could run; False when that takes longer than ``timeout`` seconds."""
-        if timeout is not None:
-            _check_delay("timeout", timeout)
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait until nothing is left that could run; False when that takes longer than ``timeout``."""
+        seconds = math.inf if timeout is None else check_duration("timeout", timeout, most=LATEST)
         began, pause = monotonic(), SHORTEST
         while True:
             rung = self._coordinator.rung
             state = self.state()
             if state.done or state.stuck:
                 return True
-            left = math.inf if timeout is None else timeout - (monotonic() - began)
+            left = seconds - (monotonic() - began)
             if left <= 0:
                 return False
             self._coordinator.await_ring(rung, min(pause, left))
             pause = min(pause * 1.5, LONGEST)
             self._recover()
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout: Duration | None = None) -> None:
         """As `wait`, and raises `TaskFailed` when a task failed that was not put with ``on_failure='continue'``,
         `Timeout` when time is up.
 
-        >>> sqlsem.queue("nightly").join(timeout=3600)  # doctest: +SKIP
+        >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
         """
-        if not self.wait(timeout):
+        seconds = None if timeout is None else check_duration("timeout", timeout, most=LATEST)
+        if not self.wait(seconds):
             raise Timeout(
-                f"Queue {self.name!r} still has work after {timeout:g} s; see: sqlsem tasks {self.name}",
+                f"Queue {self.name!r} still has work after {seconds:g} s; see: sqlsem tasks {self.name}",
                 resource=self.name,
             )
         state = self.state()
@@ -457,13 +474,6 @@ def _check_on_failure(value: str) -> str:
     if value not in ("stop", "continue"):
         raise ConfigurationError(f"on_failure is 'stop' or 'continue', not {value!r}")
     return value
-
-
-def _check_delay(what: str, value: float | timedelta, most: float = 3.2e8) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= most:
-        raise ConfigurationError(f"{what} must be from 0 to {most:g} seconds, not {value!r}")
-    return float(seconds)
 
 
 def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinator | None = None) -> Queue:

@@ -128,6 +128,10 @@ class Lock:
     def release(self) -> None:
         self._loop.call(self.inner.release)
 
+    def locked(self) -> bool:
+        found: bool = self._loop.call(self.inner.locked)
+        return found
+
     @property
     def grant(self) -> Grant:
         async def grant() -> Grant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import inspect
 import json
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 import sqlsem
 from sqlsem.engines import of_url
@@ -101,12 +104,11 @@ class PostgresServer:
         _let_in(data)
         _run("initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "--username=postgres", "-D", str(data))
         (data / "pg_hba.conf").write_text(
-            f"local all all trust\nhost all {cls.CAREFUL} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+            f"local all all trust\nhost all {cls.CAREFUL} 127.0.0.1/32 scram-sha-256\n"
+            "host all,replication all 127.0.0.1/32 trust\n"
         )
-        port = free_port()
         lines = {
             "listen_addresses": "127.0.0.1",
-            "port": str(port),
             "unix_socket_directories": "",
             "max_connections": "300",
             "shared_buffers": "32MB",
@@ -114,11 +116,45 @@ class PostgresServer:
             "log_lock_waits": "off",
             **(settings or {}),
         }
-        with (data / "postgresql.conf").open("a") as file:
-            file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+        return cls._begin(directory, lines)
+
+    @classmethod
+    def _begin(cls, directory: Path, settings: Mapping[str, str]) -> PostgresServer:
+        port = free_port()
+        with (directory / "data" / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in {**settings, "port": str(port)}.items())
         server = cls(directory, port)
         server.start()
         return server
+
+    def create_standby(self, directory: Path) -> PostgresServer:
+        """A standby of this server in ``directory``, started. It streams what this one writes."""
+        directory.mkdir(parents=True, exist_ok=True)
+        data = directory / "data"
+        data.mkdir()
+        data.chmod(0o700)
+        _let_in(data)
+        _run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "--no-sync", "-D", str(data), "-d", self.url())
+        return self._begin(directory, {})
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        _run("pg_ctl", "promote", "-w", "-t", "60", "-D", self._data)
+
+    def rewind(self, source: PostgresServer) -> None:
+        """Make this one, which was the primary and is stopped, a standby of ``source``. Start it."""
+        _run("pg_rewind", "-R", "--no-sync", "-D", self._data, f"--source-server={source.url()}")
+        with Path(self._data, "postgresql.conf").open("a") as file:  # it took over the other's
+            file.write(f"port = '{self.port}'\n")
+
+    def dump(self, url: str) -> bytes:
+        """A database, as pg_dump writes it."""
+        return subprocess.run([_binaries() / "pg_dump", "-Fc", url], check=True, capture_output=True).stdout
+
+    def restore(self, dump: bytes, url: str) -> None:
+        """Replace what is in a database by what was dumped."""
+        words = ["--clean", "--if-exists", "--exit-on-error", f"--dbname={url}"]
+        subprocess.run([_binaries() / "pg_restore", *words], check=True, input=dump)
 
     @property
     def _data(self) -> str:
@@ -142,9 +178,17 @@ class PostgresServer:
         self.stop(mode)
         self.start()
 
-    def kill(self) -> None:
-        """SIGKILL to the postmaster; its children notice by themselves."""
-        os.kill(self.pid, signal.SIGKILL)
+    def kill(self, *, everybody: bool = False) -> float:
+        """SIGKILL to the postmaster; its children notice by themselves, unless they are killed as well. The time when
+        it was done.
+        """
+        postmaster = psutil.Process(self.pid)
+        children = postmaster.children(recursive=True) if everybody else []
+        for process in (postmaster, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs([postmaster, *children], PATIENCE)
+        return time.monotonic()
 
     def log(self) -> str:
         return Path(self._data, "log").read_text(errors="replace")
@@ -477,6 +521,22 @@ class Child:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 if stream is not None:
                     stream.close()
+
+
+def keep_to_the_permissions() -> None:
+    """In a child that runs as root: give up root's right to pass over permissions of files. (Not another user: where
+    Python lives in root's closed home, nobody else can import anything.)
+    """
+    if os.geteuid() != 0:
+        return
+    assert sys.platform == "linux", "run the tests as an ordinary user on this system"
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version with 64 bits, this thread
+    sets = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    for one in (0, 1):  # effective, permitted
+        sets[one] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 
 # -- histories ------------------------------------------------------------------------------------------------------

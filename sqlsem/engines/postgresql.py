@@ -92,9 +92,11 @@ class PostgresEngine(Engine):
     def where(self) -> str:
         if self.creator is not None:
             return "the PostgreSQL database of creator="
-        host = self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost"
-        port = self._parameters.get("port") or "5432"
-        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {host}:{port}"
+        hosts = str(self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost").split(",")
+        ports = str(self._parameters.get("port") or "").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports  # one for all
+        places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
+        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
 
     @property
     def tls_mode(self) -> str:
@@ -189,6 +191,19 @@ class PostgresWire(Wire):
         self._given_up = False
         self._known: dict[str, bytes] = {}  # the statements prepared so far
         self._encoding = connection.info.encoding
+        self._unsure = ""  # what the server said about a commit that may be lost in a failover
+        connection.add_notice_handler(self._noticed)
+
+    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        # (Its text may be in any language.)
+        if diagnostic.source_function == "SyncRepWaitForLSN":
+            self._unsure = diagnostic.message_primary or "a commit was not replicated"
+
+    def _require_replicated(self) -> None:
+        """Somebody cancelled a commit that waited for a standby: it stands on this server only. To be repeated."""
+        if self._unsure:
+            text, self._unsure = self._unsure, ""
+            raise Busy(f"{self._engine.where}: {text}")
 
     def _setup(self, purpose: str) -> dict[str, str]:
         """The parameters of the statement that makes a new connection ready."""
@@ -202,6 +217,8 @@ class PostgresWire(Wire):
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
+        if isinstance(exc, errors.QueryCanceled):  # by an administrator, or a statement_timeout that is not ours to set
+            return Busy(f"{where}: {text}")
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
@@ -221,7 +238,8 @@ class PostgresWire(Wire):
                 f"_worker, for what these do) to this login (see: sqlsem sql postgresql permissions)"
             )
         if isinstance(exc, errors.ReadOnlySqlTransaction):
-            return Unavailable(f"{where} is read-only (a standby?): {text}")
+            self._given_up = True  # the primary that it was may be another one by now: look for that
+            return Disconnected(f"{where} is read-only (a standby?): {text}")
         if isinstance(exc, (errors.InvalidSqlStatementName, errors.DuplicatePreparedStatement)):
             return ConfigurationError(
                 f"{where}: {text}: this connection changed sessions (a pooler in transaction mode?); "
@@ -254,6 +272,7 @@ class PostgresWire(Wire):
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
         (result,) = yield generators.execute(pgconn)
         self._require(result, psycopg.pq.ExecStatus.TUPLES_OK)
+        self._require_replicated()
         return [result.get_value(0, column) for column in range(result.nfields)]
 
     def _require(self, result: psycopg.pq.abc.PGresult, status: psycopg.pq.ExecStatus) -> None:
@@ -288,12 +307,39 @@ class PostgresSession(PostgresWire, Session):
         self._call: Callable[..., Sequence[Any]] = self._first if self._options.lease is not None else self._prepared
 
     def prepare(self, purpose: str) -> None:
+        lease = self._options.lease is not None
+        if lease or purpose in ("main", "look"):
+            pid = self._backend()
+            if pid != self._connection.info.backend_pid:  # a pooler stands between
+                if lease or purpose == "look":
+                    return  # what is set on a session here would be set for whoever is lent it next
+                self._require_own_session(pid)
         self._run("session", self._setup(purpose))
+
+    def _backend(self) -> int:
+        return int(self._run("backend")[0][0])
+
+    def _require_own_session(self, pid: int) -> None:
+        """Refuse a beacon where connections share sessions: lent by the transaction or the statement, an idle session
+        goes to whoever asks next.
+        """
+        other = self._engine.reach("look")
+        try:
+            lent = other._backend() == pid or self._backend() != pid
+        finally:
+            other.close()
+        if lent:
+            raise ConfigurationError(
+                f"{self._engine.where}: a pooler lends sessions out by the transaction, and a beacon needs one of its "
+                f"own; connect with lease=30 (--lease 30), past the pooler, or have it pool sessions"
+            )
 
     def _run(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         try:
             self._cursor.execute(self._queries[name], parameters)
-            return self._cursor.fetchall()
+            rows = self._cursor.fetchall()
+            self._require_replicated()
+            return rows
         except psycopg.Error as exc:
             raise self._translate(exc) from exc
         except BaseException:
@@ -796,6 +842,10 @@ class AsyncPostgresSession(PostgresWire, AsyncSession):
     async def prepare(self, purpose: str) -> None:
         """Make a connection ready that was just opened."""
         try:
+            if self._options.lease is not None:
+                cursor = await self._connection.execute(self._queries["backend"])
+                if await cursor.fetchone() != (self._connection.info.backend_pid,):
+                    return  # see PostgresSession
             await self._connection.execute(self._queries["session"], self._setup(purpose))
         except psycopg.Error as exc:
             raise self._translate(exc) from exc

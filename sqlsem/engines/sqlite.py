@@ -13,17 +13,17 @@ import os
 import random
 import re
 import sqlite3
+import stat
 import threading
 import time
 import urllib.parse
-import uuid
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import filelock
+import platformdirs
 
 from sqlsem import deadlocks
 from sqlsem.engines.base import (
@@ -37,7 +37,9 @@ from sqlsem.engines.base import (
     Options,
     Plan,
     Session,
+    setting_number,
 )
+from sqlsem.engines.beacons import Beacon, Beacons
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import (
     READ,
@@ -72,6 +74,8 @@ SHARE, SLOWEST = 0.05, 0.5
 #: How often the next in line tests whether those ahead of it still live. Who is further back does so more seldom, too.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 LAST = 2**63 - 1
+#: Seconds after which a beacon that nobody holds and no member names is somebody's rest.
+ORPHANED = 60.0
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE = 60.0
 
@@ -87,15 +91,23 @@ class SqliteEngine(Engine):
         super().__init__(url, options, creator)
         if creator is not None:
             raise ConfigurationError("SQLite takes a file, not creator=; write sqlite:///file.db")
-        location = urllib.parse.unquote(url.partition("://")[2].partition("?")[0])
+        location, _, query = url.partition("://")[2].partition("?")
+        location = urllib.parse.unquote(location)
         # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
         location = location[1:] if location.startswith("/") else location
         if not location or location == ":memory:":
             raise ConfigurationError(
                 "An SQLite database in memory cannot be shared with other processes; name a file: sqlite:///file.db"
             )
+        if "\0" in location:
+            raise ConfigurationError("The path of the SQLite file has a NUL character (%00) in it; remove that")
+        self._mode = _mode(query)
+        self.creates = self._mode == "rwc"
         self.path = Path(location).expanduser().absolute()
-        self.beacons = self.path.with_name(self.path.name + "-members")
+        #: Whether it is in this user's own folder, and so nobody else's business.
+        self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
+        self._private_since: int | None = None  # checked by this process
+        self.beacons = Beacons(self.path, private=self.private)
 
     @property
     def where(self) -> str:
@@ -104,10 +116,49 @@ class SqliteEngine(Engine):
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            if not (self.creates or self.path.exists()):
+                raise SchemaError(f"{self.where} is not there; check the path, or create it with: sqlsem init")
+            if self.private and self._private_since != os.getpid():
+                self._make_private()
+                self._private_since = os.getpid()
+            elif self.creates:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            place: Any = self.path
+            if not self.creates:
+                place = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"
+            return sqlite3.connect(
+                place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
+            )
         except (OSError, sqlite3.Error) as exc:
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
+
+    def _make_private(self) -> None:
+        """The default database is its user's alone, whatever the umask: those who can read it see what is locked and
+        can keep the dead alive; those who can write it hold every lock.
+        """
+        if os.name != "posix":
+            return  # a user's folder is closed to others there
+        folder = self.path.parent
+        if self.creates:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        owner, mine = folder.stat().st_uid, os.geteuid()
+        if owner != mine:
+            raise ConfigurationError(
+                f"The folder {folder} belongs to {user_name(owner)}, not to {user_name(mine)}: whoever it belongs to "
+                f"could do anything with the locks in it. Set $HOME (or $XDG_STATE_HOME) to a folder of your own, or "
+                f"name the database in $SQLSEM_URL"
+            )
+        if self.creates:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        members = self.beacons.folder
+        for path in (folder, *(Path(f"{self.path}{end}") for end in ("", "-wal", "-shm", "-journal")), members):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                if found.st_mode & 0o077 and found.st_uid == mine and not stat.S_ISLNK(found.st_mode):
+                    log.warning("%s was open to other users (%s); closed", path, stat.filemode(found.st_mode))
+                    path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
 
     def reach(self, purpose: str) -> SqliteSession:
         return SqliteSession(self)
@@ -125,7 +176,7 @@ class SqliteSession(Session):
         self._options = engine.options
         self._queries = engine.queries()
         self._connection: sqlite3.Connection | None = None
-        self._beacon: filelock.BaseFileLock | None = None
+        self._beacon: Beacon | None = None
         self._interrupted = False
         self._given_up = False
         self._working: sqlite3.Connection | None = None  # runs the SQL of a task
@@ -137,7 +188,7 @@ class SqliteSession(Session):
 
     def prepare(self, purpose: str) -> None:
         """Create the tables where they are missing: nothing needs to be installed by hand."""
-        if self.settings() is None:
+        if self._engine.creates and self.settings() is None:
             self.install(self._engine.plan)
 
     def _open(self) -> sqlite3.Connection:
@@ -147,8 +198,9 @@ class SqliteSession(Session):
                 raise Disconnected(f"The connection to {self._engine.where} was closed")
             connection = self._engine.open()
             self._connection = connection
-            # One host only, so several may read while one writes.
-            self._rows("PRAGMA journal_mode = WAL")
+            if self._engine.creates:
+                # One host only, so several may read while one writes.
+                self._rows("PRAGMA journal_mode = WAL")
             # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
             self._rows("PRAGMA synchronous = NORMAL")
         return self._connection
@@ -164,6 +216,10 @@ class SqliteSession(Session):
         try:
             return self._execute(statement, parameters, fetch)
         except sqlite3.Error as exc:
+            if "Could not decode" in str(exc) and fetch and self._connection is not None:
+                # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
+                self._connection.text_factory = _text
+                return self._try(statement, parameters, fetch)
             if not _is_busy(exc):
                 raise self._translate(exc) from exc
         # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
@@ -244,15 +300,11 @@ class SqliteSession(Session):
         """Take a new beacon; None where a lease stands for it."""
         if self._options.lease is not None:
             return None
-        name = uuid.uuid4().hex
-        try:
-            self._engine.beacons.mkdir(exist_ok=True)
-            beacon = filelock.FileLock(self._engine.beacons / name, thread_local=False)
-            beacon.acquire(timeout=0)
-        except (OSError, filelock.Timeout) as exc:
-            raise Unavailable(f"Cannot lock a file in {self._engine.beacons}: {exc}; check its permissions") from exc
-        self._beacon = beacon
-        return name
+        with _busy:  # no fork comes between
+            before, self._beacon = self._beacon, self._engine.beacons.light()
+        if before is not None:
+            before.put_out()
+        return self._beacon.name
 
     def enrol(self, host: str, pid: int, program: str) -> int:
         lease = self._options.lease
@@ -261,6 +313,7 @@ class SqliteSession(Session):
             "host": host,
             "pid": pid,
             "program": program,
+            "login": user_name(),
             "grace": int(self._options.grace * 1000),
             "lease": None if lease is None else int(lease * 1000),
         }
@@ -276,13 +329,14 @@ class SqliteSession(Session):
 
     def ping(self, member_id: int) -> Pulse:
         # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
-        beacon_is_gone = self._beacon is not None and not os.path.exists(self._beacon.lock_file)
-        if beacon_is_gone and not self.resume(member_id):
-            return Pulse(False)
+        if self._beacon is not None:
+            self._beacon.touch()
+            if not self._beacon.in_place and not self.resume(member_id):
+                return Pulse(False)
         member = self._one("member", (member_id,))
         if member is None:
             return Pulse(False)
-        _, _, lease_until, missing_since, _ = member
+        _, _, lease_until, missing_since, *_ = member
         if lease_until is not None or missing_since is not None:
             with _busy, self._writing():
                 if self._query("renew", (member_id,)).rowcount != 1:
@@ -292,16 +346,14 @@ class SqliteSession(Session):
 
     def resign(self, member_id: int) -> None:
         with _busy, self._writing():
-            self._query("resign", (member_id,))
             self._bury(member_id, "released")
+            self._query("resign", (member_id,))
         self._put_out()
 
     def _put_out(self) -> None:
         if self._beacon is not None:
             beacon, self._beacon = self._beacon, None
-            with contextlib.suppress(OSError):
-                os.unlink(beacon.lock_file)
-            beacon.release()
+            beacon.put_out()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -371,13 +423,13 @@ class SqliteSession(Session):
             return self._remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
 
     def _remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
-        values = {"resource": resource, "position": position, "requesting_id": requesting_id, "outcome": outcome}
-        self._query("keep_one", values)
-        del values["outcome"]
+        values = {"resource": resource, "position": position, "requesting_id": requesting_id}
+        self._query("keep_one", {**values, "outcome": outcome, "login": user_name()})
         return self._query("delete_one", values).rowcount == 1
 
-    def _bury(self, member_id: int, outcome: str) -> int:
-        self._query("keep_all", {"member": member_id, "outcome": outcome})
+    def _bury(self, member_id: int, outcome: str, seen: float | None = None) -> int:
+        """End all rows of a member, which is still there to tell who it was."""
+        self._query("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
         return self._query("delete_all", {"member": member_id}).rowcount
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -470,7 +522,7 @@ class SqliteSession(Session):
         """Change what a row is from now on, and write down what it was until now."""
         if outcome == "upgraded":
             self._query("set_access", {**key, "access": READ})
-        self._query("keep_one", {**key, "requesting_id": None, "outcome": outcome})
+        self._query("keep_one", {**key, "requesting_id": None, "outcome": outcome, "login": None})
         self._query("set_access", {**key, "access": access})
         self._query("grant", key)
 
@@ -559,7 +611,7 @@ class SqliteSession(Session):
         if member is None:
             with _busy, self._writing():
                 return self._bury(member_id, "reaped") > 0
-        _, grace_ms, _, _, now = member
+        _, grace_ms, _, _, now, _ = member
         row = self._one("row", key)
         if row is not None and row[6] is not None and row[6] + grace_ms / 1000 <= now:
             with _busy, self._writing():
@@ -571,41 +623,43 @@ class SqliteSession(Session):
         member = self._one("member", (member_id,))
         if member is None:
             return False
-        beacon, _, lease_until, missing_since, now = member
-        dead = False
-        if lease_until is None:
-            found = self._test_beacon(beacon)
-            if found is True:
+        beacon, _, lease_until, missing_since, now, seen_at = member
+        with self._engine.beacons.look(beacon) as look:
+            dead = False
+            if lease_until is None:
+                if look.held:
+                    return False
+                dead = look.held is False
+                if not dead and missing_since is None:
+                    with _busy, self._writing():
+                        self._query("miss", {"member": member_id, "beacon": beacon})
+            elif lease_until >= now:
                 return False
-            dead = found is False
-            if not dead and missing_since is None:
-                with _busy, self._writing():
-                    self._query("miss", {"member": member_id, "beacon": beacon})
-        elif lease_until >= now:
-            return False
-        with _busy, self._writing():
-            if self._query("give_up", {"member": member_id, "beacon": beacon, "dead": dead}).rowcount != 1:
-                return False
-            self._bury(member_id, "reaped")
-        if beacon is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._engine.beacons / beacon)
+            with _busy, self._writing():
+                if self._one("given_up", {"member": member_id, "beacon": beacon, "dead": dead}) is None:
+                    return False
+                self._bury(member_id, "reaped", min(now, max(seen_at, look.seen or 0.0)))
+                self._query("resign", (member_id,))
+            look.remove()
         return True
 
-    def _test_beacon(self, beacon: str) -> bool | None:
-        """True: held. False: its holder is dead. None: there is no such file, which tells nothing."""
-        path = self._engine.beacons / beacon
-        if not path.exists():
-            return None
-        probe = filelock.FileLock(path, thread_local=False)
-        try:
-            probe.acquire(timeout=0)
-        except filelock.Timeout:
-            return True
-        except OSError as exc:
-            raise Unavailable(f"Cannot test {path}: {exc}; check its permissions") from exc
-        probe.release()
-        return False
+    def _missing(self, row: Sequence[Any]) -> tuple[bool, float | None]:
+        """Whether the member that the last columns of a row tell of is dead, so that whoever may removes it; and for
+        how many seconds it has been missing. Writes nothing.
+        """
+        grace, owned, beacon, lease_until, missing_since, seen_at, now = row[-7:]
+        if not owned:
+            return False, None
+        if grace is None:  # the member is not there any more, its row is anybody's to remove
+            return True, None
+        if lease_until is not None:
+            return lease_until < now, now - seen_at if lease_until < now else None
+        with self._engine.beacons.look(beacon) as look:
+            if look.held:
+                return False, None
+            since = missing_since if missing_since is not None else min(now, max(seen_at, look.seen or 0.0))
+            dead = look.held is False or (missing_since is not None and missing_since + grace <= now)
+        return dead, max(0.0, now - since)
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
         if self._one("holds_and_waits", (member_id,)) is None:
@@ -635,21 +689,33 @@ class SqliteSession(Session):
     # -- what people see and operators do -----------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
-        rows: list[list[Any]] = [list(row) for row in self._all("entries", {"resource": resource})]
-        for row in rows:
-            row[13:15] = map(_time, row[13:15])
-        return [Entry(*row) for row in rows]
+        entries = []
+        for row in self._all("entries", {"resource": resource}):
+            dead, missing_for = self._missing(row)
+            shown = _shown(row[:-6], 13, 14)
+            shown[16] = missing_for
+            if dead:
+                shown[2] = "dead"
+            entries.append(Entry(*shown))
+        return entries
 
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        rows: list[list[Any]] = [list(row) for row in self._all("past", {"resource": resource, "most": most})]
-        for row in rows:
-            row[7:10] = map(_time, row[7:10])
-        return [Past(*row) for row in rows]
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        which = {"resource": resource, "most": most, "since": since, "until": until, "outcome": outcome}
+        return [Past(*_shown(row, 7, 8, 9)) for row in self._all("past", which)]
 
     def resources(self) -> list[Resource]:
         waits: dict[str, list[bool]] = {}
         for entry in self.entries(None):
-            waits.setdefault(entry.resource, []).append(entry.state == "waits")
+            if entry.state != "dead":
+                waits.setdefault(entry.resource, []).append(entry.state == "waits")
         return [
             Resource(name, cap, bool(paused), stale, waits.get(name, []).count(False), waits.get(name, []).count(True))
             for name, cap, paused, stale in self._all("resources")
@@ -662,7 +728,7 @@ class SqliteSession(Session):
 
     def revoke(self, position: int, force: bool) -> int:
         with _busy, self._writing():
-            self._query("revoke", (position,))
+            self._query("revoke", {"position": position, "login": user_name()})
             row = self._one("revoked_row", (position,))
             if row is None:
                 return -1
@@ -680,10 +746,22 @@ class SqliteSession(Session):
                 self._suspect(resource, position, row[3])
         self.recover_rounds(None, None)
         for member_id, beacon in self._all("idle_members"):
-            if beacon is None or self._test_beacon(beacon) is not True:
-                with _busy, self._writing():
-                    self._query("resign", (member_id,))
+            with self._engine.beacons.look(beacon) as look:
+                if not look.held:
+                    with _busy, self._writing():
+                        self._query("resign", (member_id,))
+                    look.remove()
+        self._sweep()
         return len(set(rows) - set(self._all("all_rows")))
+
+    def _sweep(self) -> None:
+        """Remove the files of those who died before they were members, or after they were removed."""
+        known = {row[0] for row in self._all("beacons")}
+        for name in self._engine.beacons.names():
+            if name not in known:
+                with self._engine.beacons.look(name) as look:
+                    if look.held is False and look.seen is not None and abs(time.time() - look.seen) > ORPHANED:
+                        look.remove()
 
     def prune(self, most: int) -> int:
         with _busy, self._writing():
@@ -693,6 +771,7 @@ class SqliteSession(Session):
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         numbers: list[int] = []
+        login = user_name()
         with _busy, self._writing():
             for number, task in enumerate(tasks, 1):
                 values = {
@@ -706,6 +785,7 @@ class SqliteSession(Session):
                     "backoff": round(task.backoff * 1000),
                     "uid": f"{uid}.{number}",
                     "after": task.after,
+                    "login": login,
                 }
                 self._query("put_task", values)
                 numbers.append(self._one("put_before", (values["uid"],))[0])
@@ -746,7 +826,10 @@ class SqliteSession(Session):
         """In the transaction that grants, claims or starts something: see `Session`. Beacons are files, and tell
         without a sign.
         """
-        if self._options.lease is not None and self._query("renew_old", (member_id,)).rowcount != 1:
+        if self._options.lease is None:
+            if self._beacon is not None:
+                self._beacon.touch(self._options.grace / 8)
+        elif self._query("renew_old", (member_id,)).rowcount != 1:
             self._require_member(member_id)
 
     def end_task(self, member_id: int, end: End) -> str | None:
@@ -818,22 +901,38 @@ class SqliteSession(Session):
         return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
 
     def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        rows: list[list[Any]] = [
-            list(row) for row in self._all("list_tasks", {"queue": queue, "status": status, "most": most})
-        ]
-        for row in rows:
-            row[12:16] = map(_time, row[12:16])
-        return [TaskEntry(*row) for row in rows]
+        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": most}
+        if status in ("running", "lost"):
+            wanted["most"] = -1  # who is dead shows only when looked at
+        entries = []
+        for row in self._all("list_tasks", wanted):
+            shown = _shown(row[:-7], 12, 13, 14, 15)
+            if self._missing(row)[0]:
+                shown[6] = "lost"
+            if status is None or shown[6] == status:
+                entries.append(TaskEntry(*shown))
+        return entries[:most]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
-        rows: list[list[Any]] = [list(row) for row in self._all("task_attempts", {"task": task_id})]
-        for row in rows:
-            row[8:10] = map(_time, row[8:10])
-        return [Attempt(*row) for row in rows]
+        attempts = []
+        for row in self._all("task_attempts", {"task": task_id}):
+            shown = _shown(row[:-7], 8, 9)
+            if self._missing(row)[0]:
+                shown[2] = "lost"
+            attempts.append(Attempt(*shown))
+        return attempts
 
     def set_task(self, task_id: int, what: str) -> int:
+        runner = self._one("task_runner", (task_id,))
+        recovered = False
+        if runner is not None:
+            queue, member_id = runner
+            self._test_member(member_id)
+            recovered = self._one("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
         with _busy, self._writing():
             found = self._one("task_status", (task_id,))
+            if recovered and what == "retry" and found is not None and found[0] == "pending":
+                return 0
             if found is None:
                 return -1
             if found[0] == "running":
@@ -965,7 +1064,7 @@ class SqliteSession(Session):
                     self._query("reopen_round", {"round": round_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(window * 1000), "now": now}
-                    self._query("open_round", values)
+                    self._query("open_round", {**values, "login": user_name()})
                     round_id, opened, attempt = self._one("latest_round", (name,))[0], now, 0
                     for one in parts:
                         self._query("open_part", (round_id, one))
@@ -1056,13 +1155,13 @@ class SqliteSession(Session):
             return self._one("ended_then", key) is not None
 
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        rows: list[list[Any]] = [
-            list(row) for row in self._all("list_rounds", {"name": name, "round": round_id, "most": most})
-        ]
+        rows = self._all("list_rounds", {"name": name, "round": round_id, "most": most})
+        found = []
         for row in rows:
-            for column in (4, 5, 12, 13, 24, 25):
-                row[column] = _time(row[column])
-        return RoundEntry.of_rows(rows)
+            shown = _shown(row[:-7], 4, 5, 12, 13, 24, 25)
+            shown[28] = self._missing(row)[1]
+            found.append(shown)
+        return RoundEntry.of_rows(found)
 
     # -- upkeep -------------------------------------------------------------------------------------------------
 
@@ -1075,7 +1174,7 @@ class SqliteSession(Session):
         with _busy, self._writing():
             # Under the lock: somebody may just have done it.
             current = self.settings()
-            for version, text in plan(0 if current is None else int(current["schema_version"])):
+            for version, text in plan(0 if current is None else setting_number(current, "schema_version")):
                 for statement in _statements(text):
                     self._run(statement)
                 if version is not None:
@@ -1127,23 +1226,21 @@ class SqliteSession(Session):
         except Unavailable as exc:
             check("writable", False, str(exc), "Make the file and its folder writable for this user.")
 
-        name = f"doctor-{uuid.uuid4().hex}"
-        beacon = filelock.FileLock(engine.beacons / name, thread_local=False)
+        if os.name == "posix":
+            check("access", *_access(engine.path))
+
         try:
-            engine.beacons.mkdir(exist_ok=True)
-            beacon.acquire(timeout=0)
-            held = self._test_beacon(name) is True
-            beacon.release()
-            free = self._test_beacon(name) is not True
-            mend = "" if held and free else "This file system does not lock files; use a local one."
-            told = "a lock on a file excludes others, and is free again after"
-            check("beacon", held and free, told if held and free else "a locked file does not look locked", mend)
-        except (OSError, filelock.Timeout, Unavailable) as exc:
-            check("beacon", False, str(exc), f"Make the folder {engine.beacons} writable for this user.")
-        finally:
-            beacon.release()
-            with contextlib.suppress(OSError):
-                os.unlink(engine.beacons / name)
+            beacon = engine.beacons.light()
+            try:
+                with engine.beacons.look(beacon.name) as look:
+                    held = look.held is True
+            finally:
+                beacon.put_out()
+            mend = "" if held else "This file system does not lock files; use a local one."
+            told = "a lock on a file excludes others" if held else "a locked file does not look locked"
+            check("beacon", held, told, mend)
+        except Unavailable as exc:
+            check("beacon", False, str(exc), f"Make the folder {engine.beacons.folder} writable for this user.")
 
         left = shutil.disk_usage(engine.path.parent).free / 2**20
         told = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
@@ -1241,13 +1338,97 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
+def _mode(query: str) -> str:
+    """What ``?mode=`` says; there are no other options."""
+    options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    mode = options.pop("mode", "rwc")
+    if options or mode not in ("ro", "rw", "rwc"):
+        raise ConfigurationError(
+            f"?{query} is not known in the URL of an SQLite file; there are ?mode=ro (only look), ?mode=rw (the file "
+            f"must be there) and ?mode=rwc (it is created when it is not, as without)"
+        )
+    return mode
+
+
+def _access(path: Path) -> tuple[bool, str, str]:
+    """For doctor: who else may use the file."""
+    found, folder = path.stat(), path.parent.stat()
+    writes = reads = ""
+    for who, read, write, enter in (
+        (f"everybody in group {_group_name(found.st_gid)}", stat.S_IRGRP, stat.S_IWGRP, stat.S_IXGRP),
+        ("everybody on this host", stat.S_IROTH, stat.S_IWOTH, stat.S_IXOTH),
+    ):
+        if folder.st_mode & enter:
+            writes = who if found.st_mode & write else writes
+            reads = who if found.st_mode & read else reads
+    if writes:
+        return (
+            True,
+            f"{writes} may write it",
+            f"An SQLite file knows no roles: whoever may write it may take, keep and remove every lock, and put tasks "
+            f"that workers run. If that is not meant: chmod 600 {path}",
+        )
+    if reads:
+        return True, f"{user_name(found.st_uid)} may write it; {reads} may read names, notes and tasks", ""
+    return True, f"only {'this user' if found.st_uid == os.geteuid() else user_name(found.st_uid)} (and root)", ""
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def user_name(number: int | None = None) -> str:
+    """The name of an operating system's user (left out: who runs this process), or else the number."""
+    try:
+        import pwd
+    except ImportError:  # Windows
+        import getpass
+
+        return getpass.getuser()
+    if number is None:
+        number = os.geteuid()
+    if number not in _user_names:  # a directory service may take long to answer
+        try:
+            _user_names[number] = pwd.getpwuid(number).pw_name
+        except KeyError:
+            _user_names[number] = str(number)
+    return _user_names[number]
+
+
+_user_names: dict[int, str] = {}
+
+
 def _is_busy(exc: sqlite3.Error) -> bool:
     text = str(exc)
     return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text
 
 
-def _time(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _shown(row: Sequence[Any], *times: int) -> list[Any]:
+    """A row for people; ``times`` are the columns that hold one. SQLite keeps anything in any column, so what somebody
+    wrote by hand need not be what it should: that must not hide the other rows.
+    """
+    shown = [_text(value) if isinstance(value, bytes) else value for value in row]
+    for column in times:
+        shown[column] = _time(shown[column])
+    return shown
+
+
+def _time(seconds: object) -> datetime | None:
+    if not isinstance(seconds, (int, float)):
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):  # beyond the years that can be told
+        return None
 
 
 def _statements(text: str) -> Iterator[str]:

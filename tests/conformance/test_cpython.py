@@ -155,8 +155,9 @@ def test_what_is_free_cannot_be_released(make):
 
 
 @both
+@pytest.mark.parametrize("make", ["Lock", "RLock"], indirect=True)
 def test_released_by_another_thread_only_through_the_grant(make, bunch):
-    """Of a Lock and a Semaphore any thread may; of an RLock none."""
+    """(Of a Lock any thread may; of an RLock none. Of a Semaphore any, here too: see test_semaphores.py.)"""
     lock = make()
     lock.acquire()
     grant = lock.grant

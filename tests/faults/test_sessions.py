@@ -127,7 +127,7 @@ def test_a_beacon_that_is_cleaned_away_is_lit_again(agents, database, connect, n
     position = holder.hold("mutex", name)["position"]
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
-    folder = connect().engine.beacons
+    folder = connect().engine.beacons.folder
 
     def beacons():
         return {row[0] for row in database.rows("SELECT beacon FROM sqlsem_member")}

@@ -226,6 +226,12 @@ def test_the_words():
         "The youngest request, 44, has been given up: release what is held and try again; "
         "take both in the same order everywhere, or at once (all_of)"
     )
+    (knot,) = find([holds(7, "x", "main", "write", 1), row(9, "x", "main")])
+    assert deadlocks.message(deadlocks.steps_of(knot, {1: ("etl01", 4321, None)})) == (
+        "Deadlock: etl01:4321 (main) holds 'x' at 7, waits for 'x' at 9 behind 7, which is its own: it waits for "
+        "itself. This request, 9, has been given up: release something first, or take what is needed in one go "
+        "(weight=…, all_of)"
+    )
     (knot,) = find([holds(1, "x", "B", "read"), row(2, "x", "A", UPGRADE), holds(3, "y", "A"), row(4, "y", "B")])
     text = deadlocks.message(deadlocks.steps_of(knot, {1: ("db1", None, 77)}))
     assert "db1 session 77 (A) holds 'y' at 3, waits to be the writer of 'x' at 2 until 1 has left" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,20 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if len(sys.argv) == 3:
     subprocess.Popen([sys.executable, "-c", open(sys.argv[2]).read(), sys.argv[1]])
 with open(sys.argv[1], "a") as file: file.write(f"pid {os.getpid()}\\n")
+while True: time.sleep(0.1)
+"""
+#: Starts a daemon as they do it: forked twice, in a session of its own.
+DAEMON = """
+import os, sys, time
+def told():
+    with open(sys.argv[1], "a") as file: file.write(f"pid {os.getpid()}\\n")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: told()
+    else: os._exit(0)
+else:
+    os.wait()
+    told()
 while True: time.sleep(0.1)
 """
 
@@ -148,6 +163,43 @@ def test_the_command_knows_its_place(bench: Bench) -> None:
     assert told["SQLSEM_FENCE"] == told["SQLSEM_POSITION"]
 
 
+WITH_PASSWORD = "postgresql://etl:correct-horse@nowhere/db"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_password_is_handed_on_only_when_asked(bench: Bench, asked: bool) -> None:
+    show = [sys.executable, "-c", "import os; print(os.environ.get('SQLSEM_URL'))"]
+    use = [sys.executable, "-c", "import sqlsem; sqlsem.mutex('y').acquire()"]
+    bench.environment["SQLSEM_URL"] = WITH_PASSWORD
+    option = ["--pass-url"] if asked else []
+    code, out, _ = bench.run("--url", bench.url, "run", "--mutex", "x", *option, "--", *show)
+    assert code == 0
+    assert "correct-horse" not in out
+    assert out.startswith(bench.url if asked else "withheld")
+    code, out, err = bench.run("--url", bench.url, "run", "--mutex", "x", *option, "--", *use)
+    assert (code == 0) is asked
+    if not asked:
+        # It does not lock somewhere else.
+        assert "ConfigurationError" in err
+        assert "--pass-url" in err
+
+
+def test_a_url_without_a_password_is_inherited(bench: Bench) -> None:
+    show = [sys.executable, "-c", "import os; print(os.environ.get('SQLSEM_URL'))"]
+    assert bench.run("run", "--mutex", "x", "--", *show)[1] == f"{bench.url}\n"
+
+
+def test_on_a_terminal_it_says_where(bench: Bench) -> None:
+    ours, theirs = os.openpty()
+    process = bench.start("run", "--mutex", "x", "--", "true", stderr=theirs)
+    os.close(theirs)
+    try:
+        assert process.wait(PATIENCE) == 0
+        assert f"locking 'x' in SQLite file {bench.folder}/queue.db" in os.read(ours, 10000).decode()
+    finally:
+        os.close(ours)
+
+
 def test_several_locks_are_held_at_once(bench: Bench) -> None:
     process = bench.listen(
         *(
@@ -181,7 +233,12 @@ def test_several_locks_are_held_at_once(bench: Bench) -> None:
 
 def test_not_had_in_time(bench: Bench) -> None:
     with sqlsem.connect(bench.url) as coordinator, coordinator.mutex("x"):
-        assert bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true") == (75, "", "")
+        code, out, err = bench.run("run", "--mutex", "x", "--timeout", "0", "--", "true")
+        assert (code, out) == (75, "")
+        # Why: where, who, for how long.
+        assert re.fullmatch(
+            rf"sqlsem: not had within 0 s in .*queue.db: 'x': .*:{os.getpid()} .*is in for [0-9.]+s\n", err
+        )
         assert bench.run("run", "--mutex", "x", "--timeout", "50ms", "-E", "0", "--", "false") == (0, "", "")
         code, _, err = bench.run("-v", "run", "--limit", "x=2:2", "--timeout", "1", "-E", "9", "--", "true")
         assert code == 9
@@ -287,6 +344,8 @@ def test_a_signal_ends_the_wait(bench: Bench, name: str) -> None:
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (128 + getattr(signal, name), "", "")
         assert len(bench.entries()) == 1
+        (past,) = coordinator.history("x")
+        assert past.outcome == "cancelled"
     assert not (bench.folder / "never").exists()
 
 
@@ -392,6 +451,46 @@ def test_a_stubborn_command_is_killed_with_its_children_before_the_next_is_let_i
     assert process.wait(PATIENCE) == 76
     assert not alive(first)
     assert not alive(second)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="found through /proc")
+@pytest.mark.parametrize(("how", "environment"), [("lost", "inherited"), ("lost", "cleared"), ("killed", "inherited")])
+def test_a_daemon_does_not_survive_the_lock(bench: Bench, how: str, environment: str) -> None:
+    script = bench.folder / "daemon.py"
+    script.write_text(DAEMON)
+    prefix = ["env", "-i"] if environment == "cleared" else []
+    process = bench.hold(
+        *("--grace", "1", "run", "--mutex", "x"), command=[*prefix, sys.executable, script, bench.told]
+    )
+    until(lambda: len(pids(bench.told)) == 2, "the daemon's start")
+    command, daemon = sorted(pids(bench.told), key=lambda pid: os.getsid(pid) == pid, reverse=True)
+    assert all(map(alive, (command, daemon)))
+    if how == "lost":
+        bench.run("release", "--force", str(bench.entries()[0].position))
+        assert process.wait(PATIENCE) == 76
+        # Before the next one is let in, were it not forced.
+        assert not alive(daemon)
+    else:
+        process.kill()
+    until(lambda: not alive(daemon) and not alive(command), "the daemon's end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent of orphans")
+def test_what_is_left_in_the_background_goes_on(bench: Bench) -> None:
+    """And the orphans of a command that goes on are collected."""
+    script = """
+import os, psutil, subprocess, sys, time
+for _ in range(3):
+    subprocess.run(["sh", "-c", "(sleep 0.05; exit 3) & exit 0"])
+while len(psutil.Process(os.getppid()).children()) != 2:  # this one and the guard
+    time.sleep(0.01)
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, **quiet)
+with open(sys.argv[1], "a") as file: file.write(f"pid {left.pid}\\n")
+"""
+    assert bench.run("run", "--mutex", "x", "--", sys.executable, "-c", script, bench.told)[0] == 0
+    (left,) = pids(bench.told)
+    assert alive(left)
 
 
 @pytest.mark.parametrize("script", [LISTENER, STUBBORN], ids=["willing", "stubborn"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem.model import MAX_NAME, Entry, Request, check_name, check_seconds
+from sqlsem.model import MAX_NAME, Entry, Request, check_duration, check_name
 
 
 @given(st.text(max_size=300))
@@ -36,7 +36,7 @@ def test_a_request_keeps_the_rule_possible(limit, weight):
 @given(st.floats())
 def test_seconds(value):
     try:
-        assert 0 <= check_seconds("timeout", value) < 2**31 / 1000
+        assert 0 <= check_duration("timeout", value) < 2**31 / 1000
     except sqlsem.ConfigurationError:
         assert not 0 <= value <= 2147483
 

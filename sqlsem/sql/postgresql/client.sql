@@ -13,8 +13,15 @@ SELECT value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) 'schema_ver
 -- name: settings
 SELECT name, value FROM {schema}.settings()
 
+-- name: backend
+SELECT pg_catalog.pg_backend_pid()
+
 -- name: session
-SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false), pg_catalog.set_config('idle_session_timeout', '0', false),
+SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Since versions 14 and 17.)
+       CASE WHEN pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL
+            THEN pg_catalog.set_config('idle_session_timeout', '0', false) END,
+       CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
+            THEN pg_catalog.set_config('transaction_timeout', '0', false) END,
        pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false),
        pg_catalog.set_config('statement_timeout', '0', false),
        pg_catalog.set_config('tcp_keepalives_idle', %(keepalive)s, false),

@@ -6,6 +6,7 @@
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
+--   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -101,6 +102,88 @@ END
 $$;
 
 
+-- Where numbers are given and life is measured: the cluster, its timeline, which every promotion and every recovery to a
+-- point in time changes (the control file tells it too late), the table, which is another one after a restore from a dump;
+-- and when the server was started.
+CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    started := extract(epoch FROM pg_postmaster_start_time())::text;
+    place := format('%s %s', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), '{schema}.{table}'::regclass::oid);
+    BEGIN
+        SELECT format('%s %s', system_identifier, place) INTO place FROM pg_control_system();
+    EXCEPTION WHEN insufficient_privilege THEN
+        RETURN;  -- a service that keeps it to itself: the rest has to do
+    END;
+END
+$$;
+
+-- Whether that is still what it was when somebody looked last.
+CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*) = 2 FROM {schema}.setting AS s CROSS JOIN {schema}.origin() AS o
+    WHERE s.name = 'origin' AND s.value = o.place OR s.name = 'started' AND s.value = o.started
+$$;
+
+-- Sees to it that numbers only grow and nobody is taken for dead in haste when that has changed; true when it had.
+-- A standby that is promoted without having received everything, and a database that is restored, would give numbers again
+-- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
+-- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
+-- There, and after a restart of the server too, all beacons are missing, and the last signs of life may be, which are not
+-- made durable at once: so every member begins its life anew.
+-- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
+-- all is as it was.
+CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_origin record;
+    v_known  text;
+    v_number record;
+BEGIN
+    IF {schema}.same_origin() THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);
+    IF {schema}.same_origin() THEN  -- somebody was faster
+        RETURN false;
+    END IF;
+    SELECT * INTO v_origin FROM {schema}.origin();
+    SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
+    IF v_known IS NULL THEN
+        -- New tables, it may be in the place of others that were dropped: whoever was a member there must not find another
+        -- one under its number.
+        PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
+                       coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
+    ELSIF v_known <> v_origin.place THEN
+        FOR v_number IN
+            SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
+            FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
+                         (SELECT max(queue_position) FROM (SELECT queue_position FROM {schema}.{table}
+                                                           UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.round', 'round_id'), (SELECT max(round_id) FROM {schema}.round)
+                 ) AS s
+            JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
+        LOOP
+            PERFORM setval(v_number.sequence, CASE
+                WHEN v_number.large THEN ((coalesce(v_number.last, 0) + 1000000000) / 10000000000 + 1) * 10000000000
+                ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
+        END LOOP;
+    END IF;
+    UPDATE {schema}.member
+    SET seen_at = clock_timestamp(),
+        lease_until = greatest(lease_until, clock_timestamp() + lease_ms * interval '1 millisecond');
+    INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin.place), ('started', v_origin.started)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+    RETURN true;
+END
+$$;
+
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    every conflicting row must leave, the last of them included: wait for that one
@@ -138,28 +221,6 @@ AS $$
 $$;
 
 
--- Since when this server can have heard of anybody: its start, or, after it took over from another one (its timeline is
--- new), the time when somebody first looked. What came before may be lost, or was not written here. With p_note that time
--- is written down.
-CREATE OR REPLACE FUNCTION {schema}.heard_since(p_note boolean) RETURNS timestamptz
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    v_line text := left(pg_walfile_name(pg_current_wal_lsn()), 8);
-    v_note text := (SELECT value FROM {schema}.setting WHERE name = 'timeline');
-BEGIN
-    IF split_part(v_note, ' ', 1) = v_line THEN
-        RETURN greatest(to_timestamp(split_part(v_note, ' ', 2)::double precision), pg_postmaster_start_time());
-    ELSIF p_note THEN
-        INSERT INTO {schema}.setting (name, value) VALUES ('timeline', format('%s %s', v_line, extract(epoch FROM clock_timestamp())))
-        ON CONFLICT (name) DO UPDATE SET value = excluded.value
-        WHERE split_part(setting.value, ' ', 1) <> v_line;
-    END IF;
-    RETURN clock_timestamp();
-END
-$$;
-
-
 -- Whether this session holds this beacon. Anybody may take an advisory lock, so it is not enough that somebody does.
 CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -184,7 +245,7 @@ AS $$
           AND classid::bigint = {schema}.lock_class(1)),
     server AS MATERIALIZED (
         SELECT pg_is_in_recovery() AS standby,
-               CASE WHEN NOT pg_is_in_recovery() THEN {schema}.heard_since(false) END AS since)
+               CASE WHEN pg_is_in_recovery() THEN NULL WHEN NOT {schema}.same_origin() THEN clock_timestamp() END AS since)
     SELECT m.member_id, gone,
            CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
                 ELSE gone AND greatest(m.seen_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
@@ -228,16 +289,16 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member {schema}.member;
-    v_since  timestamptz;
     v_fresh  boolean;
 BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member;
     IF NOT FOUND OR p_member = p_mine THEN
         RETURN false;
+    ELSIF {schema}.check_origin() THEN
+        RETURN true;
     END IF;
     IF v_member.lease_until IS NULL THEN
-        v_since := {schema}.heard_since(true);
-        v_fresh := greatest(v_member.seen_at, v_since) + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
+        v_fresh := v_member.seen_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
         -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
         -- may have been a dead session's, or this one's before a pool reset it.)
         IF v_member.backend_pid <> pg_backend_pid()
@@ -260,7 +321,7 @@ BEGIN
     WHERE member_id = (SELECT member_id FROM {schema}.member
                        WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
                          AND CASE WHEN lease_until IS NULL
-                                  THEN greatest(seen_at, v_since) + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  THEN seen_at + grace_ms * interval '1 millisecond' <= clock_timestamp()
                                   ELSE lease_until < clock_timestamp() END
                        FOR UPDATE SKIP LOCKED)
     RETURNING * INTO v_member;
@@ -389,6 +450,8 @@ BEGIN
     PERFORM {schema}.guard('enrol');
     PERFORM {schema}.check_life('grace', p_grace_ms);
     PERFORM {schema}.check_life('lease', p_lease_ms);
+    PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
+    PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
         v_beacon := {schema}.take_beacon();
     END IF;
@@ -411,6 +474,8 @@ DECLARE
     v_lease  integer;
 BEGIN
     PERFORM {schema}.guard('resume_member');
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM {schema}.check_origin();
     SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     IF NOT FOUND THEN
         RETURN false;
@@ -444,6 +509,9 @@ AS $$
 DECLARE
     v_member {schema}.member;
 BEGIN
+    -- Not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every member begins its
+    -- life anew (check_origin).
+    PERFORM set_config('synchronous_commit', 'off', true);
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     known := FOUND;
     IF NOT known THEN
@@ -537,12 +605,15 @@ CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_fresh boolean;
+    v_leased boolean;
+    v_fresh  boolean;
 BEGIN
-    SELECT CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+    SELECT lease_ms IS NOT NULL,
+           CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
                 ELSE grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
-    INTO v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT v_fresh THEN
+    INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    -- (With a lease the session may be a pooler's, and on another server than at the last call.)
+    IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
         UPDATE {schema}.member
         SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
         WHERE member_id = p_member;
@@ -600,6 +671,10 @@ BEGIN
             SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
+                -- Whoever was cut off while its commit waited for a standby has committed here and nowhere else. This
+                -- one writes, so that it waits again.
+                UPDATE {schema}.{table} AS t SET note = t.note
+                WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
                 RETURN;
             END IF;  -- else somebody else's, and the insert will fail
         END IF;
@@ -1061,6 +1136,7 @@ DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
 BEGIN
+    PERFORM {schema}.check_origin();
     FOR v_row IN
         SELECT t.resource_id, t.queue_position FROM {schema}.{table} AS t
         LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id

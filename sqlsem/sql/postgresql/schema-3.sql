@@ -145,7 +145,3 @@ END
 $$;
 
 UPDATE {schema}.setting SET value = '3' WHERE name = 'oldest_client';
--- Which server's signs of life these are: see heard_since in routines.sql.
-INSERT INTO {schema}.setting (name, value)
-SELECT 'timeline', format('%s %s', left(pg_walfile_name(pg_current_wal_lsn()), 8), extract(epoch FROM clock_timestamp()))
-ON CONFLICT (name) DO NOTHING;

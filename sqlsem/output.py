@@ -1,0 +1,88 @@
+"""Where the command line prints: everything through here, so that everything is clean. See `sqlsem.printable`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from sqlsem.printable import clean, clean_json, clean_trace
+
+__all__ = ["CleanConsole", "console", "echo", "print_error", "print_json", "print_trace", "print_usage", "say", "show"]
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines of ours, into which texts of others may have come. (Not their line breaks: `clean` those before.)"""
+    click.echo("\n".join(clean(line) for line in text.split("\n")), err=err)
+
+
+def say(text: str) -> None:
+    """A line on stderr beside what a command does. The terminal may be gone, which must not keep us from doing it."""
+    with contextlib.suppress(OSError):
+        echo(f"sqlsem: {clean(text)}", err=True)
+
+
+def print_error(text: object) -> None:
+    """What went wrong: one line on stderr, whatever a driver put into its message."""
+    echo(f"sqlsem: error: {clean(' '.join(str(text).split()))}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """JSON for programs."""
+    click.echo(clean_json(value))
+
+
+def print_trace() -> None:
+    """The traceback of what is being handled."""
+    echo(clean_trace(traceback.format_exc()), err=True)
+
+
+def print_usage(error: click.ClickException) -> None:
+    """What click says of a wrong call, in which the arguments are repeated."""
+    # What click lists itself, in lines, is no argument.
+    own = "\n\t" if isinstance(error, click.MissingParameter) else ""
+    told = clean(error.format_message(), keep=own)
+    plain = click.UsageError(told, error.ctx) if isinstance(error, click.UsageError) else click.ClickException(told)
+    words = io.StringIO()
+    plain.show(words)
+    echo(words.getvalue().rstrip().expandtabs(4), err=True)
+
+
+class CleanConsole(Console):
+    """A console that lets nothing unprintable through, whatever it is given to draw.
+
+    What is drawn in columns has to be clean before, as its width is measured; this is the net below.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As `rich.console.Console.render`; the console's own control sequences stay."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(clean(segment.text, keep="\n"), segment.style)
+
+
+def console() -> CleanConsole:
+    """Colours and the terminal's width on a terminal; plain and as wide as need be into a pipe or a file."""
+    found = CleanConsole(highlight=False)
+    if not found.is_terminal and not os.environ.get("COLUMNS"):
+        return CleanConsole(highlight=False, width=100_000)
+    return found
+
+
+def show(on: Console, what: RenderableType) -> None:
+    """Draw; into a pipe without blanks at the ends of lines."""
+    if on.is_terminal:
+        on.print(what)
+        return
+    with on.capture() as captured:
+        on.print(what)
+    echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))

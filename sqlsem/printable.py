@@ -1,0 +1,105 @@
+"""What is printed or logged carries no control characters, wherever it came from.
+
+Names, notes, bodies, errors and hosts are written by others: an escape sequence among them would steer the terminal of
+whoever looks, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
+all that is shown goes through `clean` (or `clean_json`): the command line prints with the functions of
+`sqlsem.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+import unicodedata
+from typing import Any
+
+__all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace"]
+
+
+def clean(text: str, keep: str = "") -> str:
+    r"""The text with everything escaped that is not printable, as in Python's literals, but for what is in ``keep``.
+
+    That is: control characters (C0, C1, DEL), line and paragraph separators, marks and overrides of direction and what
+    else has no shape, lone surrogates, private and unassigned characters. Blanks of all sorts stay. May be repeated.
+
+    >>> clean("a\x1b[2Jb\r\nc\u202ed")
+    'a\\x1b[2Jb\\r\\nc\\u202ed'
+    """
+    if text.isprintable():  # the usual case, quickly
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in keep or unicodedata.category(character) == "Zs"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) -> str:
+    r"""A value as JSON of printable characters only (but for the line breaks between its parts): the same value.
+
+    >>> clean_json(["\x9b\u202e\x7f é"], indent=None)
+    '["\\u009b\\u202e\\u007f é"]'
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=allow_nan)
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1] for character in text
+    )
+
+
+def clean_trace(text: str) -> str:
+    """A traceback. Its lines are indented, so that none of them can pass for a record."""
+    return "\n".join(f"    {clean(line.rstrip())}" for line in text.split("\n")).rstrip()
+
+
+class _Clean:
+    """Says what another object says, cleaned."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return clean(str(self._value))
+
+    def __repr__(self) -> str:
+        return clean(repr(self._value))
+
+
+def _clean_argument(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    return value if value is None or isinstance(value, bool | int | float) else _Clean(value)
+
+
+class CleanFilter(logging.Filter):
+    """Lets every record through, cleaned: one record is one line in every handler, but for its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Clean the record; the template of its message stays, as what gathers errors goes by that."""
+        if isinstance(record.msg, str):
+            record.msg = clean(record.msg)
+        else:
+            record.msg = clean(str(record.msg))
+        if isinstance(record.args, dict):
+            record.args = {name: _clean_argument(value) for name, value in record.args.items()}
+        elif record.args:
+            record.args = tuple(_clean_argument(value) for value in record.args)
+        record.threadName = clean(record.threadName or "")
+        if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+            record.exc_text = clean_trace("".join(traceback.format_exception(*record.exc_info)))
+        return True
+
+
+class CleanFormatter(logging.Formatter):
+    """For the command line's own handlers, through which records of other loggers may come as well."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line."""
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """Lines that cannot pass for records."""
+        return clean_trace(super().formatException(ei))

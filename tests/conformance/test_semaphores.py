@@ -1,0 +1,259 @@
+"""A limit is a semaphore, and readers and stages share with themselves: who holds some may have more while there is
+room, what truly waits for itself is found by the search for deadlocks, and what was acquired may be released by others.
+"""
+
+import gc
+import threading
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+
+pytestmark = pytest.mark.faces("sync", "aio")
+
+
+@pytest.fixture
+def attempt(database, name):
+    made = []
+
+    def start(lock):
+        before = len(database.queue(name))
+        made.append(Attempt(lock))
+        until(lambda: len(database.queue(name)) > before or made[-1].settled, "the request in the queue")
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.inside:
+            one.leave()
+
+
+def test_several_in_one_thread_while_there_is_room(connect, database, name):
+    lock = connect().limit(name, 3)
+    for held in (1, 2, 3):
+        assert lock.acquire(timeout=PATIENCE) is True
+        assert len(database.queue(name)) == held
+    assert lock.acquire(blocking=False) is False
+    assert lock.acquire(timeout=0.05) is False
+    lock.release()
+    assert lock.acquire(blocking=False) is True
+    with pytest.raises(sqlsem.Deadlock, match="waits for itself"):
+        lock.acquire()  # three of three are its own: found by the search
+    assert len(database.queue(name)) == 3
+    for _ in range(3):
+        lock.release()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
+
+
+def test_blocks_inside_each_other(connect, name):
+    coordinator = connect()
+    with coordinator.limit(name, 3) as one, coordinator.limit(name, 3, weight=2) as other:
+        assert one.position < other.position
+        assert not coordinator.limit(name, 3).acquire(blocking=False)
+    with coordinator.limit(name, 3, weight=3, timeout=PATIENCE):
+        pass
+
+
+def test_several_beside_others(connect, name, attempt):
+    """Somebody else has the third: waiting for it is no deadlock, as they will leave."""
+    coordinator = connect()
+    lock = coordinator.limit(name, 3)
+    other = attempt(coordinator.limit(name, 3))
+    other.granted()
+    with lock, lock:
+        waiting = attempt(coordinator.limit(name, 3))
+        assert waiting.waits(1.0)
+        other.leave()
+        waiting.granted()
+
+
+@pytest.mark.parametrize("kind", ["read", "stage"])
+def test_what_is_shared_may_be_had_twice(connect, name, kind):
+    coordinator = connect()
+    lock = coordinator.read(name) if kind == "read" else coordinator.stage(name, 100)
+    with lock, lock, sqlsem.all_of(lock, coordinator.mutex(name("b"))):
+        pass
+    assert coordinator.mutex(name).acquire(blocking=False)
+
+
+def test_a_reader_again_behind_a_writer_that_waits(connect, name, attempt):
+    """The writer waits for the reader, and the reader's second request for the writer: that one is given up."""
+    coordinator = connect()
+    with coordinator.read(name):
+        writer = attempt(connect().write(name))
+        with pytest.raises(sqlsem.Deadlock, match="Deadlock: "):
+            coordinator.read(name).acquire()
+        assert coordinator.read(name).acquire(blocking=False) is False
+        assert writer.waits(0.01)
+    writer.granted()
+
+
+def test_all_in_all_threads_is_found(connect, name, threads):
+    """Two who hold two of four each want a third: one of them is told."""
+    coordinator = connect()
+    both_have = threading.Barrier(2)
+    outcomes = []
+
+    def work():
+        lock = coordinator.limit(name, 4)
+        with lock, lock:
+            both_have.wait(PATIENCE)
+            try:
+                with lock:
+                    outcomes.append("had")
+            except sqlsem.Deadlock:
+                outcomes.append("told")
+
+    threads.start(work)
+    threads.start(work)
+    threads.join()
+    assert sorted(outcomes) == ["had", "told"]
+
+
+# -- locked
+
+
+def test_locked(connect, name, attempt):
+    one, other = connect(), connect()
+    for lock in (one.mutex(name), one.mutex(name, reentrant=True), one.limit(name, 1), one.write(name)):
+        assert lock.locked() is False
+        with lock:
+            assert lock.locked() is True
+            assert other.mutex(name).locked() is True
+            assert other.read(name).locked() is True
+            assert other.limit(name, 5).locked() is (lock is not None)
+        assert lock.locked() is False
+    with one.read(name):
+        assert other.read(name).locked() is False
+        assert other.write(name).locked() is True
+        writer = attempt(other.write(name))
+        assert one.read(name).locked() is True, "a writer waits ahead"
+    writer.granted()
+    writer.leave()
+    with one.limit(name, 3), one.limit(name, 3):
+        assert other.limit(name, 3).locked() is False
+        assert other.limit(name, 3, weight=2).locked() is True
+        assert other.limit(name, 2).locked() is True
+    several = sqlsem.all_of(one.mutex(name), one.mutex(name("b")))
+    assert several.locked() is False
+    with other.mutex(name("b")):
+        assert several.locked() is True
+
+
+def test_locked_says_what_a_try_would(connect, database, name):
+    coordinator = connect()
+    lock = coordinator.limit(name, 3)
+    coordinator.set_limit(name, 1)
+    with lock:
+        assert lock.locked() is True
+        assert lock.acquire(blocking=False) is False
+    coordinator.set_limit(name, None)
+    coordinator.pause(name)
+    assert lock.locked() is True
+    assert lock.acquire(blocking=False) is False
+    coordinator.resume(name)
+    assert lock.locked() is False
+    before = len(coordinator.history(name))
+    assert lock.locked() is False
+    assert len(coordinator.history(name)) == before, "asking leaves nothing behind"
+
+
+# -- released by others
+
+
+def in_another(function):
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except Exception as exc:
+            outcome.append(exc)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+    assert outcome, "it still runs"
+    return outcome[0]
+
+
+def test_what_was_acquired_may_be_released_by_others(connect, database, name):
+    lock = connect().limit(name, 3)
+    for _ in range(3):
+        assert in_another(lock.acquire) is True  # by threads that end
+    gc.collect()
+    assert lock.acquire(blocking=False) is False
+    first = database.queue(name)[0][0]
+    lock.release()
+    assert first not in [row[0] for row in database.queue(name)], "the one that was acquired first"
+    assert in_another(lock.release) is None
+    assert lock.acquire(blocking=False) is True
+    own = max(row[0] for row in database.queue(name))
+    lock.release()
+    assert own not in [row[0] for row in database.queue(name)], "one's own come first"
+    lock.release()
+    assert isinstance(in_another(lock.release), sqlsem.NotHeld)
+    assert database.queue(name) == []
+
+
+def test_whoever_acquired_it_finds_it_released(connect, name):
+    lock = connect().limit(name, 2)
+    lock.acquire()
+    lock.acquire()
+    assert in_another(lock.release) is None
+    lock.release()
+    with pytest.raises(sqlsem.NotHeld):
+        lock.release()
+
+
+def test_what_a_block_holds_is_nobody_elses(connect, database, name):
+    lock = connect().limit(name, 2)
+    with lock as grant:
+        assert isinstance(in_another(lock.release), sqlsem.NotHeld)
+        assert not grant.lost
+        lock.acquire()
+        assert in_another(lock.release) is None
+        assert [row[0] for row in database.queue(name)] == [grant.position]
+
+
+@pytest.mark.parametrize("kind", ["mutex", "reentrant", "write"])
+def test_a_mutex_is_its_owners(connect, name, kind):
+    coordinator = connect()
+    lock = {
+        "mutex": coordinator.mutex(name),
+        "reentrant": coordinator.limit(name, 2, reentrant=True),
+        "write": coordinator.write(name),
+    }[kind]
+    lock.acquire()
+    assert isinstance(in_another(lock.release), sqlsem.NotHeld)
+    assert isinstance(in_another(coordinator.limit(name, 2).release), sqlsem.NotHeld), "of another object"
+    lock.release()
+
+
+def test_many_who_release_what_others_acquired(connect, name, threads):
+    """Each is given back once, whoever comes first."""
+    lock = connect().limit(name, 4)
+    failed = []
+
+    def acquire():
+        for _ in range(10):
+            assert lock.acquire(timeout=PATIENCE)
+
+    def release():
+        done = 0
+        while done < 10:
+            try:
+                lock.release()
+                done += 1
+            except sqlsem.NotHeld as exc:
+                if "has been released" in str(exc):
+                    failed.append(exc)
+
+    for _ in range(3):
+        threads.start(acquire)
+        threads.start(release)
+    threads.join()
+    assert not failed
+    assert not lock.locked()

@@ -1,0 +1,635 @@
+"""SQLite's files: whoever else may write them gets no further than the locks; who is not meant to cannot even look."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support import TESTS, Database, keep_to_the_permissions
+
+import sqlsem
+from sqlsem import sql
+from sqlsem.engines.beacons import Beacons
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A database with nobody in it."""
+    database = Database("sqlite", f"sqlite:///{tmp_path}/db/locks.db")
+    with database.coordinator() as coordinator, coordinator.mutex("first"):
+        pass
+    return database
+
+
+def folder_of(database):
+    return Path(database.url.removeprefix("sqlite:///") + "-members")
+
+
+def plant(database, beacon, resource="a", grace=0):
+    """What anybody can write who may write the file: a member with that beacon, which holds a lock."""
+    connection = database.raw()
+    try:
+        member = connection.execute(
+            "INSERT INTO sqlsem_member (beacon, host, pid, program, grace_ms) VALUES (?, 'h', 1, 'p', ?)",
+            (beacon, grace),
+        ).lastrowid
+        connection.execute(
+            "INSERT INTO ProcessControl (resource_id, requesting_id, concurrency_limit, member_id, request_uid,"
+            " granted_at) VALUES (?, 'x', 1, ?, hex(randomblob(8)), 1.0)",
+            (resource, member),
+        )
+    finally:
+        connection.close()
+
+
+def state(root):
+    """Everything below a folder: what it is, whose, and what is in it."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        one = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(one.st_mode) and os.access(path, os.R_OK) else None
+        found[str(path)] = (one.st_ino, one.st_mode, one.st_uid, one.st_size, one.st_mtime_ns, content)
+    return found
+
+
+# -- hostile rows
+
+
+def elsewhere(name):
+    return lambda outside, folder: str(outside / name)
+
+
+def link(target):
+    def make(outside, folder):
+        os.symlink(outside / target, folder / ("a" * 32))
+        return "a" * 32
+
+    return make
+
+
+def fifo(outside, folder):
+    os.mkfifo(folder / ("b" * 32))
+    return "b" * 32
+
+
+def directory(outside, folder):
+    (folder / ("c" * 32)).mkdir()
+    return "c" * 32
+
+
+def device(outside, folder):
+    try:
+        os.mknod(folder / ("d" * 32), 0o666 | stat.S_IFCHR, os.makedev(1, 5))
+    except PermissionError:
+        os.symlink("/dev/zero", folder / ("d" * 32))  # only root makes devices
+    return "d" * 32
+
+
+def local_socket(outside, folder):
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(folder)  # the name must be short
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind("e" * 32)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    return "e" * 32
+
+
+def full(outside, folder):
+    (folder / ("f" * 32)).write_text("a thesis")
+    return "f" * 32
+
+
+def hard_link(outside, folder):
+    os.link(outside / "thesis", folder / ("1" * 32))
+    return "1" * 32
+
+
+HOSTILE = {
+    "absolute, full": elsewhere("thesis"),
+    "absolute, empty": elsewhere("empty"),
+    "absolute, a beacon's name": elsewhere("0" * 32),
+    "absolute, a folder": elsewhere(""),
+    "absolute, a device": lambda outside, folder: "/dev/null",
+    "upwards, full": lambda outside, folder: "../../outside/thesis",
+    "upwards, empty": lambda outside, folder: "../../outside/empty",
+    "upwards, the database": lambda outside, folder: "../locks.db",
+    "link to a full file": link("thesis"),
+    "link to an empty file": link("empty"),
+    "link to a folder": link("."),
+    "link to nothing": link("nothing"),
+    "pipe": fifo,
+    "folder": directory,
+    "device": device,
+    "socket": local_socket,
+    "full file": full,
+    "hard link": hard_link,
+    "nothing": lambda outside, folder: "2" * 32,
+    "empty name": lambda outside, folder: "",
+    "dot": lambda outside, folder: ".",
+    "upper case": lambda outside, folder: "A" * 32,
+    "line end": lambda outside, folder: "a" * 32 + "\n",
+    "NUL": lambda outside, folder: "a" * 32 + "\0",
+    "long": lambda outside, folder: "a" * 100_000,
+    "number": lambda outside, folder: 12,
+    "bytes": lambda outside, folder: b"\xff" * 32,
+    "no text": lambda outside, folder: b"a" * 32,
+}
+
+
+@posix
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_beacon_is_a_name_and_never_a_path(file, tmp_path, kind):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis").write_text("three years")
+    (outside / "empty").touch()
+    (outside / ("0" * 32)).touch()
+    folder = folder_of(file)
+    plant(file, HOSTILE[kind](outside, folder))
+    before, planted = state(outside), state(folder)
+    began = time.monotonic()
+    with file.coordinator() as coordinator:
+        coordinator.entries()
+        with coordinator.mutex("a", timeout=30):
+            pass
+        plant(file, HOSTILE["absolute, empty"](outside, folder))
+        coordinator.reap()
+    assert time.monotonic() - began < 25, "it waited for something"
+    assert state(outside) == before
+    assert state(folder) == planted, "only beacons are removed"
+
+
+@posix
+def test_a_folder_that_is_a_link_is_not_followed(file, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ("0" * 32)).touch()
+    folder_of(file).rmdir()
+    folder_of(file).symlink_to(outside)
+    before = state(outside)
+    plant(file, "0" * 32)
+    with file.coordinator(retry=0.2) as coordinator:
+        with pytest.raises(sqlsem.Unavailable, match="links are not followed"):
+            coordinator.mutex("a").acquire(timeout=5)
+        coordinator.reap()
+        assert coordinator.entries() == []
+    assert state(outside) == before
+
+
+def meets_what_it_cannot_test(channel, url, options):
+    keep_to_the_permissions()
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("sqlsem").addHandler(handler)
+    with sqlsem.connect(url, **options) as coordinator:
+        had = coordinator.mutex("a").acquire(timeout=0.5)
+        coordinator.reap()
+        channel.tell("tried", had=had, rows=[entry.resource for entry in coordinator.entries()], told=told)
+
+
+@posix
+@pytest.mark.engines("sqlite")
+def test_what_cannot_be_tested_is_believed_to_live(database, spawn):
+    folder_of(database).mkdir(exist_ok=True)
+    theirs = folder_of(database) / ("3" * 32)
+    theirs.touch(mode=0o000)
+    plant(database, "3" * 32)
+    tried = spawn(meets_what_it_cannot_test).expect("tried")
+    assert (tried["had"], tried["rows"]) == (False, ["a"])
+    assert "believed to live" in tried["told"][0]
+    assert theirs.exists()
+
+
+@posix
+def test_a_file_that_takes_the_place_of_a_free_beacon_is_left_alone(tmp_path):
+    beacons = Beacons(tmp_path / "locks.db")
+    beacons.folder.mkdir()
+    place = beacons.folder / ("4" * 32)
+    place.touch()
+    with beacons.look("4" * 32) as look:
+        assert look.held is False
+        place.rename(tmp_path / "moved")
+        place.touch()
+        look.remove()
+    assert place.exists()
+    with beacons.look("4" * 32) as look:
+        place.unlink()
+        place.symlink_to(tmp_path / "moved")
+        look.remove()
+    assert place.is_symlink()
+    assert (tmp_path / "moved").exists()
+
+
+# -- beacons
+
+
+@pytest.mark.parametrize("by_path", [pytest.param(False, marks=posix), True], ids=["by descriptor", "by path"])
+def test_beacons(tmp_path, by_path):
+    (tmp_path / "locks.db").touch()
+    beacons = Beacons(tmp_path / "locks.db", by_path=by_path)
+    assert beacons.look("0" * 32).held is None
+    assert beacons.names() == []
+    one, two = beacons.light(), beacons.light()
+    assert set(beacons.names()) == {one.name, two.name}
+    assert one.in_place
+    with beacons.look(one.name) as look, beacons.look(one.name) as again:
+        assert look.held
+        assert again.held
+        look.remove()
+    assert (beacons.folder / one.name).exists(), "what is held stays"
+    os.utime(beacons.folder / one.name, (1, 1))
+    one.touch(60)
+    with beacons.look(one.name) as look:
+        assert look.seen == 1, "the last sign is young enough"
+    one.touch()
+    with beacons.look(one.name) as look:
+        assert look.seen == pytest.approx(time.time(), abs=60)
+    # As after the death of its process.
+    two.abandon()
+    if by_path:
+        two._lock = None
+        del two
+        free = "5" * 32
+        (beacons.folder / free).touch()
+    else:
+        free = two.name
+    with beacons.look(free) as look:
+        assert look.held is False
+        if not by_path:
+            with beacons.look(free) as again:
+                assert again.held is False, "who tests is not taken for the holder"
+        look.remove()
+    assert not (beacons.folder / free).exists()
+    one.put_out()
+    one.put_out()
+    assert not (beacons.folder / one.name).exists()
+    lost = beacons.light()
+    (beacons.folder / lost.name).unlink()
+    assert not lost.in_place
+    (beacons.folder / lost.name).touch()
+    assert by_path or not lost.in_place, "another file of that name is not it"
+    lost.put_out()
+
+
+def test_reap_sweeps_up_the_beacons_of_nobody(file):
+    folder = folder_of(file)
+    with file.coordinator() as coordinator, coordinator.mutex("a"):
+        for name in ("6" * 32, "7" * 32, "8" * 32 + ".txt"):
+            (folder / name).touch()
+        for path in folder.iterdir():
+            if path.name != "7" * 32:
+                os.utime(path, (1, 1))
+        coordinator.reap()
+        left = {path.name for path in folder.iterdir()}
+        assert left == {"7" * 32, "8" * 32 + ".txt", *(row[0] for row in file.rows("SELECT beacon FROM sqlsem_member"))}
+
+
+@posix
+def test_a_link_to_the_database_leads_to_the_same_beacons(file, tmp_path):
+    (tmp_path / "link.db").symlink_to(file.url.removeprefix("sqlite:///"))
+    with file.coordinator(grace=0) as holder, sqlsem.connect(f"sqlite:///{tmp_path}/link.db", grace=0) as other:
+        with holder.mutex("a"):
+            assert other.engine.beacons.folder == folder_of(file)
+            assert not other.mutex("a").acquire(timeout=1), "its beacon is found, and held"
+    assert not (tmp_path / "link.db-members").exists()
+
+
+@posix
+@pytest.mark.parametrize(
+    ("database", "folder", "beacon"), [(0o600, 0o700, 0o600), (0o664, 0o770, 0o660), (0o644, 0o700, 0o600)], ids=oct
+)
+def test_who_may_write_the_database_may_test_its_beacons(tmp_path, database, folder, beacon):
+    (tmp_path / "locks.db").touch()
+    (tmp_path / "locks.db").chmod(database)
+    before = os.umask(0o077)
+    try:
+        beacons = Beacons(tmp_path / "locks.db")
+        one = beacons.light()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(beacons.folder.stat().st_mode) == folder
+    assert stat.S_IMODE((beacons.folder / one.name).stat().st_mode) == beacon
+    one.put_out()
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def test_what_root_makes_beside_a_users_database_is_the_users(tmp_path):
+    (tmp_path / "locks.db").touch()
+    os.chown(tmp_path / "locks.db", 65534, 65534)
+    beacons = Beacons(tmp_path / "locks.db")
+    one = beacons.light()
+    for path in (beacons.folder, beacons.folder / one.name):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    one.put_out()
+
+
+# -- the default database is its user's alone
+
+DEFAULT = """
+import json, os, sys
+os.umask(int(sys.argv[1], 8))
+import sqlsem
+try:
+    with sqlsem.mutex("a"), sqlsem.mutex("b"):
+        entries = len(sqlsem.default_coordinator().entries()) if hasattr(sqlsem, "default_coordinator") else 2
+        from sqlsem import locks
+        path = locks._default().engine.path
+        beside = sorted(path.parent.rglob("*"))
+        print(json.dumps({str(one): oct(one.stat().st_mode & 0o777) for one in [path.parent, *beside]}))
+except sqlsem.SqlsemError as exc:
+    print(json.dumps({type(exc).__name__: str(exc)}))
+"""
+
+
+def run_default(home, umask="022"):
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in ("SQLSEM_URL", "XDG_STATE_HOME")},
+        "HOME": str(home),
+        "PYTHONPATH": str(TESTS.parent),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", DEFAULT, umask], env=environment, capture_output=True, text=True, timeout=60, cwd=home
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
+
+
+@posix
+@pytest.mark.parametrize("umask", ["000", "022"])
+def test_the_default_database_is_closed_to_others(tmp_path, umask):
+    found, told = run_default(tmp_path, umask)
+    assert len(found) >= 5, found  # folder, file, -wal, -shm, -members with a beacon
+    for path, mode in found.items():
+        assert mode == ("0o700" if Path(path).is_dir() else "0o600") or "-members/" in path, (path, mode)
+    assert told == ""
+
+
+@posix
+def test_a_default_database_that_was_open_is_closed(tmp_path):
+    found, _ = run_default(tmp_path)
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(path, 0o755 if Path(path).is_dir() else 0o644)
+    again, told = run_default(tmp_path)
+    assert set(again.values()) == {"0o700", "0o600"}
+    assert "was open to other users" in told
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_default_folder_of_somebody_else_is_refused(tmp_path):
+    found, _ = run_default(tmp_path)
+    os.chown(next(iter(found)), 65534, 65534)
+    refused, _ = run_default(tmp_path)
+    assert list(refused) == ["ConfigurationError"]
+    assert "belongs to" in refused["ConfigurationError"]
+    assert "$SQLSEM_URL" in refused["ConfigurationError"]
+
+
+@posix
+def test_doctor_tells_who_else_may_write(file):
+    path = Path(file.url.removeprefix("sqlite:///"))
+    path.parent.chmod(0o755)
+
+    def told():
+        with file.coordinator() as coordinator, contextlib.closing(coordinator.engine.connect("look")) as session:
+            return next(check for check in session.diagnose() if check.name == "access")
+
+    path.chmod(0o600)
+    assert told().mend == ""
+    assert "this user" in told().detail
+    path.chmod(0o664)
+    assert "group" in told().detail
+    assert "whoever may write it" in told().mend
+    path.chmod(0o666)
+    assert "everybody" in told().detail
+    path.chmod(0o644)
+    assert told().mend == ""
+    assert "read" in told().detail
+
+
+# -- only to look
+
+
+def test_who_only_looks_creates_nothing(tmp_path):
+    for url in (f"sqlite:///{tmp_path}/no/such.db?mode=ro", f"sqlite:///{tmp_path}/no/such.db?mode=rw"):
+        with sqlsem.connect(url, retry=0.1) as coordinator:
+            with pytest.raises(sqlsem.SchemaError, match="is not there; check the path"):
+                coordinator.entries()
+            with pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
+                coordinator.mutex("a").acquire()
+    with sqlsem.connect(f"sqlite:///{tmp_path}/no/such.db", retry=0.1) as coordinator:
+        coordinator.engine.creates = False
+        with pytest.raises(sqlsem.SchemaError, match="is not there"):
+            coordinator.entries()
+    (tmp_path / "empty.db").touch()
+    with sqlsem.connect(f"sqlite:///{tmp_path}/empty.db?mode=rw", retry=0.1) as coordinator:
+        with pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
+            coordinator.entries()
+    assert list(tmp_path.iterdir()) == [tmp_path / "empty.db"]
+    assert (tmp_path / "empty.db").stat().st_size == 0
+
+
+def test_modes(file):
+    with sqlsem.connect(f"{file.url}?mode=rw") as coordinator, coordinator.mutex("a"):
+        with sqlsem.connect(f"{file.url}?mode=ro", retry=0.1) as reader:
+            assert [entry.resource for entry in reader.entries()] == ["a"]
+            with pytest.raises(sqlsem.Unavailable, match="read-only"):
+                reader.mutex("b").acquire(timeout=1)
+    for query in ("mode=no", "mode", "nolock=1", "mode=ro&vfs=unix"):
+        with pytest.raises(sqlsem.ConfigurationError, match="mode=ro"):
+            sqlsem.connect(f"{file.url}?{query}")
+    with pytest.raises(sqlsem.ConfigurationError, match="NUL"):
+        sqlsem.connect("sqlite:///a%00b.db")
+
+
+@pytest.mark.parametrize("name", ["a ?%#&=b.db", "x%20y.db", "ünï.db"])
+def test_odd_names_of_files(tmp_path, name):
+    from urllib.parse import quote
+
+    url = f"sqlite:///{quote(str(tmp_path / name))}"
+    with sqlsem.connect(url) as coordinator, coordinator.mutex("a"):
+        for mode in ("ro", "rw"):
+            with sqlsem.connect(f"{url}?mode={mode}") as other:
+                assert len(other.entries()) == 1
+    assert (tmp_path / name).exists()
+
+
+# -- what somebody wrote into the file by hand
+
+
+def test_bytes_that_are_no_text_hide_nothing_else(file):
+    """SQLite keeps any bytes in any column."""
+    connection = file.raw()
+    for number, value in enumerate(("CAST(x'ff41' AS TEXT)", "x'ff41'", "1.5", "'abc'")):
+        connection.execute(
+            f"INSERT INTO ProcessControl (resource_id, requesting_id, owner, note, request_uid, requested_at,"
+            f" granted_at) VALUES ('bad{number}', {value}, {value}, {value}, 'u{number}', {value}, {value})"
+        )
+        connection.execute(
+            f"INSERT INTO sqlsem_history (resource_id, queue_position, requesting_id, access_type, weight, note,"
+            f" requested_at, ended_at, outcome) VALUES ('bad', 1, {value}, 'write', 1, {value}, {value}, {value}, 'x')"
+        )
+        connection.execute(
+            f"INSERT INTO sqlsem_task (queue_name, kind, body, note, put_at, error, result)"
+            f" VALUES ('bad', 'json', {value}, {value}, {value}, {value}, {value})"
+        )
+        connection.execute(
+            f"INSERT INTO sqlsem_task_log (task_id, attempt, outcome, error, started_at) VALUES (1, {number}, {value},"
+            f" {value}, {value})"
+        )
+        connection.execute(
+            f"INSERT INTO sqlsem_round (round_name, window_ms, opened_at, then_error)"
+            f" VALUES ('bad', 1, {value}, {value})"
+        )
+        connection.execute(
+            f"INSERT INTO sqlsem_round_part (round_id, part, owner, started_at)"
+            f" VALUES (last_insert_rowid(), 'p', {value}, {value})"
+        )
+    connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('good', 'me')")
+    connection.close()
+    with file.coordinator() as coordinator:
+        assert {entry.resource for entry in coordinator.entries()} == {"bad0", "bad1", "bad2", "bad3", "good"}
+        assert len(coordinator.history("bad")) == 4
+        with contextlib.closing(coordinator.engine.connect("look")) as session:
+            shown = [*session.entries(None), *session.history("bad", 10), *session.list_tasks("bad", None, 10)]
+            shown += [*session.task_attempts(1), *session.list_rounds("bad", None, 10)]
+        assert len(shown) == 5 + 4 + 4 + 4 + 4
+        for one in shown:
+            json.dumps(one.as_dict())
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "grace_ms = 'abc'",
+        "grace_ms = x'00'",
+        "lease_until = 'abc', lease_ms = 1000",
+        "missing_since = 'abc'",
+        "missing_since = x'ff'",
+        "seen_at = 'abc'",
+        "host = x'ff', pid = 'abc', program = x'ff', login = x'ff', beacon = NULL",
+    ],
+)
+def test_a_member_that_is_nonsense_stops_nobody(file, columns):
+    plant(file, "9" * 32)
+    file.rows(f"UPDATE sqlsem_member SET {columns} WHERE beacon = ?", "9" * 32)
+    with file.coordinator() as coordinator:
+        coordinator.entries()
+        with coordinator.mutex("a", timeout=20):
+            pass
+        coordinator.reap()
+
+
+def columns_of(database):
+    connection = database.raw()
+    try:
+        tables = [
+            row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
+        ]
+        return {table: connection.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
+    finally:
+        connection.close()
+
+
+def test_an_upgrade_while_a_lock_is_held_and_a_task_runs(tmp_path, monkeypatch):
+    """What version 2 left is as good as what version 3 makes."""
+    old = Database("sqlite", f"sqlite:///{tmp_path}/old.db")
+    with monkeypatch.context() as older:
+        older.setattr(sql, "LATEST", 2)
+        old.install()
+    beacons = Beacons(tmp_path / "old.db")
+    beacon = beacons.light()
+    connection = old.raw()
+    connection.execute(
+        "INSERT INTO sqlsem_member (beacon, host, pid, program, grace_ms) VALUES (?, 'h', 7, 'p', 1000)", (beacon.name,)
+    )
+    connection.execute(
+        "INSERT INTO ProcessControl (resource_id, requesting_id, concurrency_limit, member_id, request_uid, granted_at)"
+        " VALUES ('a', 'x', 1, 1, 'u', (julianday('now') - 2440587.5) * 86400.0)"
+    )
+    connection.execute(
+        "INSERT INTO sqlsem_task (queue_name, kind, body, status, attempt, member_id, claimed_at)"
+        " VALUES ('q', 'json', '1', 'running', 1, 1, 1.0)"
+    )
+    connection.close()
+    with old.coordinator(retry=0.1) as coordinator, pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
+        coordinator.entries()
+    old.install()
+    new = Database("sqlite", f"sqlite:///{tmp_path}/new.db")
+    new.install()
+    assert columns_of(old) == columns_of(new)
+    assert dict(old.rows("SELECT name, value FROM sqlsem_setting"))["oldest_client"] == "3"
+    with old.coordinator() as coordinator:
+        (entry,) = coordinator.entries()
+        assert (entry.state, entry.pid, entry.missing_for) == ("holds", 7, None)
+        (task,) = coordinator.tasks("q")
+        assert (task.status, task.host, task.pid) == ("running", "h", 7)
+        assert not coordinator.mutex("a").acquire(timeout=0)
+        beacon.put_out()
+        (beacons.folder / beacon.name).touch()  # as after its death
+        assert coordinator.entries()[0].state == "dead"
+        with coordinator.mutex("a", timeout=0):
+            pass
+        assert coordinator.history("a")[-1].held < 60
+
+
+@pytest.mark.parametrize("value", ["x", "", "1e3", "3.0", "-1", "³"])
+@pytest.mark.parametrize("setting", ["schema_version", "oldest_client"])
+def test_a_version_that_is_no_number(file, setting, value):
+    file.rows("UPDATE sqlsem_setting SET value = ? WHERE name = ?", value, setting)
+    with file.coordinator(retry=0.1) as coordinator:
+        with pytest.raises(sqlsem.SchemaError, match=f"{setting} = .* no number"):
+            coordinator.entries()
+        with pytest.raises(sqlsem.SchemaError, match="no number"):
+            coordinator.mutex("a").acquire()
+    if setting == "schema_version":
+        with pytest.raises(sqlsem.SchemaError, match="no number"):
+            file.install()
+
+
+@posix
+def test_threads_that_light_and_look_at_once(tmp_path):
+    """Looking takes nothing from those who live."""
+    (tmp_path / "locks.db").touch()
+    beacons = Beacons(tmp_path / "locks.db")
+    lit = [beacons.light() for _ in range(4)]
+    wrong = []
+    done = threading.Event()
+
+    def look():
+        while not done.is_set():
+            for one in lit:
+                with beacons.look(one.name) as found:
+                    if found.held is not True:
+                        wrong.append(found.held)
+                    found.remove()
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        beacons.light().put_out()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert all(one.in_place for one in lit)
+    for one in lit:
+        one.put_out()
+    assert list(beacons.folder.iterdir()) == []

@@ -1,0 +1,169 @@
+"""Processes that lock and work for as long as they are told to, and what they write down about it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support import Channel, Child, Stay, check_history
+
+import sqlsem
+
+LIMIT = 3
+
+
+# -- in the child ---------------------------------------------------------------------------------------------------
+
+
+class Journal:
+    """One line a write, so that no kill can tear it; times on a clock that all processes of this host share."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, **words: Any) -> None:
+        os.write(self._file, (json.dumps({**words, "pid": os.getpid()}) + "\n").encode())
+
+
+def churn(
+    channel: Channel, url: str, options: dict[str, Any], name: str, journal: str, seed: int, jobs: list[str]
+) -> None:
+    """``jobs``: one thread for each: 'mutex', 'limit', or 'work', which is to work off the queue of that name."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s")
+    rng, book = random.Random(seed), Journal(journal)
+    coordinator = sqlsem.connect(url, **options)
+    ending = threading.Event()
+
+    def lock(kind: str) -> None:
+        resource = f"{name}-{kind}"
+        made = coordinator.mutex(resource) if kind == "mutex" else coordinator.limit(resource, LIMIT)
+        with made as grant:
+            entered = time.monotonic()
+            grant.lost_event.wait(rng.uniform(0, 0.03))
+            left = time.monotonic()  # when it was given back, or when it was known to be lost
+            book.note(kind=kind, position=grant.position, entered=entered, left=left, lost=grant.lost_event.is_set())
+
+    def work() -> None:
+        task = coordinator.queue(name).try_claim()
+        if task is None:
+            ending.wait(0.05)
+            return
+        with task:
+            entered = time.monotonic()
+            task.lost_event.wait(rng.uniform(0, 0.05))
+            left = time.monotonic()
+            book.note(kind="work", task=task.id, attempt=task.attempt, entered=entered, left=left)
+
+    def go_on(job: str) -> None:
+        while not ending.is_set():
+            try:
+                work() if job == "work" else lock(job)
+            except (sqlsem.LockLost, sqlsem.Unavailable) as exc:
+                channel.tell("trouble", error=f"{type(exc).__name__}: {exc}")
+            except BaseException as exc:
+                channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
+                return
+
+    threads = [
+        threading.Thread(target=go_on, args=(job,), name=f"{job}-{n}", daemon=True) for n, job in enumerate(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    channel.tell("ready")
+    channel.ask()
+    ending.set()
+    for thread in threads:
+        thread.join()
+    coordinator.close()
+
+
+# -- in the test ----------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Processes that run `churn` beside a test."""
+
+    def __init__(self, spawn: Callable[..., Child], journal: Path, **arguments: Any) -> None:
+        self.journal = journal
+        self._spawn, self._arguments, self._seeds = spawn, arguments, iter(range(10**6))
+        self.children: list[Child] = []
+        self.trouble: list[str] = []
+
+    def add(self, jobs: list[str], **options: Any) -> None:
+        self.children.append(
+            self._spawn(
+                churn,
+                jobs=jobs,
+                journal=str(self.journal),
+                seed=next(self._seeds),
+                options=options,
+                **self._arguments,
+            )
+        )
+
+    def ready(self) -> None:
+        for child in self.children:
+            child.expect("ready")
+
+    def words(self) -> list[dict[str, Any]]:
+        text = self.journal.read_text() if self.journal.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def counts(self, since: float = 0.0) -> dict[str, int]:
+        """How often each kind was entered since then."""
+        found: dict[str, int] = defaultdict(int)
+        for words in self.words():
+            found[words["kind"]] += words["entered"] > since
+        return found
+
+    def busy(self, since: float) -> bool:
+        """Whether everything goes on since then."""
+        found = self.counts(since)
+        return all(found[kind] >= 5 for kind in ("mutex", "limit", "work"))
+
+    def end(self) -> None:
+        """Let everybody finish what it does, and leave."""
+        for child in self.children:
+            child.send(end=True)
+        for child in self.children:
+            for told in child.rest():
+                assert told["event"] in ("trouble", "end"), (told, child.errors())
+                if told["event"] == "trouble":
+                    self.trouble.append(told["error"])
+
+    def stays(self, name: str) -> list[Stay]:
+        limits = {"mutex": 1, "limit": LIMIT}
+        return [
+            Stay(
+                f"{name}-{words['kind']}",
+                words["position"],
+                words["entered"],
+                words["left"],
+                limit=limits[words["kind"]],
+                who=str(words["pid"]),
+            )
+            for words in self.words()
+            if words["kind"] != "work"
+        ]
+
+    def check(self, name: str) -> None:
+        """No overlap, nobody overtaken, no number twice, no task in two hands."""
+        check_history(self.stays(name))
+        tasks: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
+        for words in self.words():
+            if words["kind"] == "work":
+                tasks[words["task"]].append((words["entered"], words["left"], words["attempt"]))
+        for number, found in tasks.items():
+            found.sort()
+            for one, next_ in itertools.pairwise(found):
+                assert one[1] <= next_[0], f"task {number} was in two hands: {found}"
+                assert one[2] < next_[2], f"an attempt at task {number} came twice: {found}"
