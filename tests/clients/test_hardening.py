@@ -177,6 +177,20 @@ def test_who_waits_for_a_dead_ones_beacon_does_not_keep_it_alive(user, login, da
         next_.execute("SELECT sqlsem.release(%s)", (name,))
 
 
+@pytest.mark.parametrize("way", ["try", "acquire"])
+def test_who_holds_a_dead_ones_entry_lock_does_not_hide_it(orphan, login, user, database, name, way):
+    _, position = orphan(grace=200)
+    with login().raw() as villain, user.raw() as connection:
+        key = database.rows("SELECT sqlsem.lock_class(2)")[0][0]
+        villain.execute("SELECT pg_advisory_lock(%s::integer, %s::integer)", (key, position))
+        until(lambda: state_of(database, name)[0] == "dead")
+        if way == "try":
+            assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
+        else:
+            assert connection.execute("CALL sqlsem.acquire(%s, timeout_ms => 60000)", (name,)).fetchone()[0] in (0, 1)
+        connection.execute("SELECT sqlsem.release(%s)", (name,))
+
+
 def test_numbers_whose_locks_are_taken_are_passed_over(user, login, database, name):
     with login().raw() as villain, user.raw() as connection:
         member = enrol(connection)
