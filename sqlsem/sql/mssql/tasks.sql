@@ -39,7 +39,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0;
+            @mine bit = 0, @values int = 1;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
     -- The bar, because = ignores blanks at the end.
@@ -48,12 +48,19 @@ BEGIN
                            WHEN N'json|' THEN N'json' END;
     SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
     SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    IF @word IN (N'json', N'call')
+    BEGIN
+        -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
+        SET @values = 0;
+        IF ISJSON(CONCAT(N'[', @body, N']')) = 1
+            SELECT @values = COUNT(*) FROM OPENJSON(CONCAT(N'[', @body, N']'));
+    END;
     IF @word IS NULL
         SET @message = CONCAT(N'sqlsem: kind is ', COALESCE(N'''' + @kind + N'''', N'NULL'),
             N'; it must be sql, shell, call or json');
     ELSE IF @body IS NULL
         SET @message = N'sqlsem: the body of a task is NULL; give it a text';
-    ELSE IF @word IN (N'json', N'call') AND ISJSON(CONCAT(N'[', @body, N']')) = 0
+    ELSE IF @values <> 1
         SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
     ELSE IF @order IS NULL
         SET @message = N'sqlsem: order is NULL; give it a whole number';
