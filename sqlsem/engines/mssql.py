@@ -646,18 +646,12 @@ class SqlServerSession(Session):
             if last and most:
                 text.append(self._queries["claim_tasks"])
                 values += [member_id, queue, owner, uid, int(again), most]
-            rows = self._batch("next_tasks", "\n".join(text), values)
+            rows = self._execute("next_tasks", "\n".join(text), values)
             statuses += [row[0] for row in rows[: len(some)]]
             if last:
                 return statuses, [Claimed(*row) for row in rows[len(some) :]]
-        rows = self._task_call("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
+        rows = self._run("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
         return [], [Claimed(*row) for row in rows]
-
-    def _batch(self, name: str, text: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        try:
-            return self._execute(name, text, values)
-        except Deadlock as exc:
-            raise Busy(str(exc)) from exc
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
         return int(self._run("return_claim", member_id, queue, uid)[0][0])
