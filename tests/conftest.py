@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 pytest.register_assert_rewrite("support")
 
 import face as aio_face  # noqa: E402
+import microsoft  # noqa: E402
 import support  # noqa: E402
 
 import sqlsem  # noqa: E402
@@ -124,6 +125,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(
             "sqlsem: not run: SQL Server cases (set SQLSEM_TEST_MSSQL to an ODBC string to run them)"
         )
+    for what, lacks in (
+        ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
+        ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
+        ("the .NET client on .NET Core", microsoft.dotnet_lacks()),
+    ):
+        if lacks:
+            terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
     lacks = mixed.dotnet_lacks(odbc="postgresql" in there)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
