@@ -1,4 +1,7 @@
-"""Checks the documentation: links lead somewhere, Python examples compile, commands and routines named exist.
+"""Checks the documentation: what can be found wrong without reading.
+
+Links lead somewhere, Python examples compile, commands, options and routines that are named exist, every page can be
+reached from the README, every script and role is described, the glossary has the words that are introduced.
 
 Run as ``python docs/check.py``; needs sqlsem installed.
 """
@@ -6,17 +9,24 @@ Run as ``python docs/check.py``; needs sqlsem installed.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import click
 
 from sqlsem import engines, sql
 from sqlsem.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
+PAGES = [README, CHANGELOG, *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"^\s*#.*$|\s{2,}#.*$", re.MULTILINE)
+#: Words that make a sentence hard for people whose first language is another one.
+AVOIDED = re.compile(r"\b(who(?:m|so)?ever|whos|lest|whence|hence|whilst|thereof|therein|wherein|ere)\b", re.IGNORECASE)
 
 
 def anchors(text: str) -> set[str]:
@@ -25,9 +35,14 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
+def targets(text: str) -> list[str]:
+    """Where a page's links lead."""
+    return re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
+
+
 def links(page: Path, text: str) -> Iterator[str]:
     """Links that lead nowhere."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+    for target in targets(text):
         if "://" in target:
             continue
         place, _, anchor = target.partition("#")
@@ -39,17 +54,57 @@ def links(page: Path, text: str) -> Iterator[str]:
 
 
 def examples(text: str) -> Iterator[str]:
-    """Python that does not compile, commands that do not exist."""
+    """Python that does not compile."""
     for indent, language, body in FENCE.findall(text):
-        code = textwrap.dedent(body) if indent else body
         if language == "python":
+            code = textwrap.dedent(body) if indent else body
             try:
                 compile(code, "example", "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
             except SyntaxError as exc:
                 yield f"Python example does not compile: {exc.msg}: {exc.text}"
-        for command in re.findall(r"^(?:\$ )?sqlsem(?: --\w+ \S+)* ([a-z]+)\b", code, re.MULTILINE):
-            if language in ("", "bash", "sh", "console") and command not in main.commands:
-                yield f"there is no command: sqlsem {command}"
+
+
+def commands(text: str) -> Iterator[str]:
+    """Commands and options of ``sqlsem`` that do not exist, in examples and in sentences."""
+    lines = re.findall(r"`(sqlsem [^`]+)`", FENCE.sub("", text))
+    for _, language, body in FENCE.findall(text):
+        if language in ("", "bash", "sh", "console"):
+            lines += re.findall(r"^(?:\$ )?(sqlsem .+)$", COMMENT.sub("", body), re.MULTILINE)
+    for line in lines:
+        try:
+            words = shlex.split(re.split(r"\s(?:[|&<>]|&&)", line)[0].replace("…", ""))
+        except ValueError:  # an example with a quote that goes on
+            words = line.split()
+        yield from unknown(words[1:], line)
+
+
+def unknown(words: list[str], line: str) -> Iterator[str]:
+    """What of a command line sqlsem does not have; it ends where the other command begins."""
+    command: click.Command = main
+    waiting = False  # for the value of an option
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("-") and len(word) > 1 and not waiting:
+            name, _, value = word.partition("=")
+            option = next((one for one in command.params if name in (*one.opts, *one.secondary_opts)), None)
+            if option is None and name not in command.get_help_option_names(click.Context(command)):
+                yield f"{line}: {command.name} has no option {name}"
+                return
+            waiting = isinstance(option, click.Option) and not option.is_flag and not option.count and not value
+        elif waiting:
+            waiting = False
+        elif isinstance(command, click.Group):
+            if word in command.commands:
+                command = command.commands[word]
+            elif command is main:
+                if re.fullmatch(r"[a-z]+", word):
+                    yield f"there is no command: sqlsem {word}"
+                return
+            else:
+                return  # the name of a queue or a round
+        elif command.name == "run":
+            return  # what it runs
 
 
 def routines(text: str) -> Iterator[str]:
@@ -57,10 +112,52 @@ def routines(text: str) -> Iterator[str]:
     known = "".join(
         sql.script(engine, name) for engine in engines.ENGINES for name in ("schema", *sql.rerunnable(engine))
     )
-    examples = "".join(body for _, language, body in FENCE.findall(text) if language == "sql")
-    for name in sorted(set(re.findall(r"\bsqlsem\.(\w+)", examples))):
+    calls = "".join(body for _, language, body in FENCE.findall(text) if language == "sql")
+    for name in sorted(set(re.findall(r"\bsqlsem\.(\w+)", calls))):
         if not re.search(rf"\bsqlsem\.{name}\b", known):
             yield f"there is no routine or table: sqlsem.{name}"
+
+
+def words(text: str) -> Iterator[str]:
+    """Words to be avoided; what people copy, and what is quoted from a program, stays as it is."""
+    prose = re.sub(r"`[^`]*`", "", FENCE.sub("", text))
+    for found in AVOIDED.finditer(prose):
+        line = " ".join(prose[max(0, found.start() - 30) : found.end() + 30].split())
+        yield f"{found[0]!r} is hard to read: … {line} …"
+
+
+def reached(text: str) -> Iterator[str]:
+    """Pages to which the README has no link."""
+    linked = {(ROOT / target.partition("#")[0]).resolve() for target in targets(text)}
+    for page in PAGES[1:]:
+        if page not in linked:
+            yield f"no link to {page.relative_to(ROOT)}"
+
+
+def missing(names: Iterable[str], text: str, what: str) -> Iterator[str]:
+    """Names that a page does not have in backticks."""
+    for name in names:
+        if not re.search(rf"`{re.escape(name)}\b", text):
+            yield f"{what} {name} is not described"
+
+
+def roles() -> list[str]:
+    """The roles that the scripts make."""
+    text = "".join(sql.script(engine, "permissions") for engine in engines.ENGINES)
+    return sorted(set(re.findall(r"\bsqlsem_(?:user|putter|worker|operator|reader)\b", text)))
+
+
+def glossary(text: str) -> Iterator[str]:
+    """Words that a page prints in bold where it explains them, and that the glossary does not have; its order."""
+    rows = re.findall(r"^\| ([^|]+?) \| ", text, re.MULTILINE)[1:]
+    terms = {term for row in rows for term in row.split(", ")}
+    if rows != sorted(rows, key=str.lower):
+        yield "its rows are not in alphabetical order"
+    for page in ("concepts.md", "rounds.md"):
+        introduced = re.findall(r"\*\*([a-z][a-z ]*)\*\*", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+        for word in introduced:
+            if not {word, word.replace("signs ", "sign "), word.removesuffix("s")} & terms:
+                yield f"{page} introduces {word!r}, which is not here"
 
 
 def check() -> int:
@@ -68,7 +165,17 @@ def check() -> int:
     wrong = 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for problem in (*links(page, text), *examples(text), *routines(text)):
+        problems = [*links(page, text), *examples(text), *commands(text), *routines(text)]
+        if page != CHANGELOG:
+            problems += words(text)
+        if page == README:
+            problems += reached(text)
+        elif page.name == "sql.md":
+            problems += missing((f"{name}.sql" for name in sql.SCRIPTS if name != "schema"), text, "script")
+            problems += missing(roles(), text, "role")
+        elif page.name == "glossary.md":
+            problems += glossary(text)
+        for problem in problems:
             wrong += 1
             print(f"{page.relative_to(ROOT)}: {problem}")
     print(f"{len(PAGES)} pages, {wrong or 'nothing'} wrong")

@@ -147,6 +147,11 @@ class Connecting:
         return self.given.get(name, self.settings.options.get(name, DEFAULTS[name]))
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Those of `sqlsem.connect`."""
+        return {name: self._option(name) for name in DEFAULTS}
+
+    @property
     def schema(self) -> str:
         """The schema of the tables."""
         return str(self._option("schema"))
@@ -182,8 +187,7 @@ class Connecting:
     @contextlib.contextmanager
     def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
         """A coordinator, closed in the end. Connects when it is used. ``told``: it is known already where that is."""
-        options = {name: self._option(name) for name in DEFAULTS}
-        with sqlsem.connect(self.chosen_url, **options) as coordinator:
+        with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
             if self.settings.embedded and not told:
                 # Whoever forgot to name a database must not think that others are in the same one.
                 output.say(f"this is {coordinator.engine.where}, {sqlsem.EMBEDDED}")
@@ -1022,9 +1026,10 @@ def reap(options: Connecting) -> None:
 def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     """Print the scripts of an engine, with --schema and --table filled in.
 
-    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, public (what
-    sessions call; not for SQLite), permissions, drop or client (what the Python client sends); left out, all but the
-    last two in the order in which to run them. Connects to nothing.
+    ENGINE is sqlite, postgresql or mssql; left out, the one of the URL. SCRIPT is schema, routines, deadlocks, public
+    (what sessions call), tasks, rounds, conversions, permissions, drop or client (what the Python client sends); left
+    out, all but the last two in the order in which to run them. SQLite has no routines, and so fewer scripts. Connects
+    to nothing.
 
     \b
     Examples:

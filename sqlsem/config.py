@@ -399,7 +399,7 @@ def _flag(variable: str) -> bool:
 
 
 def _require_server(demanding: str | None, url: str | None, source: str) -> None:
-    if demanding is None or (url is not None and not url.lower().startswith("sqlite:")):
+    if demanding is None or (url is not None and not url.lower().startswith("sqlite")):
         return
     what = "no database was named" if url is None else f"{source} names an SQLite file, which is this host's only"
     raise ConfigurationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import time
 import urllib.parse
 from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlsem import sql
 from sqlsem.deadlocks import Found
@@ -41,10 +42,14 @@ from sqlsem.model import (
 
 #: Longest wait in one call, in seconds: each takes one of the server's worker threads.
 _LONGEST_WAIT = 15.0
+#: How texts of up to so many UTF-16 units are declared (pyodbc.SQL_WVARCHAR).
+_TEXT, _SQL_WVARCHAR = 4000, -9
 #: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
 _TASKS_A_TRIP = 100
 #: How long a statement that was cancelled may go on, in seconds, before its connection is shut.
 _CANCEL = 2.0
+#: What comes after a login may take so many seconds, before the connection is shut.
+_CONNECT = 5.0
 #: A statement that the server does not answer at all is given up after its own time and this, in seconds.
 _MARGIN = 30
 
@@ -52,14 +57,39 @@ _GO = re.compile(r"^[ \t]*GO[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 _NUMBER = re.compile(r"\((\d{2,9})\)")
 #: Where the driver puts the server's own number; one that stands before may be part of a name.
 _LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
+#: What our own routines raise.
+_OURS = range(50000, 50100)
+#: Where there is no number: how what they raise begins, before any name.
+_OUR_WORDS = (
+    (50002, "sqlsem: busy: "),
+    (50005, "sqlsem: this member is not known here"),
+    (50003, "sqlsem: this connection changed sessions"),
+    (50001, r"sqlsem: [\w ]+ must not be (called|started|ended|resumed|declared)? ?(inside|in) an open transaction"),
+)
+#: No number, and the one that engines which only speak T-SQL give to all they have no number for: the text must do.
+_VAGUE = frozenset({0, 33557097})
 _PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
 _LOST_STATES = frozenset(
     {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008", "IMC06"}
 )
+#: The line or the session is gone, or this server cannot serve the database now: another session may do better.
 _LOST_NUMBERS = frozenset(
-    {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 11001, 4060, 4221, 6002, 6005}
+    {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 10936, 11001, 17142, 17197, 6002, 6005}
     | {20002, 20003, 20004, 20006, 20009, 20047, 40143, 40197, 40501, 40540, 40613, 42108, 42109, 49918, 49919, 49920}
+    # It starts, is restored, changes its role, or lets in administrators only.
+    | {615, 904, 921, 922, 923, 924, 927, 942, 952, 954, 955, 976, 978, 979, 982, 983, 988, 4060, 4064, 4221}
+    | {18401, 18451, 18461, 35250, 49510}
 )
+#: A statement is the victim (deadlock, no locks left, no memory for it) or has waited for long: it may be repeated.
+_BUSY_NUMBERS = frozenset({701, 1204, 1205, 1222, 8645, 8651, 50002})
+#: The server knows who asks and lets nobody of that name in.
+_LOGIN_NUMBERS = frozenset({18450, 18452, 18456, 18470, 18486, 18487, 18488})
+#: Azure SQL: by the firewall, or as there is no such server.
+_BARRED_NUMBERS = frozenset({40532, 40615, 40914, 47073})
+#: Of a login, where there is no number: the database is not ready yet.
+_STARTING_WORDS = ("cannot open database", "script upgrade mode", "is not currently available", "availability group")
+#: Of TLS, what stays as it is however often one tries.
+_TLS_WORDS = ("certificate", "unsupported protocol", "no protocols", "key too small", "no shared cipher")
 _DRIVER_NUMBER = re.compile(r"ODBC Driver (\d+) for SQL Server")
 
 _loading = threading.Lock()
@@ -88,6 +118,7 @@ class SqlServerEngine(Engine):
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
         self._words: dict[str, str] = {}
+        self._let_in = False  # somebody of this process has been, by this login
         if url and "://" in url:
             self._words = _words_of_url(url)
         elif url:
@@ -102,6 +133,15 @@ class SqlServerEngine(Engine):
         port = self._word("port")
         database = self._word("database") or "(default)"
         return f"SQL Server database {database} on {server}{f':{port}' if port else ''}"
+
+    @property
+    def _port(self) -> int | None:
+        """The server's, as far as it can be told without asking anybody."""
+        server = self._word("server", "address", "addr", "servername")
+        if server is None or "\\" in server:
+            return None
+        port = self._word("port") or server.partition(",")[2].strip() or "1433"
+        return int(port) if port.isdigit() else None
 
     def _word(self, *names: str) -> str | None:
         for key, value in self._words.items():
@@ -131,7 +171,8 @@ class SqlServerEngine(Engine):
         else:
             if port is not None and "server" in lower:  # Microsoft's drivers know no Port
                 found[lower["server"]] = f"{found[lower['server']]},{found.pop(port)}"
-            if "dsn" not in lower and "connectretrycount" not in lower:
+            if "connectretrycount" not in lower:  # (a DSN's own is overridden)
+                # The driver would connect anew in silence, and the beacon be gone.
                 found["ConnectRetryCount"] = "0"
         if "app" not in lower:
             found["APP"] = f"sqlsem {purpose}"
@@ -139,16 +180,31 @@ class SqlServerEngine(Engine):
 
     def reach(self, purpose: str) -> SqlServerSession:
         if self.creator is not None:
-            return SqlServerSession(self, self._created(), None)
+            session = SqlServerSession(self, self._created(), None)
+            self._let_in = True
+            return session
         # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
         alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
+        before = _sockets() if alone else None
+        # The driver bounds the login, but not what it asks after that.
+        limit, port = self.options.connect_timeout + _CONNECT, self._port
+
+        def shut() -> None:
+            found = _new_socket(before, port) if port is not None else None
+            if found is not None:
+                found.shut()
+
+        overdue = threading.Timer(limit, shut)
+        overdue.daemon = True
+        overdue.start()
         try:
-            before = _sockets() if alone else None
             connection = self._connect(purpose)
             handle = _new_socket(before)
         finally:
+            overdue.cancel()
             if alone:
                 _connecting.release()
+        self._let_in = True
         return SqlServerSession(self, connection, handle)
 
     def _created(self) -> Any:
@@ -206,10 +262,28 @@ class SqlServerEngine(Engine):
     def _refused(self, exc: Exception) -> Exception:
         """What a failed attempt to connect means; never with a secret in it."""
         state, number, text = _details(exc)
-        text = self._clean(text)
-        if number == 18456 or state == "28000" or "login failed" in text.lower():
-            return ConfigurationError(f"{self.where} refuses this login; check user and password in the URL")
-        if state in ("IM002", "01000") and number not in _LOST_NUMBERS:
+        text, low = self._clean(text), text.lower()
+        numbers = {number, *_numbers(exc)}  # Windows tells all there are; the login has always "failed", too
+        if "ssl provider" in low and any(words in low for words in _TLS_WORDS):
+            return ConfigurationError(
+                f"No encrypted connection to {self.where}: {text}; give this computer the certificate of who signed "
+                f"the server's, or, on a network that you trust, write TrustServerCertificate=yes"
+            )
+        if "encryption not supported on" in low:
+            return ConfigurationError(
+                f"{self.where} offers no encryption, and the driver wants it: {text}; give the server a certificate, "
+                f"or, on a network that you trust, write Encrypt=no"
+            )
+        if numbers & _LOST_NUMBERS or (numbers <= _VAGUE and any(words in low for words in _STARTING_WORDS)):
+            return Disconnected(f"Cannot reach {self.where}: {text}")
+        if numbers & _BARRED_NUMBERS:
+            return ConfigurationError(f"{self.where} does not let this computer in: {text}")
+        if numbers & _LOGIN_NUMBERS or state == "28000" or (numbers <= _VAGUE and "login failed" in low):
+            if self._let_in and not numbers & (_LOGIN_NUMBERS - {18456}):
+                # The same login was good before. This is what a server says that starts, or is just failed over to.
+                return Disconnected(f"{self.where} refuses a login that it took before: {text}")
+            return ConfigurationError(f"{self.where} refuses this login: {text}; check user and password in the URL")
+        if state in ("IM002", "01000"):
             return ConfigurationError(
                 f"The ODBC driver cannot be loaded: {text}; install Microsoft's ODBC Driver 18 for SQL Server, or "
                 f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
@@ -236,7 +310,7 @@ class SqlServerEngine(Engine):
 class SqlServerSession(Session):
     """One connection in autocommit mode: the routines make their own transactions."""
 
-    def __init__(self, engine: SqlServerEngine, connection: Any, handle: int | None) -> None:
+    def __init__(self, engine: SqlServerEngine, connection: Any, handle: _Handle | None) -> None:
         self._engine = engine
         self._options = engine.options
         self._queries = engine.queries()
@@ -246,7 +320,11 @@ class SqlServerSession(Session):
         self._abandoned = False
         #: One cursor a statement: each keeps it prepared.
         self._cursors: dict[str, Any] = {}
+        self._sized = _is_microsofts(connection)
         self._running: Any = None
+        self._latest: Any = None  # the same, and what ran last
+        self._stopped: Any = None  # what was cancelled
+        self._cancelling = threading.Lock()  # a driver is in a cancel: what it works on must not be freed
         with contextlib.suppress(Exception):  # not every driver has it
             connection.timeout = int(_LONGEST_WAIT + max(self._options.patience, self._options.grace)) + _MARGIN
 
@@ -263,14 +341,20 @@ class SqlServerSession(Session):
                 self._run(f"warm_{purpose}")
 
     def _execute(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if None in parameters:
+            text = _with_nulls(text, tuple(value is None for value in parameters))
+            parameters = [value for value in parameters if value is not None]
         with self._translated():
-            cursor = self._cursors.get(name)
+            key = text if len(parameters) < 20 else name
+            cursor = self._cursors.get(key)
             if cursor is None:
-                cursor = self._cursors[name] = self._connection.cursor()
-            self._running = cursor
+                cursor = self._cursors[key] = self._connection.cursor()
+            self._running = self._latest = cursor
             complete = False
             try:
                 if parameters:
+                    if self._sized:
+                        cursor.setinputsizes([_size(value) for value in parameters])
                     cursor.execute(text, tuple(parameters))
                 else:
                     cursor.execute(text)
@@ -284,7 +368,7 @@ class SqlServerSession(Session):
                 return rows
             except Exception:
                 complete = True  # the driver's word; the line is in order, or known to be broken
-                self._cursors.pop(name, None)
+                self._cursors.pop(key, None)
                 raise
             finally:
                 self._running = None
@@ -312,36 +396,70 @@ class SqlServerSession(Session):
             known = type(exc).__module__.startswith(("pyodbc", "mssql_python")) or self._engine.creator is not None
             if not known and not self._lost:
                 raise
-            raise self._meaning(exc) from exc
+            raise self._meaning(*self._told(exc)) from exc
 
-    def _meaning(self, exc: Exception) -> Exception:
+    def _meaning(self, state: str, number: int, text: str) -> Exception:
         where, schema = self._engine.where, self._options.schema
-        state, number, text = _details(exc)
         text = self._engine._clean(text)
         low = text.lower()
-        if self._lost or state in _LOST_STATES or number in _LOST_NUMBERS or _sounds_lost(low):
+        if number in _VAGUE:
+            number = next((known for known, start in _OUR_WORDS if re.match(start, text)), number)
+        # Numbers come first, and our own alone: the texts repeat names, which may have any words in them.
+        if number in _OURS:
+            if number == 50002:
+                return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+            if number == 50005:
+                self._lost = True  # whoever keeps this session comes back as a new member
+                return Disconnected(f"{where}: {text}")
+            if number in (50001, 50003, 50006):
+                return ConfigurationError(f"{where}: {text}")
+            return Unavailable(f"{where}: {text}")
+        vague = number in _VAGUE
+        if self._lost or state in _LOST_STATES or number in _LOST_NUMBERS or (vague and _sounds_lost(low)):
             self._lost = True
             return Disconnected(f"Lost the connection to {where}: {text}")
-        if number == 1205 or state == "40001" or "deadlock" in low:
-            return Deadlock(f"{where} chose this request as deadlock victim: {text}")
-        if number in (1222, 50002) or "sqlsem: busy" in low or "lock timeout" in low or "lock request time out" in low:
-            return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+        if number in (1205, 1204) or state == "40001" or (vague and "deadlock" in low):
+            # Between rows of the tables, and over in a moment; no deadlock between locks, which find_deadlock tells.
+            return Busy(f"{where} undid this statement to let others go on: {text}")
+        if number in _BUSY_NUMBERS or (vague and ("lock timeout" in low or "lock request time out" in low)):
+            return Busy(f"{where}: somebody keeps a lock in an open transaction, or it has too much to do: {text}")
         missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
-        if number in (208, 2812) or missing:
+        if number in (208, 2812) or (vague and missing):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
-        if number == 229 or "permission denied" in low or "permission was denied" in low:
+        if number == 229 or (vague and ("permission denied" in low or "permission was denied" in low)):
             return ConfigurationError(
                 f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
                 f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
             )
-        if number == 50005 or "not known here" in low:
-            self._lost = True  # whoever keeps this session comes back as a new member
-            return Disconnected(f"{where}: {text}")
-        if number in (50001, 50003, 50006) or "must not be called inside" in low or "changed sessions" in low:
-            return ConfigurationError(f"{where}: {text}")
-        if number == 3906 or "read-only" in low:
-            return Unavailable(f"{where} is read-only (a secondary replica?): {text}")
+        if number == 3906 or (vague and "read-only" in low):
+            self._lost = True  # the primary may be had at the same address in a moment
+            return Disconnected(f"{where} is read-only (a secondary replica?): {text}")
         return Unavailable(f"{where}: {text}")
+
+    def _told(self, exc: Exception) -> tuple[str, int, str]:
+        """As `_details`, but where the driver keeps the error to itself, the number comes from the server.
+
+        One does behind a warning: pyodbc tells the first of several messages only, and SQL Server sends warnings as
+        they come. mssql-python tells no numbers.
+        """
+        state, number, text = _details(exc)
+        warned = state.startswith("01") and state not in _LOST_STATES
+        silent = not number and type(exc).__module__.startswith("mssql_python") and not _sounds_lost(text.lower())
+        if self._lost or not (warned or silent):
+            return state, number, text
+        _drain(self._latest)
+        try:
+            cursor = self._running = self._connection.cursor()
+            cursor.execute(self._queries["last_error"])
+            last = int(cursor.fetchone()[0])
+            cursor.close()
+        except Exception as more:
+            return _details(more) if warned else (state, number, text)
+        finally:
+            self._running = None
+        if warned and last:
+            return "", last, f"error {last}, of which the driver tells only the warning that came before it: {text}"
+        return state, last or number, text
 
     # -- membership ---------------------------------------------------------------------------------------------
 
@@ -422,7 +540,7 @@ class SqlServerSession(Session):
 
     def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
         key = (ticket.resource, ticket.position, ticket.requesting_id)
-        code = self._task_call("begin_upgrade", *key, int(only_if_free), int(self._options.patience * 1000))[0][0]
+        code = self._run("begin_upgrade", *key, int(only_if_free), int(self._options.patience * 1000))[0][0]
         if code == -3:
             raise self._already_upgrading(ticket)
         return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
@@ -438,8 +556,17 @@ class SqlServerSession(Session):
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*_aware(row)) for row in self._run("entries", resource)]
 
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        return [Past(*_aware(row)) for row in self._run("past", resource, most)]
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        ages = [None if age is None else round(age * 1000) for age in (since, until)]
+        return [Past(*_aware(row)) for row in self._run("past", resource, most, *ages, outcome)]
 
     def resources(self) -> list[Resource]:
         return [
@@ -461,13 +588,6 @@ class SqlServerSession(Session):
 
     # -- the work queue -----------------------------------------------------------------------------------------
 
-    def _task_call(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Here a deadlock's victim has lost nothing: it comes again."""
-        try:
-            return self._run(name, *parameters)
-        except Deadlock as exc:
-            raise Busy(str(exc)) from exc
-
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         asked = [
             (
@@ -477,7 +597,7 @@ class SqlServerSession(Session):
             for number, one in enumerate(tasks, 1)
         ]
         if len(asked) == 1:
-            return [int(self._task_call("put_task", *asked[0])[0][0])]
+            return [int(self._run("put_task", *asked[0])[0][0])]
         # Not as JSON in one parameter: engines that only speak T-SQL do not read quotation marks in strings.
         found: list[int] = []
         self._run("begin")
@@ -488,57 +608,78 @@ class SqlServerSession(Session):
                 rows = self._execute("put_tasks", text, [value for one in some for value in one])
                 found += [int(row[0]) for row in rows]
             self._run("commit")
-        except BaseException as exc:
+        except BaseException:
             with contextlib.suppress(Unavailable):  # lost, and the transaction with it
                 self._run("rollback")
-            if isinstance(exc, Deadlock):
-                raise Busy(str(exc)) from exc
             raise
         return found
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        rows = self._task_call("claim_task", member_id, queue, owner, uid, int(again))
+        rows = self._run("claim_task", member_id, queue, owner, uid, int(again))
         return Claimed(*rows[0]) if rows else None
 
     def end_task(self, member_id: int, end: End) -> str | None:
         ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status: str | None = self._task_call("end_task", *ended)[0][0]
+        status: str | None = self._run("end_task", *ended)[0][0]
         return status
 
     def next_task(
         self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
     ) -> tuple[str | None, Claimed | None]:
         ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
-        status, *claimed = self._task_call("next_task", *ended, queue, owner, uid, int(again))[0]
+        status, *claimed = self._run("next_task", *ended, queue, owner, uid, int(again))[0]
         return status, None if claimed[0] is None else Claimed(*claimed)
 
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        # One batch of a statement for each: as JSON in one parameter, results and errors with quotation marks would be
+        # mangled by engines that only speak T-SQL.
+        statuses: list[str | None] = []
+        for start in range(0, len(ends), _TASKS_A_TRIP):
+            some = ends[start : start + _TASKS_A_TRIP]
+            text = [self._queries["end_task"]] * len(some)
+            values: list[Any] = []
+            for end in some:
+                values += [member_id, end.task_id, end.attempt, end.outcome, end.result, end.error]
+            last = start + len(some) == len(ends)
+            if last and most:
+                text.append(self._queries["claim_tasks"])
+                values += [member_id, queue, owner, uid, int(again), most]
+            rows = self._execute("next_tasks", "\n".join(text), values)
+            statuses += [row[0] for row in rows[: len(some)]]
+            if last:
+                return statuses, [Claimed(*row) for row in rows[len(some) :]]
+        rows = self._run("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
+        return [], [Claimed(*row) for row in rows]
+
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        return int(self._task_call("return_claim", member_id, queue, uid)[0][0])
+        return int(self._run("return_claim", member_id, queue, uid)[0][0])
 
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        return int(self._task_call("recover_tasks", queue, mine)[0][0])
+        return int(self._run("recover_tasks", queue, mine)[0][0])
 
     def queue_state(self, queue: str) -> QueueState:
-        pending, running, next_pending, failed, error = self._task_call("queue_state", queue)[0]
+        pending, running, next_pending, failed, error = self._run("queue_state", queue)[0]
         return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
 
     def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        return [TaskEntry(*_aware(row)) for row in self._task_call("list_tasks", queue, status, most)]
+        return [TaskEntry(*_aware(row)) for row in self._run("list_tasks", queue, status, most)]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         return [Attempt(*_aware(row)) for row in self._run("task_attempts", task_id)]
 
     def set_task(self, task_id: int, what: str) -> int:
-        return int(self._task_call("set_task", task_id, what)[0][0])
+        return int(self._run("set_task", task_id, what)[0][0])
 
     def prune_tasks(self, most: int) -> int:
-        return int(self._task_call("prune_tasks", most)[0][0])
+        return int(self._run("prune_tasks", most)[0][0])
 
     def execute(self, text: str) -> str | None:
         count = -1
         self._run("execute")
         try:
-            cursor = self._running = self._connection.cursor()
+            cursor = self._running = self._latest = self._connection.cursor()
             with contextlib.suppress(Exception):  # not every driver has it
                 cursor.noscan = True  # a brace is a brace
             try:
@@ -551,16 +692,22 @@ class SqlServerSession(Session):
             finally:
                 self._running = None
         except Exception as exc:
-            state, _, words = _details(exc)
-            meaning = self._meaning(exc)
-            if self._lost and state != "HY008":
-                raise meaning from exc
+            state, number, words = self._told(exc)
+            # What a driver says of a statement that was cancelled depends on how far it was; the line is in order.
+            stopped = state == "HY008" or (self._stopped is self._latest and not self._lost)
+            if not stopped:
+                meaning = self._meaning(state, number, words)
+                if self._lost:
+                    raise meaning from exc
             with contextlib.suppress(Unavailable):  # lost, and the transaction with it
                 self._run("rollback")
-            if state == "HY008":
+            if stopped:
                 raise TaskFailed("The SQL was cancelled") from exc
             # The task's own fault: none of the advice that our own statements would give.
             raise TaskFailed(f"The SQL failed: {self._engine._clean(words)}") from exc
+        if self._stopped is cursor:  # that need not be told as an error, though the server has stopped in the middle
+            self._run("rollback")
+            raise TaskFailed("The SQL was cancelled")
         if self._value("executed") > 1:
             raise TaskFailed("The SQL left a transaction open, which was rolled back; commit at its end")
         return None if count < 0 else f"{count} row{'' if count == 1 else 's'}"
@@ -730,21 +877,19 @@ class SqlServerSession(Session):
         self._lost = self._abandoned = True
         _abandoned.append((self._connection, self._cursors))
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is not None and handle.there():
             # The parent's socket must not stay open here, or the server would not see the parent die. What is put in
             # its place keeps the number from being given to a file of the child's.
             with contextlib.suppress(OSError):
                 null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, handle)
+                os.dup2(null, handle.number)
                 os.close(null)
 
     def interrupt(self) -> None:
         self._lost = True
         running, handle = self._running, self._handle
         if handle is not None:
-            # Shutting the socket down wakes a thread that waits for an answer which may never come.
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as line:
-                line.shutdown(socket.SHUT_RDWR)
+            handle.shut()
         elif running is not None:
             with contextlib.suppress(Exception):
                 running.cancel()
@@ -762,17 +907,27 @@ class SqlServerSession(Session):
         timer = threading.Timer(_CANCEL, insist)
         timer.daemon = True
         timer.start()
-        with contextlib.suppress(Exception):
-            running.cancel()
+        with self._cancelling, contextlib.suppress(Exception):
+            if self._running is running:
+                self._stopped = running
+                running.cancel()
 
     def close(self) -> None:
         self._lost = True
         if self._abandoned:
             return
-        self._handle = None
+        handle, self._handle = self._handle, None
         self._cursors.clear()
-        with contextlib.suppress(Exception):
-            self._connection.close()
+        if handle is not None:
+            handle.shut()  # a pool of the driver manager's would keep the connection open, and its locks
+        if not self._cancelling.acquire(timeout=_CANCEL):
+            _abandoned.append((self._connection, self._latest))  # for ever; the line is shut all the same
+            return
+        try:
+            with contextlib.suppress(Exception):
+                self._connection.close()
+        finally:
+            self._cancelling.release()
 
 
 # -- connection strings ---------------------------------------------------------------------------------------------
@@ -876,16 +1031,68 @@ def _import(name: str) -> Any:
 
 def _details(exc: Exception) -> tuple[str, int, str]:
     """SQLSTATE, the server's own number (0: none) and the message in one line."""
-    state, text = "", str(exc)
-    if len(exc.args) >= 2 and isinstance(exc.args[0], str) and len(exc.args[0]) == 5:
-        state, text = exc.args[0], str(exc.args[1])
-    elif len(exc.args) >= 2 and isinstance(exc.args[1], str) and len(exc.args[1]) == 5:
-        text, state = str(exc.args[0]), exc.args[1]
-    numbers = [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
+    state, text = _state_and_text(exc)
+    numbers = _numbers(exc)
     text = text.partition("\n")[0]
     text = _PREFIXES.sub("", text.partition("DDBC Error: ")[2] or text)
     text = re.sub(r"\s*\(SQL\w+\)\s*$", "", text.strip())
-    return state, numbers[0] if numbers else 0, text
+    return state, numbers[-1] if numbers else 0, text
+
+
+def _state_and_text(exc: Exception) -> tuple[str, str]:
+    if len(exc.args) >= 2 and isinstance(exc.args[0], str) and len(exc.args[0]) == 5:
+        return exc.args[0], str(exc.args[1])
+    if len(exc.args) >= 2 and isinstance(exc.args[1], str) and len(exc.args[1]) == 5:
+        return exc.args[1], str(exc.args[0])
+    return "", str(exc)
+
+
+def _numbers(exc: Exception) -> list[int]:
+    """The server's numbers that the driver tells."""
+    if type(exc).__module__.startswith("mssql_python"):
+        return []  # it leaves them out; what looks like one is part of a name
+    text = _state_and_text(exc)[1]
+    return [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
+
+
+def _drain(cursor: Any) -> None:
+    """Read what is left of a statement's answer, errors and all: until then no other statement can be sent."""
+    for _ in range(1000):
+        try:
+            if not cursor.nextset():
+                return
+        except Exception as exc:
+            if _state_and_text(exc)[0] in _LOST_STATES:
+                return
+
+
+@functools.lru_cache(maxsize=256)
+def _with_nulls(text: str, nulls: tuple[bool, ...]) -> str:
+    """NULL in the place of some of the marks: as a parameter, the driver would ask the server for its type, in a round
+    trip of its own.
+    """
+    first, *others = text.split("?")
+    return first + "".join(f"{'NULL' if null else '?'}{rest}" for null, rest in zip(nulls, others, strict=True))
+
+
+def _is_microsofts(connection: Any) -> bool:
+    """Whether a connection is pyodbc's, through Microsoft's driver."""
+    if type(connection).__module__ != "pyodbc":
+        return False
+    pyodbc = _import("pyodbc")
+    try:
+        return "msodbcsql" in str(connection.getinfo(pyodbc.SQL_DRIVER_NAME)).lower()
+    except pyodbc.Error:  # it does not say: then nothing is lost but a little speed
+        return False
+
+
+def _size(value: Any) -> Any:
+    """How to declare a parameter, where the driver would declare texts by their lengths: each would be a statement of
+    its own to the server, with a plan of its own to keep.
+    """
+    if isinstance(value, str) and len(value.encode("utf-16-le", "surrogatepass")) <= 2 * _TEXT:
+        return _SQL_WVARCHAR, _TEXT, 0
+    return None
 
 
 _LOST_WORDS: tuple[str, ...] = (
@@ -931,19 +1138,40 @@ def _sockets() -> dict[int, str] | None:
     return found
 
 
-def _new_socket(before: dict[int, str] | None) -> int | None:
-    """The one connected TCP socket that was not there before; None when that cannot be told."""
+class _Handle(NamedTuple):
+    """A socket by its number, which may be another's once its owner has closed it, and by what the system calls it."""
+
+    number: int
+    identity: str
+
+    def there(self) -> bool:
+        """Whether the number is still this socket's."""
+        try:
+            return os.readlink(f"/proc/self/fd/{self.number}") == self.identity
+        except OSError:
+            return False
+
+    def shut(self) -> None:
+        """Shut it down: the server sees that, and a thread that waits for an answer which may never come wakes up."""
+        if self.there():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.number)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+
+def _new_socket(before: dict[int, str] | None, port: int | None = None) -> _Handle | None:
+    """The one connected TCP socket that was not there before; None when that cannot be told. ``port``: of its peer."""
     after = _sockets() if before is not None else None
     if before is None or after is None:
         return None
     new = []
-    for handle, target in after.items():
-        if before.get(handle) == target:
+    for number, target in after.items():
+        if before.get(number) == target:
             continue
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as line:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as line:
             if line.family in (socket.AF_INET, socket.AF_INET6) and line.type == socket.SOCK_STREAM:
-                line.getpeername()
-                new.append(handle)
+                peer = line.getpeername()
+                if port is None or peer[1] == port:
+                    new.append(_Handle(number, target))
     return new[0] if len(new) == 1 else None
 
 

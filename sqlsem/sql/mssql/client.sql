@@ -9,6 +9,9 @@ SELECT value FROM {schema}.setting WHERE name = N'schema_version'
 -- name: settings
 EXEC {schema}.settings
 
+-- name: last_error
+SELECT @@ERROR
+
 -- name: session
 -- The number is put in by the client.
 SET NOCOUNT ON; SET XACT_ABORT ON; SET ANSI_NULLS ON; SET QUOTED_IDENTIFIER ON; SET LOCK_TIMEOUT :lock_timeout;
@@ -66,7 +69,7 @@ EXEC {schema}.pin ?, ?, ?, 1
 EXEC {schema}.entries ?
 
 -- name: past
-EXEC {schema}.past ?, ?
+EXEC {schema}.past ?, ?, ?, ?, ?
 
 -- name: resources
 EXEC {schema}.resources
@@ -112,6 +115,9 @@ EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: next_task
 EXEC {schema}.next_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: claim_tasks
+EXEC {schema}.claim_tasks ?, ?, ?, ?, ?, ?
 
 -- name: return_claim
 EXEC {schema}.return_claim ?, ?, ?, 1

@@ -1,0 +1,39 @@
+"""The table of roles and routines in docs/sql.md, cell by cell, against what is installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engines("postgresql")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "sql.md"
+MAY = {"": False, "yes": True, "own": True}
+
+
+def table():
+    """Of each routine on the page: what each role may."""
+    text = PAGE.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
+    roles = [role.strip() for role in text[0].strip("|").split("|")]
+    found = {}
+    for line in text[2:]:
+        names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        assert len(cells) == len(roles), line
+        for name in re.findall(r"`(\w+)`", names):
+            found[name] = {role: MAY[cell] for role, cell in zip(roles, cells, strict=True)}
+    return found
+
+
+def test_the_table_of_routines(database):
+    page = table()
+    assert len(page) > 30, "the table was not understood"
+    installed = {name: {} for name in page}
+    for name, role, may in database.rows(
+        "SELECT p.proname::text, substr(r.rolname::text, 8), has_function_privilege(r.oid, p.oid, 'EXECUTE') "
+        "FROM pg_proc AS p CROSS JOIN pg_roles AS r "
+        "WHERE p.pronamespace = 'sqlsem'::regnamespace AND r.rolname IN "
+        "('sqlsem_user', 'sqlsem_putter', 'sqlsem_worker', 'sqlsem_operator', 'sqlsem_reader')"
+    ):
+        if name in page:
+            installed[name][role] = may
+    assert installed == page

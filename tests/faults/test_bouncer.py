@@ -1,0 +1,120 @@
+"""Behind a real PgBouncer: what it lends out by the session, the transaction and the statement."""
+
+import psycopg
+import pytest
+from bouncer import Bouncer, program
+from support import remains, until
+
+import sqlsem
+
+pytestmark = [
+    pytest.mark.engines("postgresql"),
+    pytest.mark.skipif(program() is None, reason="PgBouncer is not installed (on Debian: apt-get install pgbouncer)"),
+]
+
+
+@pytest.fixture
+def bouncer(postgres_server):
+    made = []
+
+    def start(mode, **options):
+        made.append(Bouncer(postgres_server, mode, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+def test_a_beacon_is_refused_at_once_and_in_words(bouncer, database, name, mode):
+    behind = bouncer(mode).before(database)
+    with behind.coordinator(grace=60) as coordinator:
+        with pytest.raises(sqlsem.ConfigurationError, match=r"pooler lends sessions out by the transaction.*lease=30"):
+            coordinator.mutex(name).acquire()
+    assert database.queue(name) == []
+    # What was asked has left no traces in the session that is lent to others next.
+    with psycopg.connect(behind.url, autocommit=True, prepare_threshold=None) as connection:
+        assert left_behind(connection) == set()
+
+
+def test_sessions_that_are_lent_for_good_have_beacons(bouncer, database, agents, name, waiting):
+    behind = bouncer("session").before(database)
+    holder, waiter = agents(2, on=behind, grace=2)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    remains(lambda: not entry.ready, 1, "it waits")
+    holder.kill()  # the pooler resets the session: the beacon goes
+    entry.get()
+    waiter.check()
+    waiter.release()
+    until(lambda: database.queue(name) == [], "no row is left")
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+def test_leases_work_and_leave_nothing_in_sessions_of_others(bouncer, database, agents, name, waiting, mode):
+    pooler = bouncer(mode, size=4)
+    behind = pooler.before(database)
+    holder, waiter, reader = agents(3, on=behind, lease=20)
+    # More in all than there are sessions.
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    shared = [reader.ask("limit", name("limit"), 3, thread=f"t{number}") for number in range(3)]
+    for number, one in enumerate(shared):
+        one.get()
+        reader.release(f"t{number}")
+    left = holder.release()["leaving"]
+    assert entry.get()["got"] >= left
+    waiter.check()
+    holder_again = holder.ask("mutex", name)
+    waiting(name, 2)
+    waiter.release()
+    holder_again.get()
+    holder.release()
+    with behind.coordinator(lease=20) as coordinator:
+        queue = coordinator.queue(name)
+        numbers = queue.put_many(range(20))
+        done = []
+        for task in queue.claim(wait=0):
+            with task:
+                done.append(task.id)
+        assert done == numbers
+    # Every session that was lent out is as it was, and has no lock of ours.
+    for _ in range(8):
+        with psycopg.connect(behind.url, autocommit=True, prepare_threshold=None) as connection:
+            assert left_behind(connection) == set()
+            assert connection.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            ).fetchone() == (0,)
+    assert database.queue(name) == []
+
+
+def left_behind(connection):
+    """What was set on this session, but for what the pooler itself sets for each client."""
+    rows = connection.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()
+    poolers = {"application_name", "client_encoding", "DateStyle", "TimeZone", "standard_conforming_strings"}
+    return {row[0] for row in rows} - poolers
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("session", {"grace": 20}), ("transaction", {"lease": 20})])
+def test_a_restart_of_the_pooler_costs_nothing(bouncer, database, agents, name, waiting, mode, kind):
+    pooler = bouncer(mode)
+    holder, waiter = agents(2, on=pooler.before(database), retry=20, **kind)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2)
+    before = database.queue(name)
+    for _ in range(2):
+        pooler.restart()
+        holder.check()
+    assert database.queue(name) == before
+    assert not entry.ready
+    left = holder.release()["leaving"]
+    had = entry.get()
+    assert had["got"] >= left
+    assert had["position"] == before[1][0]
+    waiter.release()
+    assert not any(agent.told("lost") for agent in (holder, waiter))
+    assert database.queue(name) == []

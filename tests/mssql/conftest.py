@@ -1,0 +1,80 @@
+"""Microsoft's own driver and tools against a server of ours (`tdsserver`): no SQL Server is needed.
+
+tds      ``tds(answer, …)`` starts a `tdsserver.TdsServer`, ended after the test
+url_of   ``url_of(server, **words)`` is how sqlsem reaches it through Microsoft's ODBC driver
+reach    ``reach(server)`` opens a bare session there, closed after the test
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import microsoft
+import pytest
+import tdsserver
+
+from sqlsem.engines import mssql
+from sqlsem.engines.base import Options
+from sqlsem.engines.mssql import SqlServerEngine, SqlServerSession
+
+
+@pytest.fixture(scope="session")
+def driver() -> str:
+    lacks = microsoft.odbc_lacks()
+    if lacks:
+        pytest.skip(f"Microsoft's ODBC driver needs {lacks}")
+    return str(microsoft.odbc_driver())
+
+
+@pytest.fixture
+def tds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tdsserver.TdsServer]]:
+    servers: list[tdsserver.TdsServer] = []
+    everybody = mssql._sockets
+
+    def clients() -> dict[int, str] | None:
+        """A session finds its socket by being new in the process; here a server's end of it would be so, too."""
+        ends = {number for server in servers for number in server.sockets()}
+        return {number: which for number, which in (everybody() or {}).items() if number not in ends} or None
+
+    monkeypatch.setattr(mssql, "_sockets", clients)
+    with contextlib.ExitStack() as stack:
+
+        def tds(*given: Any, **more: Any) -> tdsserver.TdsServer:
+            servers.append(stack.enter_context(tdsserver.TdsServer(*given, **more)))
+            return servers[-1]
+
+        yield tds
+
+
+@pytest.fixture
+def url_of(driver: str) -> Callable[..., str]:
+    def url_of(server: tdsserver.TdsServer, **words: str) -> str:
+        words = {"driver": driver, "Encrypt": "no", **words}
+        return f"mssql://someone:secret99@127.0.0.1:{server.port}/books?{urllib.parse.urlencode(words)}"
+
+    return url_of
+
+
+@pytest.fixture
+def engine_of(url_of: Callable[..., str]) -> Callable[..., SqlServerEngine]:
+    def engine_of(
+        server: tdsserver.TdsServer, *, options: dict[str, Any] | None = None, **words: str
+    ) -> SqlServerEngine:
+        return SqlServerEngine(url_of(server, **words), Options(**(options or {})))
+
+    return engine_of
+
+
+@pytest.fixture
+def reach(engine_of: Callable[..., SqlServerEngine]) -> Iterator[Callable[..., SqlServerSession]]:
+    with contextlib.ExitStack() as stack:
+
+        def reach(server: tdsserver.TdsServer, **words: str) -> SqlServerSession:
+            session = engine_of(server, **words).reach("main")
+            stack.callback(session.close)
+            return session
+
+        yield reach

@@ -1,0 +1,442 @@
+"""What SQL Server says in bad hours, as sqlsem's client understands it through Microsoft's own ODBC driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from support import PATIENCE, until
+from tdsserver import (
+    COUNT,
+    CUT,
+    DEAF,
+    ERROR,
+    MORE,
+    NO_TLS,
+    SILENT,
+    TLS_OFF,
+    TLS_ON,
+    Later,
+    done,
+    error,
+    failure,
+    logged_in,
+    member,
+    result,
+    rows,
+    warning,
+)
+
+import sqlsem
+from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
+from sqlsem.engines.base import Busy, Disconnected
+
+EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
+ROWS = rows(("a", "b"), (1, "x"), (None, None))
+
+
+def says(answer, last_error=0):
+    """To every statement the same answer; to @@ERROR that number."""
+
+    def given(said):
+        if "@@ERROR" in said.text:
+            return result(("",), (last_error,))
+        return answer
+
+    return given
+
+
+# -- errors of statements -------------------------------------------------------------------------------------------
+
+MEANINGS = {
+    50000: ("sqlsem: bad request: x", Unavailable),
+    50001: ("sqlsem: register must not be called inside an open transaction", ConfigurationError),
+    50002: ("sqlsem: busy: somebody keeps the gate", Busy),
+    50003: ("sqlsem: this connection changed sessions under its member", ConfigurationError),
+    50004: ("sqlsem: not held", Unavailable),
+    50005: ("sqlsem: this member is not known here", Disconnected),
+    50006: ("sqlsem: this may be done by an operator only", ConfigurationError),
+    50007: ("sqlsem: the part is started already", Unavailable),
+    1204: ("The instance of the SQL Server Database Engine cannot obtain a LOCK resource at this time.", Busy),
+    1205: ("Transaction (Process ID 52) was deadlocked on lock resources with another process.", Busy),
+    1222: ("Lock request time out period exceeded.", Busy),
+    8645: ("A timeout occurred while waiting for memory resources to execute the query.", Busy),
+    208: ("Invalid object name 'sqlsem.setting'.", SchemaError),
+    2812: ("Could not find stored procedure 'sqlsem.register'.", SchemaError),
+    229: ("The EXECUTE permission was denied on the object 'register'.", ConfigurationError),
+    596: ("Cannot continue the execution because the session is in the kill state.", Disconnected),
+    976: ("The target database, 'books', is participating in an availability group", Disconnected),
+    983: ("Unable to access availability database 'books'", Disconnected),
+    3906: ('Failed to update database "books" because the database is read-only.', Disconnected),
+    4060: ('Cannot open database "books" requested by the login. The login failed.', Disconnected),
+    40613: ("Database 'books' on server 'x' is not currently available.", Disconnected),
+    40501: ("The service is currently busy. Retry the request after 10 seconds.", Disconnected),
+    6005: ("SHUTDOWN is in progress.", Disconnected),
+    8134: ("Divide by zero error encountered.", Unavailable),
+}
+
+
+def told(session, *parameters):
+    with pytest.raises(sqlsem.SqlsemError) as caught:
+        session._execute("test", f"EXEC test {', '.join('?' * len(parameters))}", parameters)
+    assert "secret99" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("parameters", [(), (5, "x", None)], ids=["plain", "prepared"])
+@pytest.mark.parametrize("before", [b"", EATEN, ROWS + done(COUNT | MORE, 2)], ids=["alone", "warned", "rows"])
+@pytest.mark.parametrize("number", MEANINGS)
+def test_errors(tds, reach, number, before, parameters):
+    text, meaning = MEANINGS[number]
+    session = reach(tds(says(before + failure(number, text), number)))
+    found = told(session, *parameters)
+    assert type(found) is meaning, found
+    assert str(number) in str(found)
+    assert session.usable == (meaning is not Disconnected)
+
+
+@pytest.mark.parametrize("before", [b"", EATEN], ids=["alone", "warned"])
+@pytest.mark.parametrize(
+    "name", ["deadlock", "does not exist", "not known here", "permission denied", "x (50005)", "y (1205) (SQLExecute)"]
+)
+@pytest.mark.parametrize("number", [50000, 50004, 50002])
+def test_names_in_our_own_messages_mean_nothing(tds, reach, number, name, before):
+    session = reach(
+        tds(says(before + failure(number, f"sqlsem: '{name}' is held, closed connection, timeout expired"), number))
+    )
+    assert type(told(session)) is MEANINGS[number][1]
+    assert session.usable
+
+
+def test_a_warning_alone_is_no_error(tds, reach):
+    session = reach(tds(says(EATEN + result(("a",), (1,)))))
+    assert session._execute("test", "EXEC test", ()) == [(1,)]
+    assert session._execute("test", "EXEC test ?", (5,)) == [(1,)]
+
+
+def test_a_session_goes_on_after_an_error_behind_a_warning(tds, reach):
+    bad = threading.Event()
+    bad.set()
+    answer = says(EATEN + ROWS + done(COUNT | MORE, 2) + failure(1205, "deadlocked"), 1205)
+    session = reach(tds(lambda said: answer(said) if bad.is_set() else result(("a",), (1,))))
+    for _ in range(3):
+        assert type(told(session)) is Busy
+    bad.clear()
+    assert session._execute("test", "EXEC test", ()) == [(1,)]
+
+
+def test_an_error_behind_a_warning_that_the_server_cannot_tell(tds, reach):
+    """The line breaks meanwhile."""
+    session = reach(tds(lambda said: CUT if "@@ERROR" in said.text else EATEN + failure(1205, "deadlocked")))
+    assert type(told(session)) is Disconnected
+    assert not session.usable
+
+
+def test_rows_before_an_error_are_not_taken_for_the_answer(tds, reach):
+    session = reach(tds(says(ROWS + done(COUNT | MORE, 2) + failure(50002, "sqlsem: busy: x"))))
+    assert type(told(session)) is Busy
+
+
+def test_of_several_errors_the_first_counts(tds, reach):
+    answer = error(50002, "sqlsem: busy: x") + error(3621, "The statement has been terminated.", 0) + done(ERROR)
+    assert type(told(reach(tds(says(answer))))) is Busy
+
+
+# -- SQL of users ---------------------------------------------------------------------------------------------------
+
+
+def works(text_of_user):
+    """A worker's session: its own statements succeed."""
+
+    def given(said):
+        if said.text == "user":
+            return text_of_user
+        if "@@TRANCOUNT; IF" in said.text:
+            return result(("open",), (1,))
+        if "@@ERROR" in said.text:
+            return result(("",), (547,))
+        return done()
+
+    return given
+
+
+@pytest.mark.parametrize("number", [1205, 1222, 208, 229, 4060 + 1, 8134])
+def test_an_error_of_a_task_is_its_own(tds, reach, number):
+    session = reach(tds(works(failure(number, "what the user did"))))
+    with pytest.raises(TaskFailed, match=rf"what the user did \({number}\)"):
+        session.execute("user")
+    assert session.usable
+
+
+def test_a_task_that_fails_behind_a_warning(tds, reach):
+    session = reach(tds(works(EATEN + failure(547, "The INSERT conflicted"))))
+    with pytest.raises(TaskFailed, match=r"error 547, .*Null value"):
+        session.execute("user")
+    assert session.usable
+
+
+def test_a_task_that_only_warns_succeeds(tds, reach):
+    session = reach(tds(works(EATEN + done(COUNT, 3))))
+    assert session.execute("user") == "3 rows"
+
+
+# -- lines that break -----------------------------------------------------------------------------------------------
+
+
+def test_a_cut_line(tds, reach):
+    session = reach(tds(lambda _: CUT))
+    assert type(told(session)) is Disconnected
+    assert not session.usable
+    assert type(told(session)) is Disconnected  # at once: nothing is sent any more
+
+
+def test_a_line_cut_within_an_answer(tds, reach):
+    server = tds(lambda _: Later(0.2, ROWS, then=lambda: server.cut()))
+    assert type(told(reach(server))) is Disconnected
+
+
+@pytest.mark.parametrize("silence", [SILENT, DEAF], ids=str)
+def test_a_server_that_falls_silent(tds, reach, silence):
+    server = tds(lambda _: silence)
+    session = reach(server)
+    timer = threading.Timer(0.5, session.interrupt)
+    began = time.monotonic()
+    timer.start()
+    assert type(told(session)) is Disconnected
+    assert 0.4 < time.monotonic() - began < PATIENCE / 2
+    until(lambda: server.ended == 1 or silence is DEAF, "the server sees it")
+
+
+def test_a_cancelled_task_is_stopped_by_an_attention(tds, reach):
+    server = tds(lambda said: SILENT if said.text == "user" else works(b"")(said))
+    session = reach(server)
+    stopper = threading.Thread(target=lambda: until(lambda: server.texts("user")) and session.cancel_running())
+    stopper.start()
+    with pytest.raises(TaskFailed, match="cancelled"):
+        session.execute("user")
+    stopper.join()
+    assert server.attentions == 1
+
+
+def test_a_server_deaf_to_the_attention_is_left(tds, reach):
+    server = tds(lambda said: DEAF if said.text == "user" else works(b"")(said))
+    session = reach(server)
+    stopper = threading.Thread(target=lambda: until(lambda: server.texts("user")) and session.cancel_running())
+    stopper.start()
+    with pytest.raises((TaskFailed, Disconnected)):
+        session.execute("user")
+    stopper.join()
+    assert not session.usable
+
+
+# -- logins ---------------------------------------------------------------------------------------------------------
+
+REFUSED = error(18456, "Login failed for user 'someone'.", 14) + done(ERROR)
+LOGINS = {
+    4060: (
+        error(4060, 'Cannot open database "books" requested by the login. The login failed.', 11) + REFUSED,
+        Disconnected,
+    ),
+    18401: (
+        error(18401, "Login failed for user 'someone'. Reason: Server is in script upgrade mode.", 14) + done(ERROR),
+        Disconnected,
+    ),
+    18456: (REFUSED, ConfigurationError),
+    18470: (
+        error(18470, "Login failed for user 'someone'. Reason: The account is disabled.", 14) + done(ERROR),
+        ConfigurationError,
+    ),
+    40613: (error(40613, "Database 'books' on server 'x' is not currently available.", 17) + done(ERROR), Disconnected),
+    40615: (
+        error(40615, "Cannot open server 'x' requested by the login. Client is not allowed to access.", 14)
+        + done(ERROR),
+        ConfigurationError,
+    ),
+    976: (
+        error(976, "The target database, 'books', is participating in an availability group", 14) + done(ERROR),
+        Disconnected,
+    ),
+    17142: (error(17142, "SQL Server service has been paused.", 14) + done(ERROR), Disconnected),
+}
+
+
+@pytest.mark.parametrize("number", LOGINS)
+def test_logins(tds, engine_of, number):
+    answer, meaning = LOGINS[number]
+    with pytest.raises(sqlsem.SqlsemError) as caught:
+        engine_of(tds(login=lambda: answer)).reach("main")
+    assert type(caught.value) is meaning, caught.value
+    assert str(number) in str(caught.value)
+    assert "secret99" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", LOGINS)
+def test_logins_once_let_in(tds, engine_of, number):
+    """What was right before is not wrong now: the server is not ready yet. But an account can be disabled."""
+    answers = [logged_in(), LOGINS[number][0]]
+    engine = engine_of(tds(login=lambda: answers.pop(0)))
+    engine.reach("main").close()
+    with pytest.raises(sqlsem.SqlsemError) as caught:
+        engine.reach("main")
+    expected = Disconnected if number == 18456 else LOGINS[number][1]
+    assert type(caught.value) is expected, caught.value
+
+
+def test_a_database_that_recovers_is_waited_for(tds, url_of):
+    answers = [LOGINS[4060][0], LOGINS[18401][0], LOGINS[4060][0]]
+    server = tds(member(), login=lambda: answers.pop(0) if answers else logged_in())
+    with sqlsem.connect(url_of(server), retry=60) as coordinator, coordinator.mutex("a"):
+        assert not answers
+
+
+def test_a_cut_line_at_login(tds, engine_of):
+    with pytest.raises(Disconnected):
+        engine_of(tds(login=lambda: CUT)).reach("main")
+
+
+def test_a_server_that_falls_silent_at_login(tds, engine_of):
+    began = time.monotonic()
+    with pytest.raises(Disconnected):
+        engine_of(tds(login=lambda: SILENT), options={"connect_timeout": 1.0}).reach("main")
+    assert time.monotonic() - began < PATIENCE / 2
+
+
+def test_a_server_that_falls_silent_just_after_login(tds, engine_of):
+    """pyodbc asks something itself then, once for each connection string, and goes without the answer; but waits for it
+    without an end."""
+    server = tds(drivers=SILENT)
+    session = engine_of(server, options={"connect_timeout": 1.0}).reach("main")
+    assert type(told(session)) is Disconnected
+
+
+# -- TLS ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tls", [TLS_ON, TLS_OFF])
+def test_a_certificate_that_nobody_trusts(tds, url_of, tls):
+    server = tds(member(), tls=tls)
+    began = time.monotonic()
+    with (
+        sqlsem.connect(url_of(server, Encrypt="yes"), retry=PATIENCE / 2) as coordinator,
+        pytest.raises(ConfigurationError, match=r"certificate.*TrustServerCertificate=yes"),
+        coordinator.mutex("a"),
+    ):
+        raise AssertionError("let in")
+    assert time.monotonic() - began < PATIENCE / 2, "it was tried again"
+    assert server.accepted == 1
+    trusting = url_of(server, Encrypt="yes", TrustServerCertificate="yes")
+    with sqlsem.connect(trusting) as coordinator, coordinator.mutex("a"):
+        pass
+
+
+def test_a_server_without_tls(tds, engine_of):
+    server = tds(tls=NO_TLS)
+    with pytest.raises(ConfigurationError, match="Encrypt=no"):
+        engine_of(server, Encrypt="yes").reach("main")
+    engine_of(server, Encrypt="no").reach("main").close()
+
+
+# -- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_value_costs_no_round_trip(tds, reach):
+    server = tds(says(result(("a",), (1,))))
+    session = reach(server)
+    del server.said[:]
+    session._execute("test", "EXEC test ?, ?, ?, ?", (1, None, "x", None))
+    assert [(one.rpc, one.text) for one in server.said] == [("sp_prepexec", "EXEC test @P1, NULL, @P2, NULL")]
+
+
+def test_texts_of_all_lengths_are_one_statement(tds, reach):
+    server = tds(says(result(("a",), (1,))))
+    session = reach(server)
+    for text in ("", "x", "abc" * 100, "ü" * 4000, "\N{GRINNING FACE}" * 2000):
+        session._execute("test", "EXEC test ?", (text,))
+    assert {one.types for one in server.said if one.types} == {"@P1 nvarchar(4000)"}
+
+
+def test_what_a_coordinator_sends(tds, url_of):
+    """Nothing is asked for again and again that the driver could know."""
+    server = tds(member())
+    with sqlsem.connect(url_of(server)) as coordinator:
+        for number in range(5):
+            with coordinator.mutex(f"{'x' * number}y"):
+                pass
+    assert not [one for one in server.said if one.rpc == "sp_describe_undeclared_parameters"]
+    registered = {(one.text, one.types) for one in server.said if "register" in one.text and one.types}
+    assert len(registered) == 1
+
+
+# -- pools ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_of_the_driver_manager_keeps_no_session(tds, driver, tmp_path):
+    """unixODBC can be told in odbcinst.ini to pool, whatever the program says. That is read once a process."""
+    (tmp_path / "odbcinst.ini").write_text(f"[ODBC]\nPooling=Yes\n[Pooled]\nDriver={driver}\nCPTimeout=600\n")
+    server = tds(member())
+    url = f"mssql://someone:secret99@127.0.0.1:{server.port}/books?driver=Pooled&Encrypt=no"
+    program = f"""if True:
+        import sqlsem
+        for _ in range(3):
+            with sqlsem.connect({url!r}) as coordinator, coordinator.mutex("a"):
+                pass
+            print("closed", flush=True)
+            input()
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ODBCSYSINI": str(tmp_path)},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        for _ in range(3):
+            assert child.stdout.readline() == "closed\n"
+            until(lambda: server.ended == server.accepted, "all sessions have ended")
+            child.stdin.write("\n")
+            child.stdin.flush()
+        assert child.wait(PATIENCE) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
+    (tmp_path / "odbc.ini").write_text(f"[books]\nDriver={driver}\nEncrypt=no\nConnectRetryCount=5\n")
+    server = tds(member())
+    program = """if True:
+        import sys, time
+        from sqlsem.engines.base import Disconnected, Options
+        from sqlsem.engines.mssql import SqlServerEngine
+        session = SqlServerEngine(sys.argv[1], Options()).reach("main")
+        print(session.settings(), flush=True)
+        input()
+        try:
+            session.settings()
+        except Disconnected:
+            print("noticed", flush=True)
+    """
+    text = f"DSN=books;Server=127.0.0.1,{server.port};Database=books;UID=someone;PWD=secret99"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ODBCSYSINI": str(tmp_path), "ODBCINI": str(tmp_path / "odbc.ini")},
+    )
+    try:
+        assert child.stdout is not None
+        assert "schema_version" in child.stdout.readline()
+        server.cut()
+        until(lambda: server.ended == 1)
+        assert child.communicate("\n", timeout=PATIENCE)[0] == "noticed\n"
+    finally:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,68 @@
+"""docs/check.py: it finds what it is there to find, and nothing is wrong now."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from sqlsem import sql
+from sqlsem.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("documentation_check", ROOT / "docs" / "check.py")
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+
+
+def fenced(language, body):
+    return f"```{language}\n{body}\n```\n"
+
+
+def test_nothing_is_wrong(capsys):
+    assert check.check() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("find", "text", "words"),
+    [
+        (check.commands, fenced("sh", "sqlsem lock etl"), "no command: sqlsem lock"),
+        (check.commands, "Say `sqlsem lock etl`.", "no command: sqlsem lock"),
+        (check.commands, fenced("sh", "sqlsem --url x ls --wach 1"), "ls has no option --wach"),
+        (check.commands, fenced("", "$ sqlsem tasks cancel --al 17"), "cancel has no option --al"),
+        (check.examples, fenced("python", "with sqlsem.mutex('a') as:\n    pass"), "does not compile"),
+        (check.routines, fenced("sql", "SELECT sqlsem.unlock('etl');"), "sqlsem.unlock"),
+        (check.words, "Whoever waits looks.", "'Whoever'"),
+        (lambda text: check.links(check.README, text), "[a](docs/nowhere.md)", "no such file"),
+        (lambda text: check.links(check.README, text), "[a](docs/concepts.md#nowhere)", "no such heading"),
+        (check.reached, "[a](docs/concepts.md)", "no link to docs/glossary.md"),
+        (lambda text: check.missing(["rounds.sql"], text, "script"), "`tasks.sql`", "script rounds.sql"),
+        (check.glossary, "| word | |\n| gate | a |\n| beacon | b |\n", "alphabetical"),
+        (check.glossary, "| word | |\n| gate | a |\n", "'beacon'"),
+    ],
+)
+def test_faults_are_found(find, text, words):
+    found = list(find(text))
+    assert any(words in one for one in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        fenced("sh", "sqlsem run --limit etl=3 -- python load.py --fast"),
+        fenced("sh", "sqlsem --schema locks sql postgresql permissions > file  # --everything"),
+        fenced("sh", 'sqlsem put nightly --sql "CALL a()" --order 100 && sqlsem tasks wait nightly --timeout 0'),
+        "`sqlsem tasks nightly --status failed`, `sqlsem ls [NAME]`, `sqlsem run --limit etl=3 …`",
+    ],
+)
+def test_what_is_right_is_left_alone(text):
+    assert list(check.commands(text)) == []
+
+
+def test_roles_are_known():
+    assert "sqlsem_user" in check.roles()
+
+
+def test_help_names_every_script():
+    words = set(re.findall(r"\w+", main.commands["sql"].help))
+    assert set(sql.SCRIPTS) <= words
