@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import logging
 import os
-import secrets
 import socket
 import threading
 import weakref
@@ -147,7 +146,7 @@ class Coordinator:
         self._member = Membership(self.engine, self, self.retry)
         self._state_lock = self._member.state_lock
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._secret = secrets.token_hex(4)
+        self._secret = os.urandom(4).hex()
         self._uids = itertools.count(1)
         self._grants: set[BaseGrant] = set()
         # (A task that nobody knows any more gives itself back.)

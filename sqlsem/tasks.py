@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -291,7 +290,7 @@ class Queue:
         tasks = [replace(common, kind=kind, body=text) for kind, text in map(encode, bodies)]
         numbers: list[int] = []
         for some in _portions(tasks):
-            uid = secrets.token_hex(12)
+            uid = os.urandom(12).hex()
             numbers += self._coordinator._member.call(
                 "put",
                 lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
