@@ -162,6 +162,7 @@ class Task:
             raise
         finally:
             self._coordinator.ring()
+        self._coordinator._ended.append((monotonic(), end))
         self._ended_as(status)
         if status is None:
             self._require()
@@ -359,6 +360,7 @@ class Queue:
                 statuses, claimed = [status], _all(one)
             else:
                 statuses, claimed = session.next_tasks(me, ends, self.name, owner, uid, again, most)
+            coordinator._ended.extend((monotonic(), end) for end in ends)
             tasks = [Task(self, one, uid) for one in claimed]
             for task in tasks:
                 coordinator._claims.add(task)
