@@ -57,8 +57,8 @@ SHOWN = 5
 AT_MOST = 15.0
 #: Rounds that ``rounds resume`` looks through when it is not told which.
 MANY = 1000
-STATES = ("pending", "running", "finished", "failed", "cancelled")
-STYLES = {"running": "green", "failed": "red", "cancelled": "dim", "finished": "dim"}
+STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
+STYLES = {"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"}
 
 
 # -- values on the command line ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import tenacity
 from sqlsem import engines, nesting, protocol
 from sqlsem.acquisition import Acquisition, Me, Waiter
 from sqlsem.deadlocks import Found
-from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
+from sqlsem.engines.base import Allowance, Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
 from sqlsem.grants import BaseGrant, Grant
 from sqlsem.membership import Membership
@@ -143,6 +143,7 @@ class Coordinator:
 
     def _fresh(self) -> None:
         """The state of a coordinator that has done nothing yet in this process."""
+        self._look_limit = Allowance(max(1.0, self.retry))  # what a look at the tables may take
         self._member = Membership(self.engine, self, self.retry)
         self._state_lock = self._member.state_lock
         self._name = f"{socket.gethostname()}:{os.getpid()}"
@@ -725,7 +726,7 @@ class Coordinator:
         ):
             with attempt:
                 session = self.engine.connect("look")
-                with bounded(session, max(1.0, self.retry)):
+                with bounded(session, self._look_limit):
                     try:
                         session.check_schema()
                         return call(session)

@@ -292,7 +292,7 @@ class Checker:
                     part = node.Parameters[0].MultiPartIdentifier.Identifiers[0].Value
                     if part.lower() not in self.date_parts:
                         yield node.StartLine, f"{name}: there is no date part {part}"
-            elif kind == "StatementList":
+            elif kind in ("StatementList", "TSqlBatch"):
                 for one in list(node.Statements)[1:]:  # ScriptDom lets these pass, the server does not
                     cte = getattr(one, "WithCtesAndXmlNamespaces", None)
                     if one.GetType().Name == "ThrowStatement" or (
@@ -478,7 +478,7 @@ BROKEN: list[Fault] = [
 ]
 BROKEN_MORE: list[Fault] = [  # which hide others
     ("syntax", "public.sql", "ELSE IF @code = -2", "ELSEIF @code = -2", "Incorrect syntax"),
-    ("no semicolon before THROW", "public.sql", "not ', @seconds);", "not ', @seconds)", "wanted"),
+    ("no semicolon before THROW", "client.sql", "IDENTIFIER ON;", "IDENTIFIER ON THROW 50000, N'x', 1;", "wanted"),
     ("no semicolon before WITH", "deadlocks.sql", "@text nvarchar(4000);", "@text nvarchar(4000)", "wanted"),
     ("syntax in EXEC", "tasks.sql", "PROCEDURE {schema}.work AS R", "PROCEDURE {schema}.work S R", "in the text"),
     ("what Python sends", "mssql.py", '"BEGIN TRANSACTION"', '"BEGIN TRANSACTIONS NOW"', "Incorrect syntax"),

@@ -96,8 +96,9 @@ def test_the_examples_run(database, name):
             for statement in filter(None, map(str.strip, whole)):
                 if statement.startswith("UPDATE"):
                     continue  # the reader's own table
-                text = re.sub(r"\b812\b", str(position), statement)
-                text = text.replace("'etl'", f"'{name}'").replace("'dim_customer'", f"'{name('d')}'")
+                text = re.sub(r"\b81[23]\b", str(position), statement)
+                for resource, own in (("etl", name), ("dim_customer", name("d")), ("export", name("e"))):
+                    text = text.replace(f"'{resource}'", f"'{own}'")
                 cursor.execute(text)
                 row = cursor.fetchone() if cursor.description else None
                 if "sqlsem.acquire" in text or "sqlsem.try" in text:

@@ -90,7 +90,7 @@ DROP PROCEDURE IF EXISTS {schema}.test_member;
 DROP PROCEDURE IF EXISTS {schema}.bury;
 DROP PROCEDURE IF EXISTS {schema}.let_go;
 DROP PROCEDURE IF EXISTS {schema}.remove;
-DROP PROCEDURE IF EXISTS {schema}.sees_bodies;
+DROP PROCEDURE IF EXISTS {schema}.sees_all;
 DROP PROCEDURE IF EXISTS {schema}.claim_tasks;
 DROP PROCEDURE IF EXISTS {schema}.worker_sign;
 DROP PROCEDURE IF EXISTS {schema}.give_sign;
