@@ -1,6 +1,6 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
 --   {schema}_user      takes and gives back locks, and the parts of rounds
---   {schema}_putter    puts tasks of any kind, and cancels and retries them; reads the bodies of its own
+--   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    claims, runs and ends tasks
 --   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
 --   {schema}_reader    looks: the queue, the history, the tasks, the settings
@@ -50,7 +50,7 @@ END;
 INSERT INTO @right (what, object_name, role_name)
 SELECT N'EXECUTE', o.name, r.name
 FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
-             (N'warm_up', N'upwo'), (N'prune', N'uwo'), (N'settings', N'upwor'),
+             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'),
              (N'register', N'uo'), (N'register_all', N'uo'), (N'wait', N'uo'), (N'release', N'uo'), (N'cancel', N'uo'),
              (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
              (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
@@ -62,7 +62,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'queue_state', N'pwor'),
              (N'list_tasks', N'pwor'), (N'task_attempts', N'pwor'),
              (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
-             (N'return_claim', N'w'), (N'recover_tasks', N'w'), (N'prune_tasks', N'wo'), (N'work', N'w'),
+             (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
              (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
              (N'reap', N'o')
      ) AS o (name, letters)
@@ -76,8 +76,8 @@ JOIN @role AS r ON r.letter IN (N'o', N'r');
 INSERT INTO @do (statement)
 SELECT CONCAT(N'REVOKE EXECUTE ON {schema}.[', o.name, N'] FROM ', r.name)
 FROM (VALUES (N'put', N'uo'), (N'put_task', N'uo'), (N'claim_task', N'uo'), (N'end_task', N'uo'), (N'next_task', N'uo'),
-             (N'return_claim', N'uo'), (N'recover_tasks', N'uo'), (N'work', N'uo'), (N'queue_state', N'u'),
-             (N'prune_tasks', N'u'), (N'list_tasks', N'u'), (N'task_attempts', N'u')) AS o (name, letters)
+             (N'return_claim', N'uo'), (N'recover_tasks', N'u'), (N'work', N'uo'), (N'queue_state', N'u'),
+             (N'list_tasks', N'u'), (N'task_attempts', N'u')) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 WHERE DATABASE_PRINCIPAL_ID(r.name) IS NOT NULL
 UNION

@@ -529,7 +529,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @now datetime2(6), @all int;
-    EXEC @all = {schema}.sees_bodies;
+    EXEC @all = {schema}.sees_all;
     IF @round IS NOT NULL
         INSERT INTO @shown (round_id) SELECT round_id FROM {schema}.[round] WHERE round_id = @round;
     ELSE

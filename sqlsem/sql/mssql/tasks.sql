@@ -39,7 +39,7 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0;
+            @mine bit = 0, @values int = 1;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
     -- The bar, because = ignores blanks at the end.
@@ -48,12 +48,19 @@ BEGIN
                            WHEN N'json|' THEN N'json' END;
     SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
     SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    IF @word IN (N'json', N'call')
+    BEGIN
+        -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
+        SET @values = 0;
+        IF ISJSON(CONCAT(N'[', @body, N']')) = 1
+            SELECT @values = COUNT(*) FROM OPENJSON(CONCAT(N'[', @body, N']'));
+    END;
     IF @word IS NULL
         SET @message = CONCAT(N'sqlsem: kind is ', COALESCE(N'''' + @kind + N'''', N'NULL'),
             N'; it must be sql, shell, call or json');
     ELSE IF @body IS NULL
         SET @message = N'sqlsem: the body of a task is NULL; give it a text';
-    ELSE IF @word IN (N'json', N'call') AND ISJSON(CONCAT(N'[', @body, N']')) = 0
+    ELSE IF @values <> 1
         SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
     ELSE IF @order IS NULL
         SET @message = N'sqlsem: order is NULL; give it a whole number';
@@ -541,10 +548,10 @@ GO
 
 -- What people look at ----------------------------------------------------------------------------------------------
 
--- 1 for those who may read the bodies of others' tasks.
-IF OBJECT_ID(N'{schema}.sees_bodies') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_bodies AS RETURN 0');
+-- 1 for those who may see what others have put.
+IF OBJECT_ID(N'{schema}.sees_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_all AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.sees_bodies
+ALTER PROCEDURE {schema}.sees_all
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -555,8 +562,8 @@ END;
 GO
 
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
--- lost: it ran, and its worker is dead, as whoever looks next will find. Bodies are for those who run tasks, or watch over
--- them, and for who put them; for others they are empty.
+-- lost: it ran, and its worker is dead, as whoever looks next will find. Who neither runs tasks nor watches over them sees
+-- those that it put itself.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
@@ -569,7 +576,7 @@ BEGIN
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
     DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
-    EXEC @all = {schema}.sees_bodies;
+    EXEC @all = {schema}.sees_all;
     -- The indexes first, the rows in a statement of their own: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
@@ -589,8 +596,7 @@ BEGIN
           AND (@stored IS NULL OR status = @stored)
         ORDER BY ended_at DESC, task_id DESC;
     SELECT t.task_id, t.queue_name, t.task_order, t.kind,
-           CASE WHEN @all = 1 OR t.put_by = ORIGINAL_LOGIN() THEN t.body ELSE N'' END AS body, t.note, d.status, t.on_failure,
-           t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
+           t.body, t.note, d.status, t.on_failure, t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
            CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
@@ -610,7 +616,7 @@ BEGIN
                              WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
                                                N'Session') = 1 THEN N'lost'
                              ELSE t.status END AS status) AS d
-    WHERE @status IS NULL OR d.status = @status
+    WHERE (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
 END;
 GO
@@ -624,6 +630,10 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @all int;
+    EXEC @all = {schema}.sees_all;
+    IF @all = 0 AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
+        SET @task = NULL;
     SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
            DATEDIFF_BIG(microsecond, l.started_at, l.ended_at) / CAST(1000000 AS float) AS seconds, l.error, l.result, l.login
     FROM {schema}.task_log AS l WHERE l.task_id = @task
@@ -655,6 +665,11 @@ BEGIN
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
+    -- Who is no operator has its own alone.
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+       AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+       AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
+        SET @task = NULL;
     IF @@TRANCOUNT = 0
         SELECT @member = member_id, @queue = queue_name FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK)
         WHERE task_id = @task AND status = N'running';
