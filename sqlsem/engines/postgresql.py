@@ -659,17 +659,17 @@ class PostgresSession(PostgresWire, Session):
     def install(self, plan: Plan) -> None:
         # Waits for another installer, however long that takes; but not for who keeps a lock on the tables: everybody
         # else would wait behind us.
-        with self._translated():
+        with self._refusing():
             self._cursor.execute("SET lock_timeout = 0")
             if 0 < self._installed() < sql.LATEST:
                 self._cursor.execute(self._queries["stand_aside"])
-        with self._refusing(), self._connection.transaction():
-            self._cursor.execute(self._queries["install_lock"])
-            self._cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE}s'")
-            for version, text in plan(self._installed()):
-                self._cursor.execute(text.encode())
-                if version is not None:
-                    self._cursor.execute(self._queries["set_version"], (str(version),))
+            with self._connection.transaction():
+                self._cursor.execute(self._queries["install_lock"])
+                self._cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE}s'")
+                for version, text in plan(self._installed()):
+                    self._cursor.execute(text.encode())
+                    if version is not None:
+                        self._cursor.execute(self._queries["set_version"], (str(version),))
 
     def _installed(self) -> int:
         """The version of the tables; 0 when there are none."""

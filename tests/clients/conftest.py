@@ -1,4 +1,4 @@
-"""Logins of PostgreSQL that have been granted one of the roles."""
+"""On PostgreSQL: tables whose owner is no superuser, as it should be, and logins that were granted one of the roles."""
 
 import contextlib
 import secrets
@@ -6,7 +6,28 @@ import secrets
 import psycopg
 import pytest
 from psycopg import errors, sql
-from support import Database, until
+from support import Database, random_name, until
+
+
+@pytest.fixture(scope="session")
+def _plainly_owned_database(postgres_server):
+    """Installed by a login that may create roles, and things in this database, and nothing else."""
+    name = random_name()
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE ROLE {name}_owner LOGIN CREATEROLE")
+        connection.execute(f"GRANT CREATE ON DATABASE {name} TO {name}_owner")
+    Database("postgresql", postgres_server.url(name, user=f"{name}_owner"), {}, postgres_server).install()
+    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
+    if not postgres_server.mine:
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"DROP ROLE {name}_owner")
+
+
+@pytest.fixture
+def database(database, engine_name, request):
+    return request.getfixturevalue("_plainly_owned_database") if engine_name == "postgresql" else database
 
 
 @pytest.fixture

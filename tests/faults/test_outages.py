@@ -1,7 +1,13 @@
 """What administrators and networks do to a PostgreSQL server while locks are held and waited for."""
 
+import contextlib
 import functools
+import os
+import shutil
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -224,4 +230,60 @@ def test_idle_connections_are_dropped_on_the_way(agents, proxied, proxy, databas
     waiter.release()
     assert not holder.told("lost")
     assert not waiter.told("lost")
+    assert database.queue(name) == []
+
+
+@pytest.fixture
+def small_disk():
+    """A file system of 80 MB, where we may mount one."""
+    place = Path(tempfile.mkdtemp(prefix="sqlsem-test-"))
+    words = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(place)]
+    mounted = shutil.which("mount") and subprocess.run(words, check=False, capture_output=True).returncode == 0
+    if not mounted:
+        place.rmdir()
+        pytest.skip("needs the right to mount a tmpfs (root)")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    place.rmdir()
+
+
+@pytest.mark.soak
+def test_a_full_disk_under_the_log_of_writes(small_disk, start_postgres, make_database, agents, name, waiting):
+    """The server panics; once there is room again, and it runs, everybody goes on."""
+    server = start_postgres(settings={"min_wal_size": "32MB", "max_wal_size": "32MB"})
+    database = make_database(server)
+    server.stop()
+    log = Path(server._data) / "pg_wal"
+    shutil.move(log, small_disk / "pg_wal")
+    owner = log.parent.stat()
+    for folder in (small_disk, *(small_disk / "pg_wal").rglob("*"), small_disk / "pg_wal"):
+        os.chown(folder, owner.st_uid, owner.st_gid)
+    log.symlink_to(small_disk / "pg_wal")
+    server.start()
+    holder, waiter, asker = agents(3, on=database, grace=40, retry=60)
+    holder.hold("mutex", name)
+    entry = waiter.ask("mutex", name)
+    waiting(name, 2, on=database)
+
+    filler = small_disk / "filler"
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            admin(database, "CREATE TABLE IF NOT EXISTS public.some (n int)", "INSERT INTO public.some VALUES (1)")
+            admin(database, "SELECT pg_switch_wal()")
+    until(lambda: "No space left on device" in server.log(), "the server has no room")
+    other = asker.ask("mutex", name("other"))
+    remains(lambda: not (other.ready or entry.ready), 2, "all wait for it")
+    filler.unlink()
+    with contextlib.suppress(AssertionError):
+        server.start()  # unless it has come back by itself
+    other.get()
+    left = holder.release()["leaving"]
+    assert entry.get()["got"] >= left
+    waiter.release()
+    asker.release()
+    assert not any(agent.told("lost") for agent in (holder, waiter, asker))
     assert database.queue(name) == []

@@ -914,8 +914,8 @@ AS $$
 DECLARE
     v_row {schema}.{table};
 BEGIN
-    IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock')) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost or deadlock, not %',
+    IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
     DELETE FROM {schema}.{table} AS t
@@ -929,7 +929,8 @@ BEGIN
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                   owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login)
     SELECT v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
-           v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at, p_outcome, v_row.concurrency_limit,
+           v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
+           CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, v_row.concurrency_limit,
            m.host, coalesce(m.pid, m.backend_pid), m.program, m.login
     FROM (SELECT v_row.member_id) AS o (member_id) LEFT JOIN {schema}.member AS m ON m.member_id = o.member_id;
     -- Those who wait for the entry lock must not wake before the row is seen gone: take it once more for this
