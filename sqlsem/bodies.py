@@ -7,22 +7,37 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import IO, TYPE_CHECKING, Any
 
-from sqlsem.errors import ConfigurationError, TaskFailed
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
 from sqlsem.printable import clean, clean_json
 
 if TYPE_CHECKING:
     from sqlsem.coordinator import Coordinator
 
-__all__ = ["PATIENCE", "Call", "Shell", "Sql", "Stop", "as_json", "encode", "find", "run", "told"]
+__all__ = [
+    "PATIENCE",
+    "Allowed",
+    "Call",
+    "Shell",
+    "Sql",
+    "Stop",
+    "arguments",
+    "as_json",
+    "encode",
+    "find",
+    "run",
+    "told",
+]
 
 #: What is kept of an error or of a command's output, characters.
 MOST_KEPT = 8000
@@ -41,9 +56,20 @@ class Sql:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A task that is a command for the shell of the worker's host; it fails when its exit status is not 0."""
+    """A task that is a command of the worker's host; it fails when its exit status is not 0.
 
-    command: str
+    A text is for the shell of that host. A list, of the program and its arguments, is run without any shell: nothing
+    in it is quoted, or taken for more than it is, on any system.
+
+    >>> Shell(["./report.sh", "--all", "a & b"]).command
+    ('./report.sh', '--all', 'a & b')
+    """
+
+    command: str | Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.command, str):
+            object.__setattr__(self, "command", tuple(self.command))
 
 
 @dataclass(frozen=True, init=False)
@@ -82,6 +108,21 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
+def arguments(text: str) -> list[str] | None:
+    """The program and its arguments, when a command is kept as these; None when it is a text for the shell.
+
+    As these it is a JSON list of texts, which no shell takes for a command that there could be.
+    """
+    if text.startswith("["):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(found, list) and found and all(isinstance(part, str) for part in found):
+            return found
+    return None
+
+
 def find(name: str) -> Any:
     """The object that ``package.module:function`` names."""
     module, _, path = name.partition(":")
@@ -94,10 +135,58 @@ def find(name: str) -> Any:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a worker carries out.
+
+    Attributes:
+        kinds: Of these kinds only (None: of any).
+        modules: Calls of functions of these modules and what is below them only (None: of any).
+        paths: Folders to import from, after all others.
+    """
+
+    kinds: Sequence[str] | None = None
+    modules: Sequence[str] | None = None
+    paths: Sequence[str] = ()
+
+    def require(self, kind: str) -> None:
+        """Refuse a task of another kind."""
+        if self.kinds is not None and kind not in self.kinds:
+            raise TaskFailed(f"This worker carries out {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
+
+    def find(self, name: str) -> Any:
+        """As `find`, within the modules allowed: not what these have imported from others."""
+        module = name.partition(":")[0]
+        if not self._has(module):
+            self._refuse(name)
+        for path in self.paths:
+            # Not before the first call, lest anything else be found there; nor before what is installed.
+            if path not in sys.path:
+                sys.path.append(path)
+        found = find(name)
+        if not self._has(getattr(found, "__module__", None)):
+            self._refuse(name)
+        return found
+
+    def _has(self, module: object) -> bool:
+        if self.modules is None:
+            return True
+        return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in self.modules)
+
+    def _refuse(self, name: str) -> None:
+        assert self.modules is not None
+        raise TaskFailed(f"This worker calls functions of {', '.join(self.modules)} only, not {name} (--modules)")
+
+
 def encode(body: Any) -> tuple[str, str]:
     """The kind of a body, and its text as it is kept. Raises `ConfigurationError` for what cannot be kept."""
     if isinstance(body, Sql | Shell):
+        text: Any
         kind, text = ("sql", body.text) if isinstance(body, Sql) else ("shell", body.command)
+        if isinstance(text, tuple):
+            if not text or not all(isinstance(part, str) and "\0" not in part for part in text) or not text[0].strip():
+                raise ConfigurationError(f"A command is a program and its arguments, all of them texts, not {text!r}")
+            text = json.dumps(text, ensure_ascii=False)
         if not isinstance(text, str) or not text.strip():
             raise ConfigurationError(f"The text of a task is empty: {body!r}")
     else:
@@ -124,19 +213,35 @@ Stop = Callable[[], None]
 
 
 def run(
-    kind: str, body: str, coordinator: Coordinator, *, started: Callable[[Stop], None] = lambda _: None
+    kind: str,
+    body: str,
+    coordinator: Coordinator,
+    *,
+    started: Callable[[Stop], None] = lambda _: None,
+    allowed: Allowed | None = None,
 ) -> str | None:
     """Carry out a task of any kind but JSON; what came of it, as text. Raises whatever goes wrong.
 
     ``started`` is given a function that ends a command or SQL from another thread; what it raises ends that, too.
     """
+    allowed = allowed or Allowed()
+    allowed.require(kind)
     if kind == "sql":
-        return coordinator._execute(body, lambda session: started(session.cancel_running))
+        try:
+            return coordinator._execute(body, lambda session: started(session.cancel_running))
+        except TaskFailed:
+            raise
+        except SqlsemError as exc:
+            raise TaskFailed(_sql_error(exc)) from exc
     if kind == "shell":
-        return _run_command(body, started)
+        return _run_command(arguments(body) or body, started)
     if kind == "call":
-        wanted = json.loads(body)
-        result = find(wanted["function"])(*wanted["args"], **wanted["kwargs"])
+        try:
+            wanted = json.loads(body)
+            name, given, named = wanted["function"], wanted["args"], wanted["kwargs"]
+        except (ValueError, RecursionError, LookupError, TypeError) as exc:
+            raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}") from exc
+        result = allowed.find(name)(*given, **named)
         if inspect.iscoroutine(result):
             result.close()
             raise ConfigurationError(f"{wanted['function']} is a coroutine function; a worker calls plain functions")
@@ -170,19 +275,46 @@ def told(error: BaseException | str) -> str:
     return _clean(words)[:MOST_KEPT]
 
 
+# -- SQL --------------------------------------------------------------------------------------------------------------
+
+
+def _sql_error(error: SqlsemError) -> str:
+    """What the database said of a task's SQL, in its own words: our advice is for our own statements."""
+    cause: BaseException | None = error
+    while isinstance(cause, SqlsemError):
+        cause = cause.__cause__
+    if cause is None:
+        return f"The SQL failed: {error}"
+    words = str(cause).strip() or type(cause).__name__
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
+    lines = [f"The SQL failed: {f'{code}: ' if code else ''}{words}"]
+    diagnosis = getattr(cause, "diag", None)
+    for name, field_name in (("DETAIL", "message_detail"), ("HINT", "message_hint"), ("CONTEXT", "context")):
+        more = getattr(diagnosis, field_name, None)
+        if more and more not in words:
+            lines.append(f"{name}:  {more}")
+    return "\n".join(lines)
+
+
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def _run_command(command: str, started: Callable[[Stop], None]) -> str:
+def _run_command(command: str | list[str], started: Callable[[Stop], None]) -> str:
+    if os.name == "nt" and not isinstance(command, str):
+        _require_program(command[0])
     # A session of its own: a Ctrl-C is for the worker, which lets the task end.
-    process = subprocess.Popen(  # noqa: S602 - a shell is what the task wants
-        command,
-        shell=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=os.name == "posix",
-    )
+    try:
+        process = subprocess.Popen(  # noqa: S603 - what the task wants, with a shell or without
+            command,
+            shell=isinstance(command, str),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=os.name == "posix",
+        )
+    except OSError as exc:
+        what = command if isinstance(command, str) else command[0]
+        raise TaskFailed(f"{what[:200]!r} cannot be started: {exc.strerror or exc}") from exc
     ending = threading.Lock()
 
     def stop() -> None:
@@ -201,8 +333,21 @@ def _run_command(command: str, started: Callable[[Stop], None]) -> str:
         raise
     words = output.end()
     if status != 0:
-        raise TaskFailed(f"The command ended with status {status}: {words.strip() or 'it said nothing'}")
+        said = words.strip()
+        # The cause comes last, and its first line is what people see.
+        last = said.rpartition("\n")[2].strip() or "it said nothing"
+        raise TaskFailed(f"The command ended with status {status}: {last}" + (f"\n{said}" if "\n" in said else ""))
     return words
+
+
+def _require_program(name: str) -> None:
+    """On Windows, batch files are handed to cmd.exe, which takes arguments for more than they are: ``a & calc``."""
+    found = shutil.which(name) or name
+    if found.lower().endswith((".bat", ".cmd")):
+        raise TaskFailed(
+            f"{name!r} is a batch file, whose arguments cmd.exe would read as commands; put it with --shell, quoted "
+            f"for cmd.exe"
+        )
 
 
 class _Output:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -24,7 +25,8 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from sqlsem import model, output, rounds, tasks
+import sqlsem
+from sqlsem import bodies, config, model, output, rounds, tasks
 from sqlsem.cli import (
     Connecting,
     _fit,
@@ -35,7 +37,9 @@ from sqlsem.cli import (
     duration,
     main,
     name_of,
+    pass_url_option,
     seconds_in_words,
+    who_is,
 )
 from sqlsem.coordinator import Coordinator
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError, TaskFailed
@@ -52,10 +56,12 @@ REFRESH, LOOK = 0.25, 1.0
 SHOWN = 5
 #: Seconds in which a worker that is told twice to stop has given back what it can.
 AT_MOST = 15.0
+#: What is shown of an error in a list, characters.
+LONGEST_ERROR = 500
 #: Rounds that ``rounds resume`` looks through when it is not told which.
 MANY = 1000
-STATES = ("pending", "running", "finished", "failed", "cancelled")
-STYLES = {"running": "green", "failed": "red", "cancelled": "dim", "finished": "dim"}
+STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
+STYLES = {"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"}
 
 
 # -- values on the command line ---------------------------------------------------------------------------------------
@@ -92,6 +98,22 @@ def _argument(value: str) -> tuple[str | None, Any]:
         return name, json.loads(text)
     except ValueError as exc:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
+
+
+def _kinds(value: str) -> Sequence[str]:
+    """``KIND,KIND``."""
+    kinds = value.split(",")
+    if not set(kinds) <= {"sql", "shell", "call"}:
+        raise click.BadParameter(f"{value!r} is not a list of sql, shell, call")
+    return kinds
+
+
+def _modules(value: str) -> Sequence[str]:
+    """``MODULE,MODULE``."""
+    modules = value.split(",")
+    if not all(part.isidentifier() for module in modules for part in module.split(".")):
+        raise click.BadParameter(f"{value!r} is not a list of names of Python modules")
+    return modules
 
 
 def _given(text: str) -> str:
@@ -226,9 +248,9 @@ def put(
 ) -> None:
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
-    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`. In place of a text,
-    `-` reads it from standard input. On a database server, whoever puts anything but JSON must be an operator, as it
-    runs with the rights of the workers.
+    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
+    a shell. In place of a text, `-` reads it from standard input. On a database server, whoever puts anything but JSON
+    must be an operator, as it runs with the rights of the workers.
 
     \b
     Examples:
@@ -252,7 +274,7 @@ def put(
         elif shell is not None:
             body = tasks.Shell(_given(shell))
         elif command is not None:
-            body = tasks.Shell(shlex.join(command))
+            body = tasks.Shell(command)
         elif call is not None:
             names = [name for name, _ in arguments if name is not None]
             if len(set(names)) < len(names):
@@ -307,8 +329,35 @@ def _json_value(text: str) -> Any:
     help="How many tasks run at a time.",
 )
 @click.option("--idle-exit", type=duration, help="Leave when nothing was to be done for so long.")
+@click.option("--kinds", type=_kinds, metavar="KINDS", help="Carry out tasks of these kinds only: sql,shell,call.")
+@click.option(
+    "--modules",
+    type=_modules,
+    metavar="NAMES",
+    help="Call functions of these Python modules only, and of those below them: etl,reports.daily.",
+)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    metavar="FOLDER",
+    help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
+)
+@click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
+@pass_url_option
 @connecting
-def work(options: Connecting, queue: str, workers: int, idle_exit: float | None) -> int:
+def work(
+    options: Connecting,
+    queue: str,
+    workers: int,
+    idle_exit: float | None,
+    kinds: Sequence[str] | None,
+    modules: Sequence[str] | None,
+    paths: Sequence[str],
+    new: bool,
+    pass_url: bool,
+) -> int:
     """Carry out the tasks of a work queue, in the order in which they stand there.
 
     Run as many of these as you like, on as many hosts. On a terminal it shows what runs; elsewhere (and with -v) it
@@ -316,10 +365,10 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
 
     The first SIGINT (Ctrl-C) or SIGTERM: what runs is finished, then it leaves. The second: everything is given back at
     once; commands and SQL are ended, and so is Python code, with the process. Should it die in any other way, others
-    run its tasks again.
+    run its tasks again. When the database is away, it goes on as soon as that is back (with --idle-exit: within that).
 
-    Functions of --call tasks are imported from the current folder too, as `python -m` does. With --url, tasks find that
-    URL in $SQLSEM_URL.
+    Functions of --call tasks are imported from the current folder too, if they are nowhere else and nobody else can
+    write to it. A task that --kinds or --modules exclude fails. Tasks that use sqlsem find the same database.
 
     \b
     Examples:
@@ -331,14 +380,14 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
       `sqlsem tasks`), 69 the database is out of reach, 130 or 143 stopped
       by a second signal.
     """
-    _import_from_here()
-    if options.url is not None:
-        os.environ["SQLSEM_URL"] = options.url
+    allowed = bodies.Allowed(kinds, modules, paths or _here())
     console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
-    with options.coordinator() as coordinator, _signals(events):
-        crew = _Crew(coordinator, queue, workers, idle_exit)
+    with options.coordinator() as coordinator, _for_tasks(options, pass_url), _signals(events):
+        if not new:
+            _know_queue(coordinator, queue, warn=True)
+        crew = _Crew(coordinator, queue, workers, idle_exit, allowed)
         with _picture(console, live) as picture, _task_log(options.verbose, console if live else None):
             code = _supervise(crew, events, picture)
         output.say(crew.summary())
@@ -347,13 +396,53 @@ def work(options: Connecting, queue: str, workers: int, idle_exit: float | None)
     return code
 
 
-def _import_from_here() -> None:
+def _here() -> Sequence[str]:
+    """The current folder, to import from."""
+    if getattr(sys.flags, "safe_path", False):
+        return ()
     try:
         here = os.getcwd()
+        why = config.writable_by_others(Path(here))
     except FileNotFoundError:  # it was removed under us
+        return ()
+    if why is not None:
+        output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
+        return ()
+    return (here,)
+
+
+@contextlib.contextmanager
+def _for_tasks(options: Connecting, pass_url: bool) -> Iterator[None]:
+    """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
+    url = options.chosen_url
+    before, configured = os.environ.get("SQLSEM_URL"), sqlsem._configured
+    environment = config.environment(
+        url, hand_on=pass_url or (options.url is not None and not config.has_password(url))
+    )
+    if "SQLSEM_URL" in environment:
+        os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]
+    sqlsem.configure(url, **options.options)
+    try:
+        yield
+    finally:
+        sqlsem.default().close()
+        sqlsem._configured = configured
+        if before is None:
+            os.environ.pop("SQLSEM_URL", None)
+        else:
+            os.environ["SQLSEM_URL"] = before
+
+
+def _know_queue(coordinator: Coordinator, queue: str, *, warn: bool) -> None:
+    """The name of a queue without any task is perhaps another one's, misspelt: warn of it, or refuse it."""
+    if coordinator.tasks(queue, most=1):
         return
-    if not getattr(sys.flags, "safe_path", False) and not {here, ""} & set(sys.path):
-        sys.path.insert(0, here)
+    known = sorted({one.queue for one in coordinator.tasks(most=MANY)})
+    listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
+    words = f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"
+    if not warn:
+        raise ConfigurationError(f"{words}; if that is as it should be: --new")
+    output.say(f"warning: {words}")
 
 
 @contextlib.contextmanager
@@ -432,9 +521,18 @@ class _Ahead:
 class _Crew:
     """A worker in a thread of its own, and what is known of it."""
 
-    def __init__(self, coordinator: Coordinator, queue: str, threads: int, idle_exit: float | None) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        queue: str,
+        threads: int,
+        idle_exit: float | None,
+        allowed: bodies.Allowed | None = None,
+    ) -> None:
         self.queue = tasks.Queue(queue, coordinator=coordinator)
-        self.worker = tasks.Worker(self.queue, threads, idle_exit=idle_exit, on_task=self._on_task)
+        self.worker = tasks.Worker(
+            self.queue, threads, idle_exit=idle_exit, on_task=self._on_task, allowed=allowed, outlast=True
+        )
         self.error: BaseException | None = None
         self.ahead = _Ahead()
         self.over = threading.Event()
@@ -464,6 +562,8 @@ class _Crew:
             self._running.pop(task.id, None)
         if self.at_once and outcome == "lost":
             outcome = "given back"
+        if outcome == "failed":
+            return  # the worker has logged that, with the reason
         log.info("Task %d %s after %.1f s", task.id, outcome, model.monotonic() - task.began)
 
     def running(self) -> list[tuple[tasks.Task, str]]:
@@ -605,7 +705,8 @@ def shortened(kind: str, body: str, note: str | None) -> str:
             given += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in wanted["kwargs"].items()]
             words = f"{wanted['function']}({', '.join(given)})"
     elif kind == "shell":
-        words = f"$ {words}"
+        command = bodies.arguments(body)
+        words = f"$ {words if command is None else shlex.join(command)}"
     return words if len(words) <= 200 else f"{words[:199]}…"
 
 
@@ -628,10 +729,6 @@ def _until(entry: TaskEntry) -> str:
     return f"in {seconds_in_words(left)}" if left > 0 else ""
 
 
-def _who(host: str | None, pid: int | None) -> str:
-    return "" if host is None else f"{host}:{pid}"
-
-
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -652,8 +749,9 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
-    FOR is how long it ran, or has been running; of a pending one, when it may start. WHEN is when it was put, started
-    or ended. TRIES counts the times it was started, of those it may be. WHO is the host and process that runs it.
+    FOR is how long it ran, or has been running; of a pending one, when it may start, or which failed task it is behind.
+    The worker of a task that is lost is dead; it will be run again. WHEN is when it was put, started or ended. TRIES
+    counts the times it was started, of those it may be. WHO is the host and process that runs it.
 
     \b
     Examples:
@@ -665,30 +763,78 @@ def tasks_(
     if queue is not None and also is not None:
         raise click.UsageError("Name the queue once.")
     queue = queue or also
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1)
+        failed = found
+        if status == "pending" and found:
+            failed = coordinator.tasks(queue, "failed", most=MANY)  # what they may wait for
+    cut = f"There are more than these {most}; see them with --most." if len(found) > most else ""
     if as_json:
         output.print_json([one.as_dict() for one in found[:most]])
+        if cut:
+            output.say(cut)
         return
     console = output.console()
-    output.show(console, render_tasks(found[:most], console.width, queue))
-    if len(found) > most:
-        output.echo(f"There are more than these {most}; see them with --most.")
+    output.show(console, render_tasks(found[:most], console.width, queue, failed))
+    counts = counted(found[:most], at_least=bool(cut))
+    if counts:
+        output.echo("", *counts)
+    if cut:
+        output.echo(cut)
 
 
-def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None) -> RenderableType:
-    """What ``sqlsem tasks`` shows, at most ``width`` columns wide."""
+def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
+    """How many tasks of each queue are in which state, in words."""
+    numbers: dict[str, dict[str, int]] = {}
+    for one in found:
+        states = numbers.setdefault(one.queue, {})
+        states[one.status] = states.get(one.status, 0) + 1
+    order = ("running", "lost", *STATES)
+    lines = []
+    for name, states in numbers.items():
+        told = [f"{states[state]} {state}" for state in dict.fromkeys((*order, *states)) if state in states]
+        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(told)}")
+    return lines
+
+
+def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:
+    """By queue, the first failed task that holds up all later orders."""
+    found: dict[str, TaskEntry] = {}
+    for one in failed:
+        if one.status == "failed" and one.on_failure == "stop":
+            before = found.get(one.queue)
+            if before is None or (one.order, one.task_id) < (before.order, before.task_id):
+                found[one.queue] = one
+    return found
+
+
+def render_tasks(
+    found: Sequence[TaskEntry], width: int, only: str | None = None, failed: Iterable[TaskEntry] | None = None
+) -> RenderableType:
+    """What ``sqlsem tasks`` shows, at most ``width`` columns wide. ``failed``: among these are those that hold up."""
     if not found:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
     heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHO", "WHAT"]
     rows = []
+    holding_up = _holding_up(found if failed is None else failed)
+    held_up: dict[int, int] = {}
     for one in found:
         tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
         lasted = _until(one) if one.status == "pending" else ""
+        first = holding_up.get(one.queue)
+        if one.status == "pending" and first is not None and one.order > first.order:
+            lasted = f"after {first.task_id}"
+            held_up[first.task_id] = held_up.get(first.task_id, 0) + 1
         if one.seconds is not None:
             lasted = seconds_in_words(one.seconds)
-        when = one.ended_at if one.ended_at is not None else one.claimed_at if one.status == "running" else one.put_at
-        row = [str(one.task_id), str(one.order), one.status, tries, lasted, _when(when), _who(one.host, one.pid)]
+        when = (
+            one.ended_at
+            if one.ended_at is not None
+            else one.claimed_at
+            if one.status in ("running", "lost")
+            else one.put_at
+        )
+        row = [str(one.task_id), str(one.order), one.status, tries, lasted, _when(when), who_is(one.host, one.pid)]
         rows.append([*row, shortened(one.kind, one.body, one.note)])
     elastic = [6, 7]
     if only is None:
@@ -703,8 +849,17 @@ def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None
     if errors:
         parts.append(Text(""))
     for number, words in errors:
-        told = Text(f"{number}: ", no_wrap=True, overflow="ellipsis")
-        parts.append(told.append(clean(words), style="red"))
+        # Not cut: the cause may stand at the end.
+        told = Text(f"{number}: ", overflow="fold")
+        parts.append(told.append(clean(words[:LONGEST_ERROR]), style="red"))
+    for number, count in held_up.items():
+        parts.append(
+            Text(
+                f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "
+                f"with: sqlsem tasks log {number}, then retry or cancel it",
+                overflow="fold",
+            )
+        )
     return Group(*parts)
 
 
@@ -725,7 +880,7 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     \b
     Exit codes: 0 there was something to show, 1 nothing.
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         attempts = coordinator.attempts(task_id)
     if as_json:
         output.print_json([one.as_dict() for one in attempts])
@@ -744,7 +899,7 @@ def _show_attempt(one: Attempt) -> None:
     if one.started_at is not None:
         words.append(f"started {one.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
     if one.host is not None:
-        words.append(f"by {one.host}:{one.pid}")
+        words.append(f"by {who_is(one.host, one.pid)}")
     if one.owner:
         words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
     output.echo(clean(" ".join(words)))
@@ -790,7 +945,7 @@ def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
 
 def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[Coordinator, int], None], done: str) -> int:
     code = 0
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         for number in task_ids:
             try:
                 change(coordinator, number)
@@ -804,8 +959,9 @@ def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[Coordi
 @tasks_.command("wait", short_help="Wait until a queue's work is done.")
 @click.argument("queue", type=_queue_name)
 @click.option("--timeout", type=duration, help="Give up when that takes longer.")
+@click.option("--new", is_flag=True, help="The queue may be one into which nothing has been put yet.")
 @connecting
-def tasks_wait(options: Connecting, queue: str, timeout: float | None) -> int:
+def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool) -> int:
     """Wait until everything in a queue has ended, or is held up by a task that failed.
 
     \b
@@ -814,9 +970,12 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None) -> int:
 
     \b
     Exit codes: 0 all is done, 1 a task has failed (unless it was put with
-      --on-failure continue), 75 time is up.
+      --on-failure continue), 75 time is up, 78 nothing has ever been put
+      into a queue of that name (--new: that is well).
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
+        if not new:
+            _know_queue(coordinator, queue, warn=False)
         try:
             coordinator.queue(queue).join(timeout)
         except TaskFailed as exc:
@@ -848,7 +1007,7 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
     if name is not None and also is not None:
         raise click.UsageError("Name the round once.")
     name = name or also
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         found = rounds.list_rounds(coordinator, name, most)
     if as_json:
         output.print_json([one.as_dict() for one in found])
@@ -884,7 +1043,7 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
                 note = f"the last {note}".rstrip()
             lasted = "" if part.seconds is None else seconds_in_words(part.seconds)
             cells = (part.part, part.status, str(part.attempt), lasted, _when(part.started_at))
-            rows.append((*cells, _who(part.host, part.pid), note))
+            rows.append((*cells, who_is(part.host, part.pid), note))
         parts.append(_grid(heads, rows, width, 2, (0, 5, 6), (2, 3), state=1))
         if one.then_status != "none":
             parts.append(_continuation(one))
@@ -908,13 +1067,15 @@ def _continuation(one: RoundEntry) -> Text:
 @rounds_.command("resume", short_help="Run what a round's dead process left undone.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_round_name, metavar="NAME", help="The name, should it be a number.")
+@pass_url_option
 @connecting
-def rounds_resume(options: Connecting, which: str | None, name: str | None) -> int:
+def rounds_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
     """Run the continuation of a round whose process died before its end; of the round with that number also one that
     has failed. Left out which: of all rounds.
 
     It runs here: SQL on the database, commands and Python functions on this host, where functions are imported from the
-    current folder too. One that only its own program knows (a lambda, a session's code) is resumed by that.
+    current folder too, if they are nowhere else. One that only its own program knows (a lambda, a session's code) is
+    resumed by that.
 
     \b
     Examples:
@@ -928,10 +1089,9 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None) -> i
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which round once.")
-    _import_from_here()
-    if options.url is not None:
-        os.environ["SQLSEM_URL"] = options.url
-    with options.coordinator() as coordinator:
+    with options.coordinator() as coordinator, _for_tasks(options, pass_url):
+        coordinator.resources()  # the driver is there before anything can be imported from here
+        sys.path.extend(one for one in _here() if one not in sys.path)
         wanted: list[int | str]
         if which is not None:
             wanted = [int(which) if re.fullmatch(r"[0-9]{1,18}", which) else _round_name(which)]

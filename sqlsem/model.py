@@ -229,7 +229,7 @@ class Entry:
 
     resource: str
     position: int
-    state: str  # 'holds', 'waits' or 'revoked'
+    state: str  # 'holds', 'waits', 'revoked', or 'dead': whoever looks next that may removes it
     access: str
     limit: int | None
     weight: int
@@ -243,7 +243,8 @@ class Entry:
     requested_at: datetime
     granted_at: datetime | None
     seconds: float  # held for, when it holds; waited for, when it waits
-    missing_for: float | None  # how long the beacon has been missing, where somebody noticed
+    missing_for: float | None  # since somebody noticed that the beacon is missing, or since the last sign of life
+    grace: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -265,8 +266,14 @@ class Past:
     granted_at: datetime | None
     ended_at: datetime
     waited: float
-    held: float | None
+    held: float | None  # of one that was found dead: until its last sign of life
     outcome: str  # 'released', 'cancelled', 'timeout', 'reaped', 'revoked', 'lost'; 'upgraded', 'downgraded': goes on
+    limit: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    program: str | None = None
+    login: str | None = None
+    ended_by: str | None = None  # the login that ended it, when it was not the owner itself
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -359,7 +366,7 @@ class TaskEntry:
     kind: str
     body: str
     note: str | None
-    status: str  # 'pending', 'running', 'finished', 'failed' or 'cancelled'
+    status: str  # 'pending', 'running', 'lost' (its worker is dead), 'finished', 'failed' or 'cancelled'
     on_failure: str
     attempt: int
     failures: int
@@ -376,6 +383,8 @@ class TaskEntry:
     pid: int | None
     error: str | None
     result: str | None
+    put_by: str | None = None  # a login
+    login: str | None = None  # of who runs it, or ran it last
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -399,6 +408,7 @@ class Attempt:
     seconds: float | None
     error: str | None
     result: str | None
+    login: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -453,7 +463,8 @@ class PartEntry:
     ended_at: datetime | None
     seconds: float | None  # how long it took, or has been running
     error: str | None
-    missing_for: float | None  # how long its process has been missing, where somebody noticed
+    missing_for: float | None  # how long its process has been missing
+    login: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,14 +488,15 @@ class RoundEntry:
     then_seconds: float | None
     then_error: str | None
     parts: tuple[PartEntry, ...] = ()
+    opened_by: str | None = None  # a login
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[RoundEntry]:
-        """From rows of a round and a part each, those of one round together."""
+        """From rows of a round and a part each, those of one round together; at the end the logins of both."""
         found: dict[int, RoundEntry] = {}
         for row in rows:
-            one = found.setdefault(row[0], cls(*row[:16]))
-            part = PartEntry(row[16], row[17], bool(row[18]), *row[19:])
+            one = found.setdefault(row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29]))
+            part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
             found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))
         return list(found.values())
 

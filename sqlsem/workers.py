@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlsem.bodies import PATIENCE, Stop, run, told
-from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
+from sqlsem.bodies import PATIENCE, Allowed, Stop, run, told
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, End, check_duration, monotonic
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ SPAN, MOST = 0.01, 100
 LATE, TICK = 0.05, 0.01
 #: Seconds that an idle thread looks for a task before the next one does.
 LOOK = 0.5
+#: Seconds between two attempts to reach a database that is away, each of which takes its time.
+AWAY = 0.5
 #: Seconds for what runs to end when it is aborted, and after which it is told again.
 ABORTING, AGAIN = 2.5 * PATIENCE, 0.25
 
@@ -47,6 +49,9 @@ class Worker:
             ('finished', 'failed', 'lost' or 'returned'); from a thread of the worker. What it raises is logged.
         group: Whether short tasks are claimed and ended in groups. What a worker that dies has done of a group is done
             again, up to some 10 ms of work; without groups it is one task.
+        allowed: What it carries out; other tasks fail. Left out, everything.
+        outlast: Once it has reached the database, go on trying when that is away, for however long. (With
+            ``idle_exit``, for so long.) Otherwise it ends with `Unavailable` after the coordinator's ``retry``.
 
     What tasks do is logged (logger ``sqlsem``); errors are kept with the task.
 
@@ -61,6 +66,8 @@ class Worker:
         idle_exit: Duration | None = None,
         on_task: Callable[[Task, str | None, str | None], None] | None = None,
         group: bool = True,
+        allowed: Allowed | None = None,
+        outlast: bool = False,
     ) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1000:
             raise ConfigurationError(f"A worker has from 1 to 1000 threads, not {threads!r}")
@@ -71,6 +78,10 @@ class Worker:
         self.failed = 0
         self.running: set[Task] = set()
         self._on_task = on_task
+        self._allowed = allowed
+        self._outlast = outlast
+        self._reached = False  # the database, ever
+        self._away: float | None = None  # since when it has been out of reach
         self._most = MOST if group else 1
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for what follows
@@ -167,10 +178,35 @@ class Worker:
                         began = monotonic()
                         group.done(self._perform(task))
                         pace.took(monotonic() - began)
-                    group = self._follow(group, pace)
+                    try:
+                        group = self._follow(group, pace)
+                    except Unavailable as exc:  # what was done ends as soon as that can be
+                        self._require_patience(exc)
+                        group = None
         except BaseException as exc:
             self._errors.append(exc)
             self._stopping.set()
+
+    def _require_patience(self, exc: Unavailable) -> None:
+        """The database is away. Wait a moment, or raise when that was long enough."""
+        now = monotonic()
+        with self._lock:
+            first = self._away is None
+            self._away = since = now if self._away is None else self._away
+        if not self._outlast or not self._reached or (self.idle_exit is not None and now - since >= self.idle_exit):
+            raise exc
+        if first:
+            log.warning("%s; going on as soon as the database is back", exc)
+        self._stopping.wait(AWAY)
+
+    def _is_back(self) -> None:
+        with self._lock:
+            self._reached = True
+            since, self._away = self._away, None
+            if since is not None:
+                self._active = monotonic()
+        if since is not None:
+            log.warning("The database is back, after %.1f s", monotonic() - since)
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -188,7 +224,15 @@ class Worker:
             with self._turnstile:
                 if self._stopping.is_set():
                     break
-                task = self.queue._wait_for_one(LOOK, self._stopping)
+                try:
+                    task = self.queue._wait_for_one(LOOK, self._stopping)
+                    if task is None and self._is_idle() and self.queue._recover(now=True):
+                        self._active = monotonic()  # somebody has died and left something to be done
+                        continue
+                except Unavailable as exc:
+                    self._require_patience(exc)
+                    continue
+                self._is_back()
                 with self._lock:
                     if task is not None:
                         group = _Group([task])
@@ -196,9 +240,13 @@ class Worker:
                         return group
                     if self._groups:
                         self._active = monotonic()
-                    elif self.idle_exit is not None and monotonic() - self._active >= self.idle_exit:
+                    elif self._is_idle():
                         self._stopping.set()
         return None
+
+    def _is_idle(self) -> bool:
+        """Whether it has been idle for long enough to leave."""
+        return self.idle_exit is not None and not self._groups and monotonic() - self._active >= self.idle_exit
 
     def _perform(self, task: Task) -> _Attempt:
         """Run a task, unless it is too late for that."""
@@ -218,7 +266,7 @@ class Worker:
             raise TaskFailed("The worker was told to give everything back before this began")
 
         try:
-            result = run(task.kind, task.text, self.queue._coordinator, started=started)
+            result = run(task.kind, task.text, self.queue._coordinator, started=started, allowed=self._allowed)
         except BaseException as exc:
             # A task that calls sys.exit() has failed, too, and must not end the worker.
             error = told(exc)
@@ -279,7 +327,8 @@ class Worker:
         for one, outcome in attempts:
             task, error = one.task, one.end.error
             if outcome == "failed" and error is not None:
-                log.warning("Task %d of %r failed: %s", task.id, self.queue.name, error.partition("\n")[0])
+                lasted, why = monotonic() - task.began, error.partition("\n")[0]
+                log.warning("Task %d of %r failed after %.1f s: %s", task.id, self.queue.name, lasted, why)
             elif outcome == "lost":
                 why = task._why_lost or "it was given back"
                 log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)

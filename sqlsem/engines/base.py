@@ -259,11 +259,19 @@ class Session(Wire):
 
     @abc.abstractmethod
     def entries(self, resource: str | None) -> list[Entry]:
-        """The queue, one or all resources, in order."""
+        """The queue, one or all resources, in order. Whoever is dead is shown so, and removed by nobody who looks."""
 
     @abc.abstractmethod
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        """Finished requests, newest first."""
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
 
     @abc.abstractmethod
     def resources(self) -> list[Resource]:
@@ -345,7 +353,9 @@ class Session(Wire):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state."""
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
+        is pending again first (and so retried by that).
+        """
 
     @abc.abstractmethod
     def prune_tasks(self, most: int) -> int:

@@ -167,6 +167,9 @@ class Machine(RuleBasedStateMachine):
     def unblock(self):
         pass
 
+    def undone(self):
+        return ()
+
     def returned(self, ticket):
         pass
 

@@ -6,12 +6,13 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import sqlsem
-from sqlsem import cli, cli_work
+from sqlsem import bodies, cli, cli_work, config, workers
 from sqlsem.model import PartEntry, RoundEntry, TaskEntry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -32,6 +33,12 @@ ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: What tasks call. Functions say when they start, and wait for a file before they end.
 JOBS = """
 import os, time
+from pathlib import Path
+
+def lock():
+    import sqlsem
+    with sqlsem.mutex("ours") as grant:
+        return len(sqlsem.default().entries("ours"))
 
 def note(text):
     with open("told", "a") as file:
@@ -80,6 +87,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(url) as coordinator:
+        coordinator.resources()  # the tables are there
         yield coordinator
 
 
@@ -150,7 +158,7 @@ def bench(tmp_path: Path, url: str) -> Iterator[Bench]:
     [
         (["--sql", "SELECT 1"], "sql", "SELECT 1"),
         (["--shell", "a | b"], "shell", "a | b"),
-        (["--", "echo", "a b", "--note", "--", "$x"], "shell", "echo 'a b' --note -- '$x'"),
+        (["--", "echo", "a b", "--note", "--", "$x"], "shell", '["echo", "a b", "--note", "--", "$x"]'),
         (["--json-body", '{"a": [1, "ü"]}'], "json", {"a": [1, "ü"]}),
         (["--json-body", "null"], "json", None),
         (["--call", "m.n:f"], "call", {"function": "m.n:f", "args": [], "kwargs": {}}),
@@ -196,7 +204,7 @@ def test_put_with_everything(coordinator: sqlsem.Coordinator) -> None:
         (["a"], "unexpected extra argument"),
         (["--sql", " "], "is empty"),
         (["--shell", ""], "is empty"),
-        (["--"], "is empty"),
+        (["--"], "a program and its arguments"),
         (["--call", "f"], "package.module:function"),
         (["--call", "m:f", "--arg", "customers"], "a text needs its quotes"),
         (["--call", "m:f", "--arg", "a=1", "--arg", "a=2"], "twice"),
@@ -265,10 +273,11 @@ def test_what_a_worker_logs(url: str) -> None:
         f"Task {good} started: $ echo",
         f"Task {good} finished after ",
         f"Task {bad} started: fails",
-        f"Task {bad} of 'q' failed: ValueError: no",
-        f"Task {bad} failed after ",
+        f"Task {bad} of 'q' failed after ",
+        "ValueError: no",
     ):
         assert sum(wanted in line for line in lines) == 1, wanted
+    assert sum("failed" in line for line in lines[:-1]) == 1  # told once
 
 
 def test_orders_are_kept(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
@@ -479,7 +488,7 @@ def test_the_picture_on_a_terminal(bench: Bench) -> None:
         for words in ("jobs_of_ours:gated", "q-", "comes later"):
             until(lambda words=words: shows(words), words)  # type: ignore[misc]
         bench.open("a")
-        until(lambda: shows(f"Task {bad} of 'q' failed: ValueError: no"), "the failure, above")
+        until(lambda: shows(f"Task {bad} of 'q' failed after 0.0 s: ValueError: no"), "the failure, above")
         until(lambda: shows("0 of 2 busy, 1 finished, 1 failed"), "the picture of the end")
         process.send_signal(signal.SIGTERM)
         until(lambda: shows("sqlsem: 1 finished, 1 failed"), "the summary")
@@ -599,6 +608,32 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert call("tasks", "q", "--most", "0").exit_code == 64
 
 
+def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
+    bad = put("--shell", "echo a long way " + "x" * 100 + "; echo the cause; exit 3", "--order", "1")
+    others = [put("--shell", "true", "--order", str(order)) for order in (2, 3)]
+    work()
+    for words in (["tasks", "q"], ["tasks", "q", "--status", "pending"]):
+        text = done(*words)
+        assert text.count(f"after {bad}") == 2
+        assert f"2 pending tasks wait for {bad}, which has failed" in text
+    text = done("tasks", "q")
+    assert text.rstrip().endswith("q: 2 pending, 1 failed")
+    found = coordinator.tasks("q")
+    narrow = drawn(cli_work.render_tasks(found, 60), 60)
+    assert any("the cause" in line for line in narrow)
+    assert len(others) == 2
+    cut = call("tasks", "q", "-n", "2", "--json")
+    assert "There are more than these 2" in cut.stderr
+    assert len(json.loads(cut.stdout)) == 2
+    assert "q: at least" in done("tasks", "q", "-n", "2")
+
+
+def test_a_lost_task_is_shown_so() -> None:
+    lines = drawn(cli_work.render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
+    assert "lost" in lines[1].split()
+    assert cli_work.counted([task(1, status="lost"), task(2)], at_least=False) == ["nightly: 1 lost, 1 pending"]
+
+
 def test_the_log(url: str) -> None:
     number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
     assert call("tasks", "log", str(number)).exit_code == 1
@@ -606,7 +641,8 @@ def test_the_log(url: str) -> None:
     work()
     lines = done("tasks", "log", str(number)).splitlines()
     assert [line for line in lines if line.startswith(" ")] == [
-        "    The command ended with status 4: one",
+        "    The command ended with status 4: two",  # the cause comes last
+        "    one",
         "    two",
     ] * 2
     heads = [line for line in lines if not line.startswith(" ")]
@@ -645,8 +681,8 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
         assert call(*wrong).exit_code == 64
 
 
-def test_waiting(bench: Bench) -> None:
-    assert done("tasks", "wait", "q") == ""
+def test_waiting(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
+    assert done("tasks", "wait", "q", "--new") == ""
     number = put("--shell", "exit 1")
     result = call("tasks", "wait", "q", "--timeout", "10ms")
     assert result.exit_code == 75
@@ -658,6 +694,192 @@ def test_waiting(bench: Bench) -> None:
     assert f"sqlsem tasks log {number}" in err
     done("tasks", "cancel", str(number))
     assert done("tasks", "wait", "q", "--timeout", "1h") == ""
+
+
+def test_a_misspelt_queue(url: str) -> None:
+    put("--shell", "true")
+    result = call("tasks", "wait", "qq")
+    assert result.exit_code == 78
+    assert "Nothing is known of a queue 'qq' (is it 'q'?); there are q" in result.stderr
+    assert done("tasks", "wait", "qq", "--new") == ""
+    result = call("work", "qq", "--idle-exit", "0")
+    assert result.exit_code == 0
+    assert "warning: Nothing is known of a queue 'qq' (is it 'q'?)" in result.stderr
+    assert "warning" not in call("work", "qq", "--idle-exit", "0", "--new").stderr
+    assert "warning" not in work().stderr
+
+
+def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    """As on Windows a shell would take ``a & calc`` for two commands."""
+    script = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    words = ["a & touch injected", "$HOME", "`id`", "'", '"', "%PATH%", "ü\n"]
+    number = put("--", sys.executable, "-c", script, *words)
+    missing = put("--on-failure", "continue", "--", "./no-such-program", "x")
+    assert f"$ {sys.executable} -c " in done("tasks", "q")
+    work()
+    found = {task.task_id: task for task in coordinator.tasks("q")}
+    assert json.loads(found[number].result or "") == words
+    assert not (tmp_path / "injected").exists()
+    assert found[missing].error == "'./no-such-program' cannot be started: No such file or directory"
+
+
+def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies.os, "name", "nt")
+    with pytest.raises(sqlsem.TaskFailed, match="batch file"):
+        bodies._run_command(["report.BAT", "a & calc"], lambda _: None)
+
+
+@pytest.mark.parametrize("text", ["[ -f x ] && y", "[1]", "[]", '["a", 1]', "[[[[", '{"a": 1}', ' ["a"]'])
+def test_what_is_for_the_shell(text: str) -> None:
+    assert bodies.arguments(text) is None
+
+
+def test_what_a_worker_carries_out(coordinator: sqlsem.Coordinator, tmp_path: Path) -> None:
+    more = ["--on-failure", "continue"]
+    sql, shell = put("--sql", "SELECT 1", *more), put("--shell", "touch done", *more)
+    ours = put("--call", "jobs_of_ours:add", "--arg", "1", *more)
+    result = work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
+    assert "2 finished, 1 failed" in result.stderr
+    others = [
+        put("--call", name, *more)
+        for name in (
+            "os:getcwd",
+            "jobs_of_ours:os.getcwd",
+            "jobs_of_ours:Path",
+            "jobs_of_oursx:f",
+            "json:decoder.scanner.re.compile",
+        )
+    ]
+    good = put("--call", "json.decoder:JSONDecoder.__init__", *more)
+    work("--kinds", "sql,call", "--modules", "jobs_of_ours,json")
+    found = {task.task_id: task for task in coordinator.tasks("q")}
+    assert (found[sql].status, found[ours].status, found[shell].status) == ("finished", "finished", "failed")
+    assert "carries out sql, call only, no task of kind shell" in (found[shell].error or "")
+    assert not (tmp_path / "done").exists()
+    for number in others:
+        assert "calls functions of jobs_of_ours, json only" in (found[number].error or ""), found[number]
+    assert "missing 1 required" in (found[good].error or "")
+    for wrong in (["--kinds", "sql,lies"], ["--kinds", ""], ["--modules", "a b"], ["--path", "/no/such/folder"]):
+        assert call("work", "q", *wrong).exit_code == 64
+
+
+@posix
+def test_the_current_folder_comes_last(bench: Bench, tmp_path: Path) -> None:
+    """A module of the name of a driver or of the standard library, in whatever folder a worker is started."""
+    for name in ("sqlite3", "psycopg", "pyodbc", "decimal", "colorsys", "tenacity"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'a').write({name!r})\n")
+    put("--call", "colorsys:rgb_to_hsv", "--arg", "1", "--arg", "1", "--arg", "1")
+    number = put("--call", "jobs_of_ours:add", "--arg", "1")
+    script = tmp_path / "bin" / "sqlsem_command.py"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom sqlsem.cli import main\nmain(sys.argv[1:])\n")
+
+    def worked(**options: Any) -> str:
+        found = subprocess.run(
+            [sys.executable, script, "work", "q", "--idle-exit", "0", *options.pop("arguments", [])],
+            **{"env": bench.environment, "cwd": tmp_path, "check": True, "timeout": PATIENCE, "text": True, **options},
+            capture_output=True,
+        )
+        return found.stderr
+
+    assert "2 finished, 0 failed" in worked()
+    assert not (tmp_path / "sprung").exists()
+    # Where others can write, not even last.
+    tmp_path.chmod(0o777)
+    put("--call", "jobs_of_ours:add", "--arg", "1")
+    told = worked()
+    assert "everybody can write to" in told
+    assert "0 finished, 1 failed" in told
+    done("tasks", "retry", str(number + 1))
+    assert "1 finished, 0 failed" in worked(arguments=["--path", str(tmp_path)])
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    monkeypatch.setenv("SQLSEM_URL", "postgresql://u:correct-horse@nowhere/x")
+    numbers = [
+        int(done("--url", url, "put", "q", *arguments))
+        for arguments in (
+            ["--call", "jobs_of_ours:where"],
+            ["--shell", 'echo "$SQLSEM_URL"'],
+            ["--call", "jobs_of_ours:lock"],
+        )
+    ]
+    # (What --url names has none, and so the tasks find that.)
+    monkeypatch.setattr(config, "has_password", lambda url: bool(url))
+    option = ["--pass-url"] if asked else []
+    result = call("--url", url, "work", "q", "--idle-exit", "0", *option)
+    assert "3 finished" in result.stderr, result.stderr  # and Python code that takes locks finds our database
+    with sqlsem.connect(url) as coordinator:
+        found = {task.task_id: task.result or "" for task in coordinator.tasks("q")}
+    for number in numbers[:2]:
+        assert (url in found[number]) is asked
+        assert ("withheld" in found[number]) is not asked
+    assert os.environ["SQLSEM_URL"].startswith("postgresql:")
+
+
+def test_errors_of_sql_keep_what_the_database_said(coordinator: sqlsem.Coordinator) -> None:
+    number = put("--sql", "SELECT 1; SELECT * FROM nowhere_at_all")
+    work()
+    (task,) = coordinator.tasks("q")
+    assert task.task_id == number
+    assert re.fullmatch(r"The SQL failed: (SQLITE_ERROR: )?no such table: nowhere_at_all", task.error or "")
+    assert "no such table: nowhere_at_all" in done("tasks", "q")
+
+
+def test_a_worker_outlasts_an_outage(
+    coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = coordinator.queue("q")
+    away, asked = threading.Event(), []
+    reach = type(queue)._next
+
+    def unreachable(self: sqlsem.Queue, ends: Sequence[Any], most: int) -> Any:
+        if away.is_set():
+            asked.append(most)
+            raise sqlsem.Unavailable("out of reach")
+        return reach(self, ends, most)
+
+    monkeypatch.setattr(type(queue), "_next", unreachable)
+    monkeypatch.setattr(workers, "AWAY", 0.01)
+    with caplog.at_level("INFO", "sqlsem"):
+        # Never had: that is a mistake, and told at once.
+        away.set()
+        with pytest.raises(sqlsem.Unavailable):
+            sqlsem.tasks.Worker(queue, outlast=True).run()
+        away.clear()
+        worker = sqlsem.tasks.Worker(queue, 2, outlast=True)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        done("put", "q", "--shell", "true")
+        until(lambda: worker.finished == 1, "the first task")
+        away.set()
+        asked.clear()
+        until(lambda: len(asked) > 10, "attempts")
+        assert running.is_alive()
+        done("put", "q", "--shell", "true")
+        away.clear()
+        until(lambda: worker.finished == 2, "the second task")
+        worker.stop()
+        running.join(PATIENCE)
+    assert sum("going on as soon as the database is back" in one for one in caplog.messages) == 1
+    assert sum("The database is back" in one for one in caplog.messages) == 1
+    # With idle_exit, and without outlast: not for ever.
+    for options in ({"outlast": True, "idle_exit": 3}, {}):
+        worker = sqlsem.tasks.Worker(queue, **options)  # type: ignore[arg-type]
+        running = threading.Thread(target=_raises_unavailable, args=(worker,))
+        running.start()
+        until(lambda worker=worker: worker._reached, "the start")
+        away.set()
+        running.join(PATIENCE)
+        assert not running.is_alive()
+        away.clear()
+
+
+def _raises_unavailable(worker: sqlsem.tasks.Worker) -> None:
+    with pytest.raises(sqlsem.Unavailable):
+        worker.run()
 
 
 def test_help_of_the_commands_below(url: str) -> None:
