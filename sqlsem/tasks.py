@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -292,7 +291,7 @@ class Queue:
         tasks = [replace(common, kind=kind, body=text) for kind, text in map(encode, bodies)]
         numbers: list[int] = []
         for some in _portions(tasks):
-            uid = secrets.token_hex(12)
+            uid = os.urandom(12).hex()
             numbers += self._coordinator._member.call(
                 "put",
                 lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
@@ -382,21 +381,22 @@ class Queue:
                 member.later(lambda session, me: session.next_tasks(me, ends, self.name, owner, uid, True, 0))
             raise
 
-    def _recover(self) -> None:
-        """Now and then, look after tasks whose workers died."""
+    def _recover(self, *, now: bool = False) -> int:
+        """Now and then, or now, look after tasks whose workers died; how many are pending again."""
         coordinator = self._coordinator
         every = max(0.25, min(2.0, coordinator.engine.options.grace / 4))
-        if monotonic() - self._recovered < every:
-            return
+        if monotonic() - self._recovered < every and not now:
+            return 0
         self._recovered = monotonic()
         try:
             count = coordinator._member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
         except Deadlock as exc:
             log.info("Looking after the dead again in a moment: %s", exc)
-            return
+            return 0
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.name)
             coordinator.ring()
+        return count
 
     def state(self) -> QueueState:
         """What is left to do, now."""

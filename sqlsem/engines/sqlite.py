@@ -714,8 +714,8 @@ class SqliteSession(Session):
     def resources(self) -> list[Resource]:
         waits: dict[str, list[bool]] = {}
         for entry in self.entries(None):
-            if entry.state != "dead":
-                waits.setdefault(entry.resource, []).append(entry.state == "waits")
+            waiting = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
+            waits.setdefault(entry.resource, []).append(waiting)
         return [
             Resource(name, cap, bool(paused), stale, waits.get(name, []).count(False), waits.get(name, []).count(True))
             for name, cap, paused, stale in self._all("resources")

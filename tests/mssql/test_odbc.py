@@ -33,7 +33,8 @@ from tdsserver import (
 
 import sqlsem
 from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
-from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.base import Busy, Disconnected, Options
+from sqlsem.engines.mssql import SqlServerEngine
 
 EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
 ROWS = rows(("a", "b"), (1, "x"), (None, None))
@@ -338,6 +339,51 @@ def test_a_server_without_tls(tds, engine_of):
     with pytest.raises(ConfigurationError, match="Encrypt=no"):
         engine_of(server, Encrypt="yes").reach("main")
     engine_of(server, Encrypt="no").reach("main").close()
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "told", "mended"),
+    [
+        (
+            {"Encrypt": "yes", "TrustServerCertificate": "yes"},
+            "TRUE",
+            "encrypted; the server's certificate is not",
+            True,
+        ),
+        ({"Encrypt": "no"}, "FALSE", "not encrypted", True),
+        ({"Encrypt": "no"}, None, "takes VIEW SERVER STATE", True),
+    ],
+)
+def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told, mended):
+    denied = failure(300, "VIEW SERVER STATE permission was denied on object 'server', database 'master'.")
+    tls = TLS_ON if words["Encrypt"] == "yes" else NO_TLS
+    server = tds(says(denied if answer is None else result(("",), (answer,))), tls=tls)
+    engine = engine_of(server, **words)
+    session = engine.reach("look")
+    check = session._encryption("SELECT …")
+    assert told in check.detail
+    assert check.ok
+    assert not check.mend  # it is this host
+    monkeypatch.setattr(SqlServerEngine, "here", False)
+    assert bool(session._encryption("SELECT …").mend) is mended
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "driver", "checked"),
+    [
+        ("", "libmsodbcsql-18.6.so.2.1 18.06.0002", True),
+        ("", "libmsodbcsql-17.10.so.6.1 17.10.0006", False),
+        ("Encrypt=yes", "libmsodbcsql-17.10.so.6.1 17.10.0006", True),
+        ("Encrypt=optional", "libmsodbcsql-18.6.so.2.1 18.06.0002", False),
+        ("TrustServerCertificate=Yes", "mssql_python 1.16.0", False),
+        ("", "mssql_python 1.16.0", True),
+        ("", "libtdsodbc.so 1.3", None),
+        ("DSN=books", "libmsodbcsql-18.6.so.2.1 18.06.0002", None),
+    ],
+)
+def test_whether_the_driver_checks_certificates(words, driver, checked):
+    assert SqlServerEngine(f"Server=db;{words}", Options()).checks_certificate(driver) is checked
 
 
 # -- what is sent ---------------------------------------------------------------------------------------------------
