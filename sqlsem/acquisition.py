@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlsem import deadlocks, lockorder, protocol
+from sqlsem import deadlocks, lockorder, nesting, protocol
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.errors import Deadlock, SqlsemError
 from sqlsem.model import Request, Ticket, monotonic
@@ -80,7 +80,7 @@ class Acquisition(Generic[G]):
         self.requests = tuple(requests)
         self.timeout = timeout
         self.me = me
-        self.owner = f"{me.name[:240]}#{me.number}"
+        self.owner = f"{me.name[:200]}#{me.number}"
         self.requesting_id, self.uid = coordinator._new_ids(me)
         self.budget = coordinator.retry if timeout is None else min(coordinator.retry, max(timeout, 1.0))
         self.tickets: list[Ticket] = []
@@ -101,6 +101,11 @@ class Acquisition(Generic[G]):
         if lockorder.current is not None and self.timeout != 0:
             held = [(one.resource, one.exclusive) for one in self.coordinator._requests_held(self.me.number)]
             lockorder.current.entering(self.coordinator.engine.where, held, [one.resource for one in self.requests])
+        above = yield from nesting.above(self.coordinator)
+        if above:
+            if (yield from nesting.refuse(above, self.requests, self.timeout)):
+                return None
+            self.owner += f" under {above[-1].position}"
         tickets = yield from protocol.refine(protocol.acquire(self.requests, self.uid, self.timeout), self._perform)
         waited = monotonic() - began
         if tickets is None:

@@ -60,8 +60,8 @@ AT_MOST = 15.0
 LONGEST_ERROR = 500
 #: Rounds that ``rounds resume`` looks through when it is not told which.
 MANY = 1000
-STATES = ("pending", "running", "finished", "failed", "cancelled")
-STYLES = {"running": "green", "failed": "red", "lost": "red", "cancelled": "dim", "finished": "dim"}
+STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
+STYLES = {"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"}
 
 
 # -- values on the command line ---------------------------------------------------------------------------------------
@@ -789,7 +789,7 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
     for one in found:
         states = numbers.setdefault(one.queue, {})
         states[one.status] = states.get(one.status, 0) + 1
-    order = ("running", "lost", *STATES)
+    order = ("running", *STATES)
     lines = []
     for name, states in numbers.items():
         told = [f"{states[state]} {state}" for state in dict.fromkeys((*order, *states)) if state in states]

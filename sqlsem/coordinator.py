@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import tenacity
 
-from sqlsem import engines, protocol
+from sqlsem import engines, nesting, protocol
 from sqlsem.acquisition import Acquisition, Me, Waiter
 from sqlsem.deadlocks import Found
-from sqlsem.engines.base import Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
+from sqlsem.engines.base import Allowance, Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
 from sqlsem.grants import BaseGrant, Grant
 from sqlsem.membership import Membership
@@ -145,6 +145,7 @@ class Coordinator:
 
     def _fresh(self) -> None:
         """The state of a coordinator that has done nothing yet in this process."""
+        self._look_limit = Allowance(max(1.0, self.retry))  # what a look at the tables may take
         self._member = Membership(self.engine, self, self.retry)
         self._state_lock = self._member.state_lock
         self._name = f"{socket.gethostname()}:{os.getpid()}"
@@ -157,6 +158,7 @@ class Coordinator:
         self.rung = 0
         self._held: dict[tuple[int, str], list[BaseGrant]] = {}
         self._queues: dict[str, list[Waiter]] = {}
+        self._above: tuple[nesting.Held, ...] | None = None  # what those hold under whom this process runs
         self._suspects: dict[int, Suspect] = {}  # by the positions that it waits at
         self._lookout: threading.Thread | None = None
         self._looking: Session | None = None  # the lookout's own
@@ -477,7 +479,7 @@ class Coordinator:
 
     def _suspect(self, suspect: Suspect, tickets: Sequence[Ticket], number: int) -> bool:
         """A thread or task begins to wait. False when that can be no part of a deadlock, as it has nothing else."""
-        if len(tickets) < 2 and not self._requests_held(number):
+        if len(tickets) < 2 and not self._requests_held(number) and not self._above:
             return False
         with self._state_lock:
             self._suspects.update((ticket.position, suspect) for ticket in tickets)
@@ -530,6 +532,8 @@ class Coordinator:
         told: set[int] = set()
         while self._suspects and self._member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(self._member.member_id)
+            if found is None and self._above:
+                found = nesting.find_deadlock(session, self._member.member_id)
             if found is None:
                 return
             with self._state_lock:
@@ -766,7 +770,7 @@ class Coordinator:
         ):
             with attempt:
                 session = self.engine.connect("look")
-                with bounded(session, max(1.0, self.retry)):
+                with bounded(session, self._look_limit):
                     try:
                         session.check_schema()
                         return call(session)

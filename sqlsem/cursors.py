@@ -40,7 +40,7 @@ def cursor_of(given: Any) -> Any:
 def refuse_autocommit(cursor: Any) -> None:
     """Raise `ConfigurationError` where each statement is a transaction of its own, as far as the driver can tell."""
     connection = getattr(cursor, "connection", None)
-    if connection is None or callable(connection):
+    if connection is None:
         connection = getattr(cursor, "_conn", None)  # aiosqlite
     if connection is None:
         return

@@ -73,9 +73,9 @@ class Knot:
         """The youngest request in it."""
         return max((waiter for waiter, _ in self.edges), key=lambda row: row.position)
 
-    def cycle(self) -> list[Edge]:
-        """The shortest way from the victim's row back to its owner (the first such, by positions)."""
-        victim = self.victim
+    def cycle(self, start_row: Row | None = None) -> list[Edge]:
+        """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
+        victim = start_row or self.victim
         start = victim.who
         edges = sorted(self.edges, key=lambda edge: (edge[0].position, edge[1].position))
         came: dict[Who, Edge] = {}

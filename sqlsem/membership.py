@@ -36,7 +36,7 @@ from typing import Any, Protocol, TypeVar
 
 import tenacity
 
-from sqlsem.engines.base import Busy, Disconnected, Engine, Session, bounded
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 from sqlsem.protocol import Call, Operation, Operations, drive
@@ -115,6 +115,8 @@ class Membership:
         self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
         self._proved = monotonic()
         self._calling: float | None = None  # when the call that is under way began
+        self._overdue = Allowance(max(self.trust, OVERDUE))  # what it may take
+        self._unanswered: Session | None = None  # was cut off by the watch
         self._activity = 0
         self._threads: list[threading.Thread] = []
         self.closing = threading.Event()
@@ -174,8 +176,15 @@ class Membership:
                 log.warning("%s failed, trying again: %s", what, state.outcome.exception())
 
         longest = self.retry if budget is None else budget
+
+        def over(state: tenacity.RetryCallState) -> bool:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            # A slow server is given more time for each attempt; whoever has no time to spare does not wait for that.
+            patient = isinstance(failure, Unanswered) and failure.patient and longest >= self.retry
+            return not patient and (state.seconds_since_start or 0.0) >= longest
+
         return {
-            "stop": tenacity.stop_after_delay(longest) | tenacity.stop_when_event_set(self.closing),
+            "stop": lambda state: self.closing.is_set() or over(state),
             "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
             "before_sleep": tell,
@@ -207,11 +216,15 @@ class Membership:
         began = self._calling = monotonic()
         try:
             result = call(self._main, self._member_id)
-        except BaseException:
+        except BaseException as exc:
             # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
             # given up must enter again.
             if not self._main.usable or self._member_id is None:
+                session, self._unanswered = self._unanswered, None
+                late = session is not None and session is self._main
                 self._drop()
+                if late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue) from exc
             raise
         finally:
             self._calling = None
@@ -240,7 +253,7 @@ class Membership:
         session = self.engine.connect("main")
         try:
             # Not under the eyes of the watch yet, and the server may fall silent here too.
-            with bounded(session, self.engine.setup_timeout):
+            with bounded(session, self.engine.setup):
                 session.check_schema()
                 began = monotonic()
                 member_id = self._member_id
@@ -485,9 +498,10 @@ class Membership:
     def _unblock(self) -> None:
         """A thread may sit in a call on the main session that will never be answered: end that call."""
         session, since = self._main, self._calling
-        overdue = max(self.trust, OVERDUE)
+        overdue = self._overdue.seconds
         if session is not None and since is not None and self.trust and monotonic() - since > overdue:
             log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, overdue)
+            self._unanswered = session
             session.interrupt()
 
     def lose_all(self, why: str) -> None:

@@ -124,6 +124,7 @@ def run(
     import secrets
     import threading
 
+    from sqlsem import nesting
     from sqlsem.errors import LockLost
 
     running = threading.Event()
@@ -154,6 +155,8 @@ def run(
                     "SQLSEM_RESOURCE": grant.resource,
                     "SQLSEM_POSITION": str(grant.position),
                     "SQLSEM_FENCE": str(grant.fence),
+                    # What it must not wait for: all this is held until it has ended.
+                    nesting.HELD: nesting.tell(grant, inherited),
                     # Of those above us, too, who shall find what is below them.
                     MARKS: ":".join([*filter(None, [inherited.get(MARKS)]), mark]),
                 }

@@ -50,7 +50,7 @@ WHEELS = {
     "dotnet": Wheel(
         "dotnetcore2==3.1.23",
         "5f076ddc39da0c685e7de20ecb91ee81185928918ec86fbeb3bffc55dd867ab5",
-        r"^dotnetcore2/(LICENSE|bin/(dotnet$|host/|shared/.*\.(dll|so|json)$))",
+        r"^dotnetcore2/(LICENSE|bin/)",
     ),
     "tools": Wheel(
         "mssql-cli==1.0.0",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from sqlsem.model import (
     TaskEntry,
     Ticket,
     Upgrading,
+    monotonic,
 )
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Options",
     "Plan",
     "Session",
+    "Unanswered",
     "Wire",
     "bounded",
     "setting_number",
@@ -68,8 +71,53 @@ class Disconnected(Unavailable):
     """This session is gone or never came; another may do better."""
 
 
+class Unanswered(Disconnected):
+    """A statement was given up that took longer than it may. The server may be slow rather than gone: the next attempt
+    is given more time, so another try is worth it even when no time is left for tries (``patient``), up to a point.
+    """
+
+    patient = False
+
+    @classmethod
+    def of(cls, exc: Disconnected, allowance: Allowance) -> Unanswered:
+        """What is to be raised in place of ``exc``, which came of giving a statement up."""
+        told = cls(f"{exc} (no answer came within {allowance.seconds:.1f} s)")
+        told.patient = allowance.exceeded()
+        return told
+
+
 class Busy(Unavailable):
     """Somebody holds a lock in the database for longer than we are willing to wait in one go; try again."""
+
+
+class Allowance:
+    """How long an answer may take: ``base`` seconds, and twice as long after each time that was too short.
+
+    Else a server that needs longer, as it has to compile something first, would be asked, cut short, and asked again
+    for ever. What never answers is given up later and later, but not much.
+    """
+
+    #: How often it is doubled at the most.
+    DOUBLED = 3
+    #: When nothing was cut short for so many seconds, it is as at first.
+    FORGOTTEN = 300.0
+
+    def __init__(self, base: float) -> None:
+        self.base = base
+        self._times, self._since = 0, -math.inf
+
+    @property
+    def seconds(self) -> float:
+        """What an answer may take now."""
+        if monotonic() - self._since > self.FORGOTTEN:
+            self._times = 0
+        return self.base * float(2**self._times)
+
+    def exceeded(self) -> bool:
+        """That was too short. Whether the next attempt is given more."""
+        patient = self._times < self.DOUBLED
+        self._times, self._since = min(self._times + 1, self.DOUBLED), monotonic()
+        return patient
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +259,19 @@ class Session(Wire):
 
     @abc.abstractmethod
     def entries(self, resource: str | None) -> list[Entry]:
-        """The queue, one or all resources, in order."""
+        """The queue, one or all resources, in order. Whoever is dead is shown so, and removed by nobody who looks."""
 
     @abc.abstractmethod
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        """Finished requests, newest first."""
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
 
     @abc.abstractmethod
     def resources(self) -> list[Resource]:
@@ -297,7 +353,9 @@ class Session(Wire):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state."""
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
+        is pending again first (and so retried by that).
+        """
 
     @abc.abstractmethod
     def prune_tasks(self, most: int) -> int:
@@ -444,6 +502,8 @@ class Engine(abc.ABC):
         sql.check_identifier("The table's name", options.table)
         self.options = options
         self.creator = creator
+        #: What the statements that make a connection ready may take, altogether.
+        self.setup = None if self.setup_timeout is None else Allowance(self.setup_timeout)
         self.queries()  # read now: later, a fork in the middle of it would leave the import system locked in the child
 
     @property
@@ -459,7 +519,7 @@ class Engine(abc.ABC):
         """
         session = self.reach(purpose)
         try:
-            with bounded(session, self.setup_timeout):
+            with bounded(session, self.setup):
                 session.prepare(purpose)
         except BaseException:
             session.close()
@@ -526,15 +586,25 @@ def setting_number(settings: Mapping[str, str], name: str) -> int:
 
 
 @contextlib.contextmanager
-def bounded(session: Session, seconds: float | None) -> Iterator[None]:
+def bounded(session: Session, limit: Allowance | float | None) -> Iterator[None]:
     """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
-    if seconds is None:
+    if limit is None:
         yield
         return
-    timer = threading.Timer(seconds, session.interrupt)
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        session.interrupt()
+
+    timer = threading.Timer(limit.seconds if isinstance(limit, Allowance) else limit, end)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except Disconnected as exc:
+        if over.is_set() and isinstance(limit, Allowance):
+            raise Unanswered.of(exc, limit) from exc
+        raise
     finally:
         timer.cancel()

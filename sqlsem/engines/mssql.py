@@ -556,8 +556,17 @@ class SqlServerSession(Session):
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*_aware(row)) for row in self._run("entries", resource)]
 
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        return [Past(*_aware(row)) for row in self._run("past", resource, most)]
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        ages = [None if age is None else round(age * 1000) for age in (since, until)]
+        return [Past(*_aware(row)) for row in self._run("past", resource, most, *ages, outcome)]
 
     def resources(self) -> list[Resource]:
         return [
@@ -620,6 +629,29 @@ class SqlServerSession(Session):
         ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
         status, *claimed = self._run("next_task", *ended, queue, owner, uid, int(again))[0]
         return status, None if claimed[0] is None else Claimed(*claimed)
+
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        # One batch of a statement for each: as JSON in one parameter, results and errors with quotation marks would be
+        # mangled by engines that only speak T-SQL.
+        statuses: list[str | None] = []
+        for start in range(0, len(ends), _TASKS_A_TRIP):
+            some = ends[start : start + _TASKS_A_TRIP]
+            text = [self._queries["end_task"]] * len(some)
+            values: list[Any] = []
+            for end in some:
+                values += [member_id, end.task_id, end.attempt, end.outcome, end.result, end.error]
+            last = start + len(some) == len(ends)
+            if last and most:
+                text.append(self._queries["claim_tasks"])
+                values += [member_id, queue, owner, uid, int(again), most]
+            rows = self._execute("next_tasks", "\n".join(text), values)
+            statuses += [row[0] for row in rows[: len(some)]]
+            if last:
+                return statuses, [Claimed(*row) for row in rows[len(some) :]]
+        rows = self._run("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
+        return [], [Claimed(*row) for row in rows]
 
     def return_claim(self, member_id: int, queue: str, uid: str) -> int:
         return int(self._run("return_claim", member_id, queue, uid)[0][0])

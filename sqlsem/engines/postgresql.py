@@ -16,9 +16,22 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sqlsem import sql
 from sqlsem.deadlocks import Found
-from sqlsem.engines.base import AsyncSession, Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session, Wire
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+from sqlsem.engines.base import (
+    AsyncSession,
+    Busy,
+    Check,
+    Creator,
+    Disconnected,
+    Engine,
+    Options,
+    Plan,
+    Session,
+    Wire,
+    setting_number,
+)
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
     Claimed,
@@ -56,6 +69,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("sqlsem")
 
+#: Seconds that `install` waits for a lock on a table, with everybody else behind it.
+INSTALL_PATIENCE = 5
+
 
 class PostgresEngine(Engine):
     """A PostgreSQL database, version 13 or later."""
@@ -81,6 +97,11 @@ class PostgresEngine(Engine):
         ports = ports * len(hosts) if len(ports) == 1 else ports  # one for all
         places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
         return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
+
+    @property
+    def tls_mode(self) -> str:
+        """What libpq goes by, where the URL or the environment says."""
+        return str(self._parameters.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer")
 
     def reach(self, purpose: str) -> PostgresSession:
         try:
@@ -189,7 +210,10 @@ class PostgresWire(Wire):
         alive = max(1, math.ceil(self._options.grace))
         # The SQL of tasks waits for locks as long as its author let it.
         patience = 0 if purpose == "work" else int(self._options.patience * 1000)
-        return {"lock_timeout": str(patience), "keepalive": str(alive)}
+        # Nothing of ours needs a search_path; but what is set cannot be tampered with. The SQL of tasks has the login's
+        # own, and behind a pooler that lends its connections out (a lease) it would be other people's, too.
+        own = purpose != "work" and self._options.lease is None
+        return {"lock_timeout": str(patience), "keepalive": str(alive), "own": "true" if own else "false"}
 
     def _translate(self, exc: psycopg.Error) -> Exception:
         where, text = self._engine.where, _first_line(exc)
@@ -210,8 +234,8 @@ class PostgresWire(Wire):
             return ConfigurationError(f"{where}: {'; '.join(filter(None, (text, exc.diag.message_hint)))}")
         if isinstance(exc, errors.InsufficientPrivilege):
             return ConfigurationError(
-                f"{where}: {text}; an administrator can GRANT {self._options.schema}_user (or _operator, "
-                f"for what operators do) to this login (see: sqlsem sql postgresql permissions)"
+                f"{where}: {text}; an administrator can GRANT {self._options.schema}_user (or _operator, _putter, "
+                f"_worker, for what these do) to this login (see: sqlsem sql postgresql permissions)"
             )
         if isinstance(exc, errors.ReadOnlySqlTransaction):
             self._given_up = True  # the primary that it was may be another one by now: look for that
@@ -406,7 +430,7 @@ class PostgresSession(PostgresWire, Session):
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        code = self._call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)[0]
+        code = self._call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)[-1]
         return int(code) == 0
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -415,7 +439,7 @@ class PostgresSession(PostgresWire, Session):
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         deadline = monotonic() + timeout
         while True:
-            code = int(self._call("wait", ticket.resource, ticket.position, int(timeout * 1000))[0])
+            code = int(self._call("wait", ticket.resource, ticket.position, int(timeout * 1000))[-1])
             if code != 1:
                 return {0: True, -1: False}.get(code)
             timeout = max(0.0, deadline - monotonic())
@@ -457,8 +481,16 @@ class PostgresSession(PostgresWire, Session):
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*row) for row in self._run("entries", (resource,))]
 
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        return [Past(*row) for row in self._run("past", (resource, most))]
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        return [Past(*row) for row in self._run("past", (resource, most, since, until, outcome))]
 
     def resources(self) -> list[Resource]:
         return [Resource(*row) for row in self._run("resources")]
@@ -556,11 +588,14 @@ class PostgresSession(PostgresWire, Session):
         return int(self._first("prune_tasks", most)[0])
 
     def execute(self, text: str) -> str | None:
-        with self._translated():
+        try:
             # Without parameters, so that it may be several statements; all of them are one transaction then.
             self._cursor.execute(text.encode(self._encoding))
+        except psycopg.Error as exc:
+            # Whatever it is, it is the task's error, and told in full: nobody is there to ask again.
+            raise TaskFailed(_in_full(exc)) from exc
         if self._connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            raise Unavailable(f"{self._engine.where}: the SQL left a transaction open; end it with COMMIT")
+            raise TaskFailed("The SQL left a transaction open; end it with COMMIT")
         return self._cursor.statusmessage
 
     # -- rounds -------------------------------------------------------------------------------------------------
@@ -622,22 +657,53 @@ class PostgresSession(PostgresWire, Session):
         return {str(name): str(value) for name, value in self._run("settings")}
 
     def install(self, plan: Plan) -> None:
-        with self._translated(), self._connection.transaction():
-            # Waits for another installer, however long that takes.
-            self._cursor.execute("SET LOCAL lock_timeout = 0")
-            self._cursor.execute(self._queries["install_lock"])
-            there = self._cursor.execute(self._queries["version"]).fetchone() != (None,)
-            found = self._cursor.execute(self._queries["installed"]).fetchone() if there else None
-            for version, text in plan(int(found[0]) if found else 0):
-                self._cursor.execute(text.encode())
-                if version is not None:
-                    self._cursor.execute(self._queries["set_version"], (str(version),))
+        # Waits for another installer, however long that takes; but not for who keeps a lock on the tables: everybody
+        # else would wait behind us.
+        with self._refusing():
+            self._cursor.execute("SET lock_timeout = 0")
+            if 0 < self._installed() < sql.LATEST:
+                self._cursor.execute(self._queries["stand_aside"])
+            with self._connection.transaction():
+                self._cursor.execute(self._queries["install_lock"])
+                self._cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE}s'")
+                for version, text in plan(self._installed()):
+                    self._cursor.execute(text.encode())
+                    if version is not None:
+                        self._cursor.execute(self._queries["set_version"], (str(version),))
+
+    def _installed(self) -> int:
+        """The version of the tables; 0 when there are none."""
+        if self._cursor.execute(self._queries["version"]).fetchone() == (None,):
+            return 0
+        found = self._cursor.execute(self._queries["installed"]).fetchone()
+        return setting_number({"schema_version": found[0]} if found else {}, "schema_version")
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What it means that `install` is refused something."""
+        try:
+            yield
+        except errors.InsufficientPrivilege as exc:
+            text, hint = _first_line(exc), exc.diag.message_hint
+            if not text.startswith("sqlsem: "):
+                hint = (
+                    f"sqlsem init creates schema {self._options.schema}, or changes it: the first time it needs CREATE "
+                    "on the database (GRANT CREATE ON DATABASE … TO …), later it is for the owner of that schema"
+                )
+            raise ConfigurationError(f"{self._engine.where}: {'; '.join(filter(None, (text, hint)))}") from exc
+        except errors.LockNotAvailable as exc:
+            told = _first_line(exc)
+            hint = exc.diag.message_hint or (
+                f"somebody has kept a lock on the sqlsem tables for {INSTALL_PATIENCE} s (a dump, VACUUM FULL, an open "
+                f"transaction?); nothing was changed, try again later"
+            )
+            raise Unavailable(f"{self._engine.where}: {told}; {hint}") from exc
+        except psycopg.Error as exc:
+            raise self._translate(exc) from exc
 
     def diagnose(self) -> list[Check]:
         import random
         import time
-
-        from sqlsem import sql
 
         schema = self._options.schema
         texts = sql.queries("postgresql", schema, self._options.table, "doctor")
@@ -662,13 +728,17 @@ class PostgresSession(PostgresWire, Session):
         else:
             check("primary", True, "not a standby, and writable")
 
-        user, there, usage, routines, execute, operate = ask("permission")
+        user, there, usage, routines, allowed = ask("permission")
+        rights = {"register": "take locks", "put_tasks": "put tasks", "claim_task": "run tasks", "revoke": "operate"}
         if there and routines:
-            ok = bool(usage and execute)
-            roles = f"(roles {schema}_user, {schema}_operator, {schema}_reader)"
+            may = [words for name, words in rights.items() if name in (allowed or ())]
+            if not may and "entries" in (allowed or ()):
+                may = ["look"]
+            ok = bool(usage and may)
+            roles = f"(roles {schema}_user, {schema}_putter, {schema}_worker, {schema}_operator, {schema}_reader)"
             mend = "" if ok else f'As an administrator: GRANT {schema}_user TO "{user}"; {roles}'
-            told = f"{user} may take locks{' and operate' if operate else ''}"
-            check("permission", ok, told if ok else f"{user} may not execute {schema}.register", mend)
+            told = f"{user} may {', '.join(may)}" if ok else f"{user} may not execute the routines of schema {schema}"
+            check("permission", ok, told, mend)
         elif there:
             check("permission", False, f"the routines are not in schema {schema}", "Run: sqlsem init")
 
@@ -680,7 +750,38 @@ class PostgresSession(PostgresWire, Session):
         ok = synchronous != "off"
         mend = "" if ok else "A crash of the server can undo what was granted; prefer synchronous_commit = on."
         check("durability", True, f"synchronous_commit is {synchronous}", mend)
-        if self._connection.info.host.startswith(("/", "@")) or not self._connection.info.host:
+        line, names, standbys, in_step = ask("replication")
+        if line is not None:
+            told = f"timeline {int(line, 16)}"
+            if names:
+                told += f"; commits wait for standbys ({names})"
+            elif standbys:
+                told += "; standbys follow without commits waiting for them"
+            if standbys is not None:
+                told += f"; {standbys} connected, {in_step} of them in step"
+            mend = ""
+            if names and not in_step and standbys is not None:
+                mend = "No synchronous standby is connected: every grant waits until one is."
+            elif standbys and not names:
+                mend = (
+                    "After a failover grants may be forgotten, and fences repeat: see docs/guarantees.md, and "
+                    "synchronous_standby_names."
+                )
+            check("replication", True, told, mend)
+
+        local = self._connection.info.host.startswith(("/", "@")) or not self._connection.info.host
+        mode = self._engine.tls_mode
+        encrypted, version, cipher = ask("tls")
+        if encrypted:
+            strict = mode in ("verify-ca", "verify-full")
+            mend = "" if strict else "Nobody has made sure which server this is: add sslmode=verify-full to the URL."
+            check("tls", True, f"{version}, {cipher}; sslmode={mode}", mend)
+        elif local:
+            check("tls", True, "a socket of this host; none needed")
+        else:
+            mend = "Notes can be read on the way: add sslmode=verify-full to the URL (and set ssl = on on the server)."
+            check("tls", True, f"not encrypted; sslmode={mode}", mend)
+        if local:
             check("keepalive", True, "a socket of this host; none needed")
         else:
             told = f"server: {idle} s, then {count} times every {interval} s"
@@ -764,7 +865,7 @@ class AsyncPostgresSession(PostgresWire, AsyncSession):
                 while True:
                     answer = await self._answer(asked.send(answer))
             except StopIteration as done:
-                code = int(done.value[0])
+                code = int(done.value[-1])
             except psycopg.Error as exc:
                 raise self._translate(exc) from exc
             except asyncio.CancelledError:
@@ -832,6 +933,19 @@ def _close_opened(opening: asyncio.Task[AsyncPostgresSession]) -> None:
 #: Empty but on Windows.
 _loops_without_sockets: tuple[type, ...] = tuple(filter(None, [getattr(asyncio, "ProactorEventLoop", None)]))
 _numbers = itertools.count(1)
+
+
+def _in_full(error: psycopg.Error) -> str:
+    """What the server says of an error, as psql shows it."""
+    said = error.diag
+    if said.message_primary is None:
+        return f"{type(error).__name__}: {str(error).strip()}"
+    lines = [f"{said.sqlstate}: {said.message_primary}"]
+    notes = {"DETAIL": said.message_detail, "HINT": said.message_hint, "CONTEXT": said.context}
+    lines += [f"{name}: {words}" for name, words in notes.items() if words]
+    if said.statement_position:
+        lines.append(f"POSITION: {said.statement_position}")
+    return "\n".join(lines)
 
 
 def _first_line(error: Exception) -> str:

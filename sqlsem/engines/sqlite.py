@@ -313,6 +313,7 @@ class SqliteSession(Session):
             "host": host,
             "pid": pid,
             "program": program,
+            "login": user_name(),
             "grace": int(self._options.grace * 1000),
             "lease": None if lease is None else int(lease * 1000),
         }
@@ -328,12 +329,14 @@ class SqliteSession(Session):
 
     def ping(self, member_id: int) -> Pulse:
         # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
-        if self._beacon is not None and not self._beacon.in_place and not self.resume(member_id):
-            return Pulse(False)
+        if self._beacon is not None:
+            self._beacon.touch()
+            if not self._beacon.in_place and not self.resume(member_id):
+                return Pulse(False)
         member = self._one("member", (member_id,))
         if member is None:
             return Pulse(False)
-        _, _, lease_until, missing_since, _ = member
+        _, _, lease_until, missing_since, *_ = member
         if lease_until is not None or missing_since is not None:
             with _busy, self._writing():
                 if self._query("renew", (member_id,)).rowcount != 1:
@@ -343,8 +346,8 @@ class SqliteSession(Session):
 
     def resign(self, member_id: int) -> None:
         with _busy, self._writing():
-            self._query("resign", (member_id,))
             self._bury(member_id, "released")
+            self._query("resign", (member_id,))
         self._put_out()
 
     def _put_out(self) -> None:
@@ -420,13 +423,13 @@ class SqliteSession(Session):
             return self._remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
 
     def _remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
-        values = {"resource": resource, "position": position, "requesting_id": requesting_id, "outcome": outcome}
-        self._query("keep_one", values)
-        del values["outcome"]
+        values = {"resource": resource, "position": position, "requesting_id": requesting_id}
+        self._query("keep_one", {**values, "outcome": outcome, "login": user_name()})
         return self._query("delete_one", values).rowcount == 1
 
-    def _bury(self, member_id: int, outcome: str) -> int:
-        self._query("keep_all", {"member": member_id, "outcome": outcome})
+    def _bury(self, member_id: int, outcome: str, seen: float | None = None) -> int:
+        """End all rows of a member, which is still there to tell who it was."""
+        self._query("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
         return self._query("delete_all", {"member": member_id}).rowcount
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -519,7 +522,7 @@ class SqliteSession(Session):
         """Change what a row is from now on, and write down what it was until now."""
         if outcome == "upgraded":
             self._query("set_access", {**key, "access": READ})
-        self._query("keep_one", {**key, "requesting_id": None, "outcome": outcome})
+        self._query("keep_one", {**key, "requesting_id": None, "outcome": outcome, "login": None})
         self._query("set_access", {**key, "access": access})
         self._query("grant", key)
 
@@ -608,7 +611,7 @@ class SqliteSession(Session):
         if member is None:
             with _busy, self._writing():
                 return self._bury(member_id, "reaped") > 0
-        _, grace_ms, _, _, now = member
+        _, grace_ms, _, _, now, _ = member
         row = self._one("row", key)
         if row is not None and row[6] is not None and row[6] + grace_ms / 1000 <= now:
             with _busy, self._writing():
@@ -620,7 +623,7 @@ class SqliteSession(Session):
         member = self._one("member", (member_id,))
         if member is None:
             return False
-        beacon, _, lease_until, missing_since, now = member
+        beacon, _, lease_until, missing_since, now, seen_at = member
         with self._engine.beacons.look(beacon) as look:
             dead = False
             if lease_until is None:
@@ -633,11 +636,30 @@ class SqliteSession(Session):
             elif lease_until >= now:
                 return False
             with _busy, self._writing():
-                if self._query("give_up", {"member": member_id, "beacon": beacon, "dead": dead}).rowcount != 1:
+                if self._one("given_up", {"member": member_id, "beacon": beacon, "dead": dead}) is None:
                     return False
-                self._bury(member_id, "reaped")
+                self._bury(member_id, "reaped", min(now, max(seen_at, look.seen or 0.0)))
+                self._query("resign", (member_id,))
             look.remove()
         return True
+
+    def _missing(self, row: Sequence[Any]) -> tuple[bool, float | None]:
+        """Whether the member that the last columns of a row tell of is dead, so that whoever may removes it; and for
+        how many seconds it has been missing. Writes nothing.
+        """
+        grace, owned, beacon, lease_until, missing_since, seen_at, now = row[-7:]
+        if not owned:
+            return False, None
+        if grace is None:  # the member is not there any more, its row is anybody's to remove
+            return True, None
+        if lease_until is not None:
+            return lease_until < now, now - seen_at if lease_until < now else None
+        with self._engine.beacons.look(beacon) as look:
+            if look.held:
+                return False, None
+            since = missing_since if missing_since is not None else min(now, max(seen_at, look.seen or 0.0))
+            dead = look.held is False or (missing_since is not None and missing_since + grace <= now)
+        return dead, max(0.0, now - since)
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
         if self._one("holds_and_waits", (member_id,)) is None:
@@ -667,15 +689,33 @@ class SqliteSession(Session):
     # -- what people see and operators do -----------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
-        return [Entry(*_shown(row, 13, 14)) for row in self._all("entries", {"resource": resource})]
+        entries = []
+        for row in self._all("entries", {"resource": resource}):
+            dead, missing_for = self._missing(row)
+            shown = _shown(row[:-6], 13, 14)
+            shown[16] = missing_for
+            if dead:
+                shown[2] = "dead"
+            entries.append(Entry(*shown))
+        return entries
 
-    def history(self, resource: str | None, most: int) -> list[Past]:
-        return [Past(*_shown(row, 7, 8, 9)) for row in self._all("past", {"resource": resource, "most": most})]
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        which = {"resource": resource, "most": most, "since": since, "until": until, "outcome": outcome}
+        return [Past(*_shown(row, 7, 8, 9)) for row in self._all("past", which)]
 
     def resources(self) -> list[Resource]:
         waits: dict[str, list[bool]] = {}
         for entry in self.entries(None):
-            waits.setdefault(entry.resource, []).append(entry.state == "waits")
+            if entry.state != "dead":
+                waits.setdefault(entry.resource, []).append(entry.state == "waits")
         return [
             Resource(name, cap, bool(paused), stale, waits.get(name, []).count(False), waits.get(name, []).count(True))
             for name, cap, paused, stale in self._all("resources")
@@ -688,7 +728,7 @@ class SqliteSession(Session):
 
     def revoke(self, position: int, force: bool) -> int:
         with _busy, self._writing():
-            self._query("revoke", (position,))
+            self._query("revoke", {"position": position, "login": user_name()})
             row = self._one("revoked_row", (position,))
             if row is None:
                 return -1
@@ -731,6 +771,7 @@ class SqliteSession(Session):
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         numbers: list[int] = []
+        login = user_name()
         with _busy, self._writing():
             for number, task in enumerate(tasks, 1):
                 values = {
@@ -744,6 +785,7 @@ class SqliteSession(Session):
                     "backoff": round(task.backoff * 1000),
                     "uid": f"{uid}.{number}",
                     "after": task.after,
+                    "login": login,
                 }
                 self._query("put_task", values)
                 numbers.append(self._one("put_before", (values["uid"],))[0])
@@ -784,7 +826,10 @@ class SqliteSession(Session):
         """In the transaction that grants, claims or starts something: see `Session`. Beacons are files, and tell
         without a sign.
         """
-        if self._options.lease is not None and self._query("renew_old", (member_id,)).rowcount != 1:
+        if self._options.lease is None:
+            if self._beacon is not None:
+                self._beacon.touch(self._options.grace / 8)
+        elif self._query("renew_old", (member_id,)).rowcount != 1:
             self._require_member(member_id)
 
     def end_task(self, member_id: int, end: End) -> str | None:
@@ -856,15 +901,38 @@ class SqliteSession(Session):
         return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
 
     def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        rows = self._all("list_tasks", {"queue": queue, "status": status, "most": most})
-        return [TaskEntry(*_shown(row, 12, 13, 14, 15)) for row in rows]
+        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": most}
+        if status in ("running", "lost"):
+            wanted["most"] = -1  # who is dead shows only when looked at
+        entries = []
+        for row in self._all("list_tasks", wanted):
+            shown = _shown(row[:-7], 12, 13, 14, 15)
+            if self._missing(row)[0]:
+                shown[6] = "lost"
+            if status is None or shown[6] == status:
+                entries.append(TaskEntry(*shown))
+        return entries[:most]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
-        return [Attempt(*_shown(row, 8, 9)) for row in self._all("task_attempts", {"task": task_id})]
+        attempts = []
+        for row in self._all("task_attempts", {"task": task_id}):
+            shown = _shown(row[:-7], 8, 9)
+            if self._missing(row)[0]:
+                shown[2] = "lost"
+            attempts.append(Attempt(*shown))
+        return attempts
 
     def set_task(self, task_id: int, what: str) -> int:
+        runner = self._one("task_runner", (task_id,))
+        recovered = False
+        if runner is not None:
+            queue, member_id = runner
+            self._test_member(member_id)
+            recovered = self._one("member", (member_id,)) is None and self.recover_tasks(queue, None) > 0
         with _busy, self._writing():
             found = self._one("task_status", (task_id,))
+            if recovered and what == "retry" and found is not None and found[0] == "pending":
+                return 0
             if found is None:
                 return -1
             if found[0] == "running":
@@ -996,7 +1064,7 @@ class SqliteSession(Session):
                     self._query("reopen_round", {"round": round_id, "window": round(window * 1000)})
                 else:
                     values = {"name": name, "window": round(window * 1000), "now": now}
-                    self._query("open_round", values)
+                    self._query("open_round", {**values, "login": user_name()})
                     round_id, opened, attempt = self._one("latest_round", (name,))[0], now, 0
                     for one in parts:
                         self._query("open_part", (round_id, one))
@@ -1088,7 +1156,12 @@ class SqliteSession(Session):
 
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
         rows = self._all("list_rounds", {"name": name, "round": round_id, "most": most})
-        return RoundEntry.of_rows(_shown(row, 4, 5, 12, 13, 24, 25) for row in rows)
+        found = []
+        for row in rows:
+            shown = _shown(row[:-7], 4, 5, 12, 13, 24, 25)
+            shown[28] = self._missing(row)[1]
+            found.append(shown)
+        return RoundEntry.of_rows(found)
 
     # -- upkeep -------------------------------------------------------------------------------------------------
 
@@ -1319,10 +1392,15 @@ def user_name(number: int | None = None) -> str:
         return getpass.getuser()
     if number is None:
         number = os.geteuid()
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+    if number not in _user_names:  # a directory service may take long to answer
+        try:
+            _user_names[number] = pwd.getpwuid(number).pw_name
+        except KeyError:
+            _user_names[number] = str(number)
+    return _user_names[number]
+
+
+_user_names: dict[int, str] = {}
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:

@@ -1,4 +1,4 @@
-"""Logins of PostgreSQL that have been granted one of the roles."""
+"""On PostgreSQL: tables whose owner is no superuser, as it should be, and logins that were granted one of the roles."""
 
 import contextlib
 import secrets
@@ -6,7 +6,28 @@ import secrets
 import psycopg
 import pytest
 from psycopg import errors, sql
-from support import Database, until
+from support import Database, random_name, until
+
+
+@pytest.fixture(scope="session")
+def _plainly_owned_database(postgres_server):
+    """Installed by a login that may create roles, and things in this database, and nothing else."""
+    name = random_name()
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE ROLE {name}_owner LOGIN CREATEROLE")
+        connection.execute(f"GRANT CREATE ON DATABASE {name} TO {name}_owner")
+    Database("postgresql", postgres_server.url(name, user=f"{name}_owner"), {}, postgres_server).install()
+    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
+    if not postgres_server.mine:
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"DROP ROLE {name}_owner")
+
+
+@pytest.fixture
+def database(database, engine_name, request):
+    return request.getfixturevalue("_plainly_owned_database") if engine_name == "postgresql" else database
 
 
 @pytest.fixture
@@ -44,3 +65,22 @@ def login(database):
 @pytest.fixture
 def user(login):
     return login("sqlsem_user")
+
+
+@pytest.fixture
+def login_on():
+    """``login_on(database, role)``: the name of a new login with that role. The database may be gone at the end."""
+    made = []
+
+    def login_on(database, role):
+        name = f"sqlsem_test_{secrets.token_hex(5)}"
+        with psycopg.connect(database.server.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
+            made.append((database.server, name))
+            connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(name)))
+        return name
+
+    yield login_on
+    for server, name in made:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))

@@ -1,11 +1,15 @@
-"""`sqlsem init` at bad moments, and clients and tables of different versions. The third version of the schema that is
-used here exists in this file only.
+"""`sqlsem init` at bad moments, and clients and tables of different versions. The fourth version of the schema that is
+used here exists in this file only; the first and the second are in `older`, as they were.
 """
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,7 +20,7 @@ from sqlsem import sql
 
 pytestmark = pytest.mark.engines("postgresql")
 
-THIRD = """
+FOURTH = """
 ALTER TABLE {schema}.{table} ADD COLUMN colour text;
 CREATE TABLE {schema}.added (made_by integer NOT NULL DEFAULT pg_backend_pid());
 INSERT INTO {schema}.added DEFAULT VALUES;
@@ -35,11 +39,11 @@ def empty(postgres_server):
 
 
 @pytest.fixture
-def version_three(monkeypatch):
-    """This client brings version 3."""
+def version_four(monkeypatch):
+    """This client brings version 4."""
     read = sql._read.__wrapped__
-    monkeypatch.setattr(sql, "LATEST", 3)
-    monkeypatch.setattr(sql, "_read", lambda engine, file: THIRD if file == "schema-3.sql" else read(engine, file))
+    monkeypatch.setattr(sql, "LATEST", 4)
+    monkeypatch.setattr(sql, "_read", lambda engine, file: FOURTH if file == "schema-4.sql" else read(engine, file))
 
 
 def settings(database):
@@ -62,20 +66,20 @@ def test_several_at_once_on_an_empty_database(empty, name):
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
         assert output.endswith("Done.\n")
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == "3"
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name) as grant:
         assert grant.position == 1
 
 
-def test_several_upgrades_at_once(empty, version_three, threads):
+def test_several_upgrades_at_once(empty, version_four, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 2)
+        older.setattr(sql, "LATEST", 3)
         empty.install()
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == "3"
     for _ in range(4):
         threads.start(empty.install)
     threads.join()
-    assert settings(empty)["schema_version"] == "3"
+    assert settings(empty)["schema_version"] == "4"
     assert empty.rows("SELECT count(*) FROM sqlsem.added") == [(1,)], "the schema script ran once"
 
 
@@ -119,18 +123,18 @@ def test_init_while_locks_are_held_and_waited_for(connect, database, name):
         assert session.execute("SELECT sqlsem.release(%s, %s)", (name("b"), position)).fetchone() == (0,)
 
 
-def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_three, name, threads):
+def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_four, name, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 2)
+        older.setattr(sql, "LATEST", 3)
         empty.install()
         coordinators = [empty.coordinator() for _ in range(2)]
         with coordinators[0].mutex(name) as grant:
             late = Attempt(coordinators[1].mutex(name))
             until(lambda: len(empty.queue(name)) == 2)
-            older.setattr(sql, "LATEST", 3)
+            older.setattr(sql, "LATEST", 4)
             empty.install()
-            older.setattr(sql, "LATEST", 2)
-            assert settings(empty)["schema_version"] == "3"
+            older.setattr(sql, "LATEST", 3)
+            assert settings(empty)["schema_version"] == "4"
             grant.check()
             assert late.waits()
         late.granted()
@@ -142,62 +146,263 @@ def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_three, na
             coordinator.close()
 
 
-def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, version_three, name):
+def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, version_four, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 2)
+        older.setattr(sql, "LATEST", 3)
         empty.install()
     whole = sql._read
     monkeypatch.setattr(
         sql,
         "_read",
-        lambda engine, file: whole(engine, file) + "\nSELECT 1 / 0;" if file == "schema-3.sql" else whole(engine, file),
+        lambda engine, file: whole(engine, file) + "\nSELECT 1 / 0;" if file == "schema-4.sql" else whole(engine, file),
     )
     with pytest.raises(sqlsem.SqlsemError, match="division by zero"):
         empty.install()
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == "3"
     assert empty.rows("SELECT to_regclass('sqlsem.added')") == [(None,)]
-    monkeypatch.setattr(sql, "LATEST", 2)
+    monkeypatch.setattr(sql, "LATEST", 3)
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name):
         pass
 
 
-def test_never_a_downgrade(empty, version_three):
+def test_never_a_downgrade(empty, version_four):
     empty.install()
     before = empty.rows("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid")
-    process = init(empty)  # which knows version 2 only
+    process = init(empty)  # which knows version 3 only
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 78
-    assert "version 3, newer than this client's 2" in output
+    assert "version 4, newer than this client's 3" in output
     assert "pip install --upgrade sqlsem" in output
-    assert settings(empty)["schema_version"] == "3"
+    assert settings(empty)["schema_version"] == "4"
     assert before == empty.rows(
         "SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid"
     )
 
 
-def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, version_three, name):
+def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, version_four, name):
     empty.install()
-    monkeypatch.setattr(sql, "LATEST", 2)
-    assert settings(empty) == {"schema_version": "3", "oldest_client": "1", "history_days": "30"}
+    monkeypatch.setattr(sql, "LATEST", 3)
+    found = settings(empty)
+    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == ("4", "3", "30")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with coordinator.mutex(name), coordinator.limit(name("b"), 3):
             pass
-    empty.rows("UPDATE sqlsem.setting SET value = '3' WHERE name = 'oldest_client'")
+    empty.rows("UPDATE sqlsem.setting SET value = '4' WHERE name = 'oldest_client'")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with pytest.raises(
-            sqlsem.SchemaError, match=r"version 3 and need a client of version 3 or later, this one is 2.*pip install"
+            sqlsem.SchemaError, match=r"version 4 and need a client of version 4 or later, this one is 3.*pip install"
         ):
             coordinator.mutex(name).acquire(timeout=5)
     assert empty.queue(name) == []
 
 
-def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, version_three, name):
+def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, version_four, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 2)
+        older.setattr(sql, "LATEST", 3)
         empty.install()
     with contextlib.closing(empty.coordinator()) as coordinator:
-        with pytest.raises(sqlsem.SchemaError, match=r"version 2, this client needs 3.*sqlsem init"):
+        with pytest.raises(sqlsem.SchemaError, match=r"version 3, this client needs 4.*sqlsem init"):
             coordinator.mutex(name).acquire(timeout=5)
         empty.install()
         with coordinator.mutex(name):
             pass
+
+
+# -- from the first two versions ------------------------------------------------------------------------------------
+
+OLDER = Path(__file__).resolve().parent / "older"
+#: The rerunnable scripts of those versions, in order.
+SCRIPTS = {
+    1: ("routines", "public", "permissions"),
+    2: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+}
+
+
+def install_older(database, version):
+    with database.raw() as connection, connection.transaction():
+        for number in range(1, version + 1):
+            connection.execute(dict(sql.migrations("postgresql", 0))[number].encode())
+        for name in SCRIPTS[version]:
+            text = (OLDER / str(version) / f"{name}.sql").read_text(encoding="utf-8")
+            connection.execute(text.replace("{schema}", "sqlsem").replace("{table}", "ProcessControl").encode())
+        connection.execute("UPDATE sqlsem.setting SET value = %s WHERE name = 'schema_version'", (str(version),))
+
+
+class OlderClient:
+    """What a Python client of those versions says to the server: one main session that pings, one to wait in."""
+
+    def __init__(self, database, resource):
+        self.resource = resource
+        self.main = database.raw()
+        self.waiting = database.raw()
+        self.longest = 0.0  # between two pings
+        self.member = self.value("sqlsem.enrol('older', 1, 'older client', 5000, NULL)")
+        row = self.main.execute(
+            "SELECT queue_position, granted FROM sqlsem.register(%s::integer, 'older', 'older', "
+            "gen_random_uuid()::varchar, false, %s, 'write', 1, 1, NULL)",
+            (self.member, resource),
+        ).fetchone()
+        self.position, self.granted = row
+        self.stop = threading.Event()
+        self.entered = threading.Event()
+
+    def value(self, text, *parameters):
+        return self.main.execute(f"SELECT {text}", parameters).fetchone()[0]
+
+    def ping(self):
+        last = time.monotonic()
+        while not self.stop.wait(0.1):
+            known, positions, _ = self.main.execute(
+                "SELECT known, positions, revoked FROM sqlsem.ping(%s)", (self.member,)
+            ).fetchone()
+            assert known
+            assert positions == [self.position]
+            now = time.monotonic()
+            self.longest, last = max(self.longest, now - last), now
+
+    def wait(self):
+        while not self.stop.is_set():
+            code = self.waiting.execute(
+                "SELECT sqlsem.wait(%s::varchar, %s::bigint, %s::integer)", (self.resource, self.position, 3000)
+            ).fetchone()[0]
+            assert code in (0, 1, -1)
+            if code == 0:
+                self.entered.set()
+                return
+
+    def release(self):
+        self.stop.set()
+        assert self.value("sqlsem.release(%s::varchar, %s, 'older', 'released')", self.resource, self.position) == 0
+
+    def close(self):
+        self.stop.set()
+        self.main.close()
+        self.waiting.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
+    install_older(empty, version)
+    clients = [OlderClient(empty, str(name)) for _ in range(4)]
+    with empty.raw() as session, empty.raw() as late:
+        assert session.execute("CALL sqlsem.acquire(%s)", (name("s"),)).fetchone()[0] == 0
+        for client in clients:
+            threads.start(client.ping)
+        for client in clients[1:]:
+            threads.start(client.wait)
+        threads.start(late.execute, "CALL sqlsem.acquire(%s)", (name("s"),))
+        until(
+            lambda: empty.rows("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0][0] >= 1
+        )
+        began = time.monotonic()
+        empty.install()
+        assert time.monotonic() - began < 20
+        assert settings(empty)["schema_version"] == "3"
+        # Nobody has lost anything, and the turns go on, from an older client to the next.
+        for client, behind in itertools.pairwise(clients):
+            assert not behind.entered.is_set()
+            client.release()
+            assert behind.entered.wait(PATIENCE)
+        with contextlib.closing(empty.coordinator()) as coordinator:
+            newer = Attempt(coordinator.mutex(name))
+            assert newer.waits()
+            clients[-1].release()
+            newer.granted()
+            newer.leave()
+        assert session.execute("SELECT sqlsem.release(%s)", (name("s"),)).fetchone() == (0,)
+        threads.join()
+        assert late.execute("SELECT sqlsem.release(%s)", (name("s"),)).fetchone() == (0,)
+    for client in clients:
+        client.close()
+    assert max(client.longest for client in clients) < 4, "a ping waited so long that locks would be believed lost"
+    assert empty.queue(name) == []
+
+
+def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server):
+    install_older(empty, 2)
+    empty.install()
+    empty.install()  # which takes away what was left for those who were in the middle of it
+    fresh = make_database(postgres_server)
+    for text in (
+        "SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text "
+        "FROM information_schema.columns WHERE table_schema = 'sqlsem' ORDER BY 1, 2",
+        "SELECT oid::regprocedure::text, prosrc, proconfig FROM pg_proc "
+        "WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY 1",
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'sqlsem' ORDER BY 1",
+        "SELECT sequencename::text, data_type::text, max_value FROM pg_sequences "
+        "WHERE schemaname = 'sqlsem' ORDER BY 1",
+        "SELECT name FROM sqlsem.setting ORDER BY 1",
+    ):
+        assert empty.rows(text) == fresh.rows(text)
+
+
+def test_tasks_and_rounds_go_on_after_an_upgrade(empty, name):
+    install_older(empty, 2)
+    with empty.raw() as session:
+        for body in ("SELECT 1", "SELECT 2"):
+            session.execute("SELECT sqlsem.put(%s, %s)", (name, body))
+        member = session.execute("SELECT sqlsem.enrol('older', 7, 'w', 5000, NULL)").fetchone()[0]
+        claim = "SELECT task_id, attempt FROM sqlsem.claim_task(%s, %s, 'o', 'u', false)"
+        task, attempt = session.execute(claim, (member, name)).fetchone()
+        session.execute("SELECT sqlsem.round_part_start(%s, 'a', 'a, b', 3600)", (name,))
+        empty.install()
+        assert empty.rows("SELECT member_id, host, pid, login FROM sqlsem.task WHERE status = 'running'") == [
+            (member, "older", 7, "postgres")
+        ]
+        assert session.execute("SELECT outcome FROM sqlsem.round_part_done(%s, 'a')", (name,)).fetchone() == (
+            "succeeded",
+        )
+        ended = session.execute("SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)", (member, task, attempt))
+        assert ended.fetchone() == ("finished",)
+        assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (1, 0)
+
+
+def test_an_upgrade_moves_who_has_what(empty, login_on):
+    """Who could run tasks, or put them, still can; only once, and not in a new installation."""
+    install_older(empty, 2)
+    roles = {role: login_on(empty, f"sqlsem_{role}") for role in ("user", "operator", "reader")}
+    empty.install()
+
+    def has(login, role):
+        return empty.rows("SELECT pg_has_role(?, ?, 'MEMBER')", login, f"sqlsem_{role}") == [(True,)]
+
+    assert {role: has(name, "worker") for role, name in roles.items()} == {
+        "user": True,
+        "operator": False,
+        "reader": False,
+    }
+    assert {role: has(name, "putter") for role, name in roles.items()} == {
+        "user": False,
+        "operator": True,
+        "reader": False,
+    }
+    empty.rows(f"REVOKE sqlsem_worker FROM {roles['user']}")
+    empty.install()
+    assert not has(roles["user"], "worker")
+
+
+def test_a_new_installation_gives_nobody_a_role(empty, login_on):
+    name = login_on(empty, "sqlsem_user")
+    empty.install()
+    assert empty.rows("SELECT pg_has_role(?, 'sqlsem_worker', 'MEMBER')", name) == [(False,)]
+
+
+def test_init_gives_up_behind_a_lock(empty, name):
+    """Who waits for a table has everybody else wait behind it."""
+    install_older(empty, 2)
+    with empty.raw(autocommit=False) as dump:
+        dump.execute("LOCK TABLE sqlsem.ProcessControl IN ACCESS SHARE MODE")
+        began = time.monotonic()
+        process = init(empty)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 69, output
+        assert "open transaction (a dump, VACUUM FULL?)" in output
+        assert time.monotonic() - began < 30
+        dump.rollback()
+    assert settings(empty)["schema_version"] == "2"
+    with empty.raw() as session:
+        assert session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()[0] == 0
+        session.execute("SELECT sqlsem.release(%s)", (name,))
+    process = init(empty)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, output

@@ -1,7 +1,10 @@
 """Locks as decorators."""
 
+import asyncio
 import functools
 import inspect
+import sys
+import types
 
 import pytest
 
@@ -227,3 +230,40 @@ def test_a_callable_string_is_a_name(connect, name):
     assert callable(name)
     with connect().mutex(name) as grant:
         assert grant.resource == name
+
+
+# -- notebooks
+
+
+CELL = """
+with lock as grant:
+    seen.append(grant.fence)
+assert lock.acquire(timeout=60)
+assert lock.locked()
+lock.release()
+seen.append(guarded())
+"""
+
+
+def test_a_cell_of_a_notebook(connect, name, monkeypatch):
+    """IPython runs a cell in its event loop, and a cell may block that; a task that runs beside it may not."""
+    lock, seen = connect().mutex(name), []
+    shell = types.ModuleType("IPython.core.interactiveshell")
+    exec("async def run_code(code, names):\n    exec(code, names)", shell.__dict__)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    names = {"lock": lock, "seen": seen, "guarded": lock(lambda: 7), "__name__": "__main__"}
+
+    async def cell_that_starts_a_task():
+        async def task():
+            exec(CELL, names)
+
+        await asyncio.create_task(task())
+
+    async def kernel():
+        await shell.run_code(CELL, names)
+        assert seen[1] == 7
+        with pytest.raises(sqlsem.ConfigurationError, match="async with"):
+            await cell_that_starts_a_task()
+
+    asyncio.run(kernel())
+    assert len(seen) == 2

@@ -1,6 +1,8 @@
 """What a grant tells and does: position, fence, waited, lost, check, assert_held."""
 
 import contextlib
+import sqlite3
+import sys
 import threading
 import time
 
@@ -294,3 +296,67 @@ def test_a_row_asserted_by_a_transaction_that_is_still_open_when_the_block_ends(
     cursor.connection.commit()
     waiter.leave()
     until(lambda: database.queue(name) == [])
+
+
+def test_assert_held_refuses_autocommit(connect, database, name):
+    """There each statement is a transaction of its own, which protects nothing."""
+    with connect().mutex(name) as grant, contextlib.closing(database.raw(autocommit=True)) as connection:
+        cursor = connection.cursor()
+        with pytest.raises(sqlsem.ConfigurationError, match="transaction"):
+            grant.assert_held(cursor)
+        if database.engine == "postgresql":
+            with connection.transaction():  # as Django's atomic() and others do
+                grant.assert_held(cursor)
+        else:
+            cursor.execute("BEGIN" if database.engine == "sqlite" else "BEGIN TRANSACTION")
+            grant.assert_held(cursor)
+            cursor.execute("COMMIT" if database.engine == "sqlite" else "COMMIT TRANSACTION")
+        with pytest.raises(sqlsem.ConfigurationError, match="begin one"):
+            grant.assert_held(cursor)
+
+
+@pytest.mark.engines("sqlite")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has the attribute autocommit from Python 3.12 on")
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_assert_held_and_autocommit_of_sqlite(connect, database, name, autocommit):
+    path = database.url.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(path, autocommit=autocommit)) as connection:
+        lock = connect().mutex(name)
+        with lock as grant:
+            if autocommit:
+                with pytest.raises(sqlsem.ConfigurationError, match="autocommit"):
+                    grant.assert_held(connection.cursor())
+            else:
+                grant.assert_held(connection.cursor())
+                connection.commit()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_assert_held_with_sqlalchemy(connect, database, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy import orm
+
+    url = database.url.replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url)
+    try:
+        lock = connect().mutex(name)
+        with lock as grant:
+            with engine.begin() as connection:
+                grant.assert_held(connection)
+            with engine.connect() as connection:
+                grant.assert_held(connection)
+                assert connection.in_transaction()
+                connection.commit()
+            with orm.Session(engine) as session, session.begin():
+                grant.assert_held(session)
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                with pytest.raises(sqlsem.ConfigurationError, match="autocommit"):
+                    grant.assert_held(connection)
+            with engine.begin() as connection:
+                remove(database, grant.position)
+                with pytest.raises(sqlsem.LockLost):
+                    grant.assert_held(connection)
+    except sqlsem.LockLost:
+        pass
+    finally:
+        engine.dispose()

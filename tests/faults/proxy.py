@@ -22,6 +22,7 @@ class Link:
         self.hole = False  # once bytes were swallowed, the link can never be used again
         self.swallow_answer = False
         self.purpose = ""  # what the client said it connects for
+        self.heard = time.monotonic()  # when something last came through
         self.answered = threading.Event()
 
     def start(self) -> None:
@@ -38,6 +39,7 @@ class Link:
                 data = source.recv(65536)
             except OSError:
                 data = b""
+            self.heard = time.monotonic()
             if self.hole:
                 if not data:
                     return  # nor is the end passed on
@@ -119,6 +121,8 @@ class Proxy:
         self.silence_setup_of = ""
         self.silenced = 0
         self.accepted = 0
+        self.dropped = 0  # because nothing came through them
+        self._closed = threading.Event()
         self.links: list[Link] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -155,6 +159,19 @@ class Proxy:
     def slow(self, delay: float) -> None:
         self.mode, self.delay = "slow", delay
 
+    def drop_idle(self, seconds: float) -> None:
+        """From now on end every connection through which nothing came for so long, as HAProxy and firewalls do."""
+
+        def watch() -> None:
+            while not self._closed.wait(seconds / 10):
+                for link in list(self.links):
+                    if time.monotonic() - link.heard > seconds:
+                        self.links.remove(link)
+                        self.dropped += 1
+                        link.close()
+
+        threading.Thread(target=watch, name="proxy-idle", daemon=True).start()
+
     def cut(self) -> None:
         """Reset everything, and whatever comes."""
         self.mode = "cut"
@@ -179,6 +196,7 @@ class Proxy:
                 link.close_server_side()
 
     def close(self) -> None:
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -13,18 +13,22 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 
-USERS = {"acquire", "try", "release", "renew", "assert_holding", "enrol", "resume_member", "ping", "resign", "register",
-         "register_all", "wait", "cancel", "pin", "find_deadlock", "prune", "warm_up", "put", "work", "put_task",
-         "claim_task", "end_task", "next_task", "return_claim", "recover_tasks", "queue_state", "prune_tasks",
-         "recover_rounds", "start_part", "end_part", "claim_then", "return_then", "end_then", "round_part_start",
-         "round_part_done", "round_part_failed", "round_resume", "round_continued", "begin_upgrade", "upgrade",
-         "downgrade"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "settings", "list_tasks", "task_attempts", "list_rounds"}
-OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap", "set_task"}
+MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "settings"}
+LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "cancel", "pin",
+         "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds", "start_part", "end_part",
+         "claim_then", "return_then", "end_then", "round_part_start", "round_part_done", "round_part_failed",
+         "round_resume", "round_continued"}  # fmt: skip
+LOOKS = {"entries", "status", "past", "resources", "list_rounds"}
+PUTS = {"put", "put_task"}
+WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim"}
+TASKS = {"queue_state", "list_tasks", "task_attempts"}
+OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
-            "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in",
+            "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
+            "take_beacon", "worker_sign", "sees_all",
             "end_session_part", "convert_row", "wake_those_behind"}  # fmt: skip
+EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}
 
 
 def procedures(database):
@@ -35,7 +39,7 @@ def procedures(database):
 
 
 def test_every_procedure_is_known_here(database):
-    assert procedures(database) == USERS | LOOKS | OPERATORS | INTERNAL
+    assert procedures(database) == EVERY | INTERNAL
 
 
 @pytest.fixture
@@ -106,14 +110,16 @@ TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting",
 @pytest.mark.parametrize(
     ("role", "runs", "reads"),
     [
-        ("user", USERS | LOOKS, set()),
-        ("operator", USERS | LOOKS | OPERATORS, TABLES),
-        ("reader", LOOKS, TABLES),
+        ("user", MEMBERS | LOCKS | LOOKS, set()),
+        ("putter", MEMBERS | PUTS | TASKS | {"recover_tasks", "set_task"}, set()),
+        ("worker", MEMBERS | WORKS | TASKS | {"recover_tasks"}, set()),
+        ("operator", MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}, TABLES),
+        ("reader", {"settings"} | LOOKS | TASKS, TABLES),
     ],
 )
 def test_what_the_roles_give(database, as_login, role, runs, reads):
     connection, _ = as_login(role)
-    assert may(connection, database, "EXECUTE", USERS | LOOKS | OPERATORS | INTERNAL) == runs
+    assert may(connection, database, "EXECUTE", EVERY | INTERNAL) == runs
     assert may(connection, database, "SELECT", TABLES) == reads
     for right in ("INSERT", "UPDATE", "DELETE"):
         assert may(connection, database, right, TABLES) == set()
@@ -135,6 +141,10 @@ def test_what_the_roles_give(database, as_login, role, runs, reads):
         "UPDATE {s}.task SET body = N'DROP TABLE x'",
         "EXEC {s}.set_task 1, N'retry'",
         "EXEC {s}.take_task 1, N'x', N'x', N'x', 0, NULL",
+        "EXEC {s}.put N'x', N'1', N'json'",
+        "EXEC {s}.work N'x', 0",
+        "EXEC {s}.claim_task 1, N'x', N'x', N'x'",
+        "EXEC {s}.list_tasks",
     ],
 )
 def test_a_user_is_refused_the_rest(database, as_login, text):
@@ -193,7 +203,7 @@ def first_value(connection, text, *parameters):
 
 
 def test_who_may_put_what(session, database, as_login, request, name):
-    """Code runs with the rights of whoever works: only operators put it, whatever else a login may do."""
+    """Code runs with the rights of whoever works: only putters put it, whatever else a login may do."""
     import pyodbc
 
     text = f"EXEC {database.schema}.put ?, N'1', @kind = ?"
@@ -201,13 +211,13 @@ def test_who_may_put_what(session, database, as_login, request, name):
     grant_all(database, user, request)
     plain.execute(text, name, "json")
     for kind in ("sql", "shell", "call", "SQL"):
-        with pytest.raises(pyodbc.Error, match=f"{user} may put JSON tasks only.*{database.schema}_operator") as caught:
+        with pytest.raises(pyodbc.Error, match=f"{user} may put JSON tasks only.*{database.schema}_putter") as caught:
             plain.execute(text, name, kind)
         assert "(50006)" in str(caught.value)
-    operator, operating = as_login("operator")
-    grant_all(database, operating, request)
+    putter, putting = as_login("putter")
+    grant_all(database, putting, request)
     for kind in ("sql", "shell", "call", "json"):
-        operator.execute(text, name, kind)
+        putter.execute(text, name, kind)
     rows = session().rows("EXEC {s}.list_tasks ?", name)
     assert [row[3] for row in rows] == ["json", "sql", "shell", "call", "json"]
 
@@ -215,7 +225,7 @@ def test_who_may_put_what(session, database, as_login, request, name):
 def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, request, name):
     import pyodbc
 
-    worker, user = as_login("user")
+    worker, user = as_login("worker")
     grant_all(database, user, request)
     table = f"{database.schema}.secret_{name}"
     database.rows(f"CREATE TABLE {table} (who nvarchar(128))")
@@ -303,6 +313,8 @@ def test_another_login_cannot_act_for_a_part(session, database, as_login, reques
 
 def test_another_login_cannot_act_for_a_requester(session, database, as_login, request, name):
     """Even with every right to the tables, and knowing all the words, the routines do not serve it."""
+    import pyodbc
+
     one = session()
     held = one.acquire(name, requesting_id="package")
     leased = one.acquire(name("lease"), requesting_id="package", lease_seconds=60)
@@ -322,7 +334,55 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
     ((access,),) = database.rows("SELECT access_type FROM {table} WHERE queue_position = ?", held.position)
     assert access == "write"
     assert len(database.queue(name)) == 2
+    # Nor for the entry lock, which anybody could have taken: a lease has none.
+    entry = f"sqlsem.{database.schema}.entry.{leased.position}"
+    stranger.execute("EXEC sp_getapplock ?, N'Exclusive', N'Session', 0, N'public'", entry)
+    assert call("release ?, ?, N'package'", name("lease"), leased.position) == -1
+    stranger.execute("EXEC sp_releaseapplock ?, N'Session', N'public'", entry)
+    stranger.execute("BEGIN TRANSACTION")
+    with pytest.raises(pyodbc.Error, match=r"another login's.*\(50006\)"):
+        stranger.execute(f"EXEC {database.schema}.pin ?, ?, N'package'", name, held.position)
+    stranger.execute("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
     assert call("try ?, @lease_seconds = 60", name("own")) == 0
     assert call("release ?", name("own")) == 0
     assert one.release(name, requesting_id="package") == 0
     assert one.release(name("lease"), requesting_id="package") == 0
+
+
+def test_a_putter_has_its_own_tasks_alone(session, database, as_login, request, name):
+    one = session()
+    one.rows("EXEC {s}.put ?, N'SELECT 1'", name)
+    putter, user = as_login("putter")
+    grant_all(database, user, request)
+    putter.execute(f"EXEC {database.schema}.put ?, N'SELECT 2'", name)
+
+    def seen(connection):
+        cursor = connection.execute(f"EXEC {database.schema}.list_tasks ?", name)
+        while cursor.description is None:
+            cursor.nextset()
+        return [(row[0], row[4], row[23]) for row in cursor.fetchall()]
+
+    ((own, body, put_by),) = seen(putter)
+    assert (body, put_by) == ("SELECT 2", user)
+    every = seen(one.connection)
+    assert [body for _, body, _ in every] == ["SELECT 1", "SELECT 2"]
+    others = every[0][0]
+    text = "set_task ?, N'cancel', @answer = 1"
+    assert first_value(putter, f"EXEC {database.schema}.{text}", others) == -1
+    assert first_value(putter, f"EXEC {database.schema}.{text}", own) == 0
+    assert one.rows("EXEC {s}." + text, others) == [(0,)]
+
+
+def test_old_grants_are_taken_back_and_roles_can_be_made_again(database, as_login):
+    from sqlsem import sql
+
+    connection, _ = as_login("user")
+    assert may(connection, database, "EXECUTE", {"work", "put"}) == set()
+    database.rows(f"GRANT EXECUTE ON {database.schema}.[work] TO {database.schema}_user")
+    assert may(connection, database, "EXECUTE", {"work", "put"}) == {"work"}
+    admin = database.raw()
+    for batch in re.split(r"(?m)^GO$", sql.script("mssql", "permissions", schema=database.schema)):
+        if batch.strip():
+            admin.execute(batch)
+    admin.close()
+    assert may(connection, database, "EXECUTE", EVERY | INTERNAL) == MEMBERS | LOCKS | LOOKS

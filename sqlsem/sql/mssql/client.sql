@@ -69,7 +69,7 @@ EXEC {schema}.pin ?, ?, ?, 1
 EXEC {schema}.entries ?
 
 -- name: past
-EXEC {schema}.past ?, ?
+EXEC {schema}.past ?, ?, ?, ?, ?
 
 -- name: resources
 EXEC {schema}.resources
@@ -115,6 +115,9 @@ EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: next_task
 EXEC {schema}.next_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: claim_tasks
+EXEC {schema}.claim_tasks ?, ?, ?, ?, ?, ?
 
 -- name: return_claim
 EXEC {schema}.return_claim ?, ?, ?, 1

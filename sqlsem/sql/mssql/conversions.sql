@@ -25,13 +25,14 @@ ALTER PROCEDURE {schema}.begin_upgrade
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: begin_upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
-    SET ROWCOUNT 0;  -- the session may have set another, and @free must be complete
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member int, @other bigint, @before bigint,
-            @alive int, @let_in int = 0, @now datetime2(6), @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @member bigint, @other bigint, @before bigint,
+            @alive int, @let_in int = 0, @now datetime2(6), @sign int, @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
     DECLARE @free TABLE (queue_position bigint NOT NULL PRIMARY KEY, held int NOT NULL);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @member = t.member_id
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
@@ -59,7 +60,7 @@ BEGIN
             BEGIN TRANSACTION;
             -- Nobody registers, and nobody else begins to upgrade, until this is committed.
             EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
+                @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             SET @other = NULL;
@@ -107,17 +108,20 @@ BEGIN
                     SET @result = -1;
             END;
             INSERT INTO @free (queue_position, held)
-            SELECT r.queue_position, CASE WHEN o.paused > 0 OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
+            SELECT r.queue_position, CASE WHEN o.paused_at IS NOT NULL OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
             FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight,
-                         COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint) END)
+                         COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint)
+                                           ELSE 0 END)
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS ahead_weight,
-                         MIN(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN concurrency_limit END)
-                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS declared
+                         COALESCE(MIN(CASE WHEN access_type <> N'read' AND queue_position <> @position
+                                                AND concurrency_limit IS NOT NULL THEN concurrency_limit ELSE 2147483647 END)
+                                  OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+                                  2147483647) AS declared
                   FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource) AS r
-            CROSS JOIN (SELECT MIN(cap) AS cap, COUNT(paused_at) AS paused FROM {schema}.resource WHERE resource_id = @resource) AS o
+            LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
             WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
-              AND r.ahead_weight + r.weight <= COALESCE(r.declared, 2147483647)
+              AND r.ahead_weight + r.weight <= r.declared
               AND (r.attended_until IS NULL OR r.attended_until >= @now);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
             BEGIN
@@ -169,6 +173,13 @@ BEGIN
             ROLLBACK TRANSACTION;
         THROW;
     END CATCH;
+    IF @result = 0
+    BEGIN
+        -- As in wait.
+        EXEC @sign = {schema}.give_sign @member;
+        IF @sign = 0
+            SET @result = -2;
+    END;
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
@@ -187,12 +198,14 @@ ALTER PROCEDURE {schema}.upgrade
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member int, @other bigint, @left int, @nap int,
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member bigint, @other bigint, @left int, @nap int,
             @pause float = 2, @name nvarchar(255), @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
     BEGIN TRY
         WHILE @result IS NULL
@@ -228,11 +241,11 @@ BEGIN
             END;
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @other);
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
+                @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
                 -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 EXEC @code = {schema}.suspect @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
@@ -240,10 +253,10 @@ BEGIN
                 SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
                 EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = @nap, @DbPrincipal = N'public';
+                    @LockTimeout = @nap, @DbPrincipal = @principal;
                 IF @code >= 0
                 BEGIN
-                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = @principal;
                     SET @result = -1;
                 END;
                 CONTINUE;
@@ -251,9 +264,9 @@ BEGIN
             -- Look up now and then: any of the others may have died, or we may be taken away.
             SET @nap = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @nap, @DbPrincipal = N'public';
+                @LockTimeout = @nap, @DbPrincipal = @principal;
             IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
             ELSE IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
                 SET @result = -1;
         END;
@@ -261,10 +274,16 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+        IF ERROR_NUMBER() NOT IN (1205, 1222)  -- as in wait: not yet
             THROW;
         SET @result = -1;
     END CATCH;
+    IF @result = 0
+    BEGIN
+        EXEC @code = {schema}.give_sign @member;
+        IF @code = 0
+            SET @result = -2;
+    END;
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
@@ -281,13 +300,19 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read');
+    DECLARE @count int, @label nvarchar(64) = REPLACE(@was, N'upgrade', N'read'), @host nvarchar(255), @pid int,
+            @program nvarchar(255), @login nvarchar(128);
+    SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login
+    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.queue_position = @position;
     BEGIN TRANSACTION;
     UPDATE {schema}.entry SET access_type = @access
     OUTPUT inserted.resource_id, inserted.queue_position, inserted.requesting_id, @label, inserted.weight,
-           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at, @outcome
+           inserted.member_id, inserted.owner, inserted.note, inserted.requested_at, inserted.granted_at,
+           inserted.concurrency_limit, @outcome, @host, @pid, @program, @login
     INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                           member_id, owner, note, requested_at, granted_at, outcome)
+                           member_id, owner, note, requested_at, granted_at,
+                           concurrency_limit, outcome, host, pid, program, login)
     WHERE resource_id = @resource AND queue_position = @position AND access_type = @was AND revoked_at IS NULL;
     SET @count = @@ROWCOUNT;
     IF @count > 0
@@ -306,12 +331,13 @@ ALTER PROCEDURE {schema}.wake_those_behind @position bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int;
-    IF APPLOCK_MODE(N'public', @name, N'Session') = N'Exclusive'
+    IF APPLOCK_MODE(@principal, @name, N'Session') = N'Exclusive'
     BEGIN
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 1000, @DbPrincipal = N'public';
+            @LockTimeout = 1000, @DbPrincipal = @principal;
     END;
 END;
 GO
@@ -326,6 +352,8 @@ ALTER PROCEDURE {schema}.downgrade @resource nvarchar(255), @position bigint, @r
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -336,7 +364,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = N'public';
+            @LockTimeout = @patience, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;
@@ -352,7 +380,7 @@ BEGIN
         ELSE IF @access = N'write'
         BEGIN
             EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
+                @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
             EXEC @code = {schema}.convert_row @resource, @position, N'write', N'read', N'downgraded';

@@ -19,14 +19,14 @@ GO
 IF OBJECT_ID(N'{schema}.find_deadlock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_deadlock AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.find_deadlock
-    @member int, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0
+    @member bigint, @victim bigint = NULL OUTPUT, @words nvarchar(4000) = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: find_deadlock must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
-    SET ROWCOUNT 0;  -- the session may have set another
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SET @victim = NULL;
     SET @words = NULL;
@@ -39,7 +39,7 @@ BEGIN
         RETURN 0;
 
     -- By resource and position. idle: let in when all others have left (1.), nobody stuck waits behind it (2.).
-    DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id int NOT NULL, owner nvarchar(255) NULL,
+    DECLARE @row TABLE (n int NOT NULL PRIMARY KEY, who int NOT NULL, member_id bigint NOT NULL, owner nvarchar(255) NULL,
                         resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, place int NOT NULL,
                         position bigint NOT NULL, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
                         bound int NULL, cap int NULL, weight int NOT NULL, granted int NOT NULL, waits int NOT NULL,
@@ -50,9 +50,9 @@ BEGIN
     DECLARE @way TABLE (target int NOT NULL PRIMARY KEY, source int NOT NULL, waiter bigint NOT NULL,
                         blocker bigint NOT NULL, depth int NOT NULL);
     DECLARE @cycle TABLE (step int NOT NULL PRIMARY KEY, waiter bigint NOT NULL, blocker bigint NOT NULL);
-    DECLARE @n int, @before int, @who int, @place int, @position bigint, @access nvarchar(64), @bound int, @cap int,
+    DECLARE @n int, @before bigint, @who int, @place int, @position bigint, @access nvarchar(64), @bound int, @cap int,
             @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
-            @one int, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
+            @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
     -- One statement. Only who has two rows and waits, and whoever waits ahead of such a one: without them there is no
     -- knot. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
@@ -108,12 +108,13 @@ BEGIN
                 SELECT @sum = COUNT(*), @low = 0 FROM @row
                 WHERE place = @place AND position <> @position AND granted = 1 AND stuck = 1;
             ELSE
-                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0), @low = MIN(bound) FROM @row
+                SELECT @sum = COALESCE(SUM(CAST(weight AS bigint)), 0),
+                       @low = NULLIF(MIN(COALESCE(bound, 2147483647)), 2147483647) FROM @row
                 WHERE place = @place AND n < @n AND stuck = 1
                   AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access);
-            SELECT @low = MIN(number)
-            FROM (SELECT @low AS number UNION ALL SELECT @bound
-                  UNION ALL SELECT CASE WHEN @cap >= @weight THEN @cap END) AS limits;
+            -- (No limit: NULL, under which nothing is less.)
+            SET @low = CASE WHEN @bound < COALESCE(@low, 2147483647) THEN @bound ELSE @low END;
+            SET @low = CASE WHEN @cap >= @weight AND @cap < COALESCE(@low, 2147483647) THEN @cap ELSE @low END;
             IF @sum = 0 OR @low IS NULL OR @sum + @weight <= @low
             BEGIN
                 SET @changed = 1;

@@ -90,11 +90,36 @@ DROP PROCEDURE IF EXISTS {schema}.test_member;
 DROP PROCEDURE IF EXISTS {schema}.bury;
 DROP PROCEDURE IF EXISTS {schema}.let_go;
 DROP PROCEDURE IF EXISTS {schema}.remove;
+DROP PROCEDURE IF EXISTS {schema}.sees_all;
+DROP PROCEDURE IF EXISTS {schema}.claim_tasks;
+DROP PROCEDURE IF EXISTS {schema}.worker_sign;
+DROP PROCEDURE IF EXISTS {schema}.give_sign;
+DROP PROCEDURE IF EXISTS {schema}.take_beacon;
+DROP PROCEDURE IF EXISTS {schema}.clean;
+DROP PROCEDURE IF EXISTS {schema}.refuse;
 DROP FUNCTION IF EXISTS {schema}.ahead;
+DROP FUNCTION IF EXISTS {schema}.bare_holds;
+DROP FUNCTION IF EXISTS {schema}.server_start;
+DROP FUNCTION IF EXISTS {schema}.lock_principal;
 DROP SEQUENCE IF EXISTS {schema}.beacon;
 DROP SCHEMA IF EXISTS {schema};
+IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL
+BEGIN
+    -- It has the others for members.
+    IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_user') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_user;
+    IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_putter') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_putter;
+    IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_worker') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_worker;
+    IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_operator') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_operator;
+    IF IS_ROLEMEMBER(N'{schema}_locks', N'{schema}_reader') = 1 ALTER ROLE {schema}_locks DROP MEMBER {schema}_reader;
+END;
+IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_locks'))
+    DROP ROLE IF EXISTS {schema}_locks;
 IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_user'))
     DROP ROLE IF EXISTS {schema}_user;
+IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_putter'))
+    DROP ROLE IF EXISTS {schema}_putter;
+IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_worker'))
+    DROP ROLE IF EXISTS {schema}_worker;
 IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_operator'))
     DROP ROLE IF EXISTS {schema}_operator;
 IF NOT EXISTS (SELECT 1 FROM sys.database_role_members WHERE role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_reader'))

@@ -1,51 +1,119 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
---   {schema}_user      takes and gives back locks, puts JSON tasks, works: the public routines, and no right to any table
---   {schema}_operator  also caps, pauses, revokes and reaps, and puts tasks that are code
---   {schema}_reader    looks: the queue, the history, the settings
--- Bare participants need INSERT, SELECT and DELETE on {schema}.{table} and EXECUTE on nothing.
+--   {schema}_user      takes and gives back locks, and the parts of rounds
+--   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
+--   {schema}_worker    claims, runs and ends tasks
+--   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
+--   {schema}_reader    looks: the queue, the history, the tasks, the settings
+-- None but the last two has a right to any table. Bare participants need INSERT, SELECT and DELETE on {schema}.{table}, and
+-- to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
+-- do anything. Who has had rights to our objects by other ways when this is run is added to it.)
 -- Roles belong to the database. Whoever may not create them gets the tables all the same; an administrator runs this.
 
-DECLARE @grants TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
+DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
+DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
+DECLARE @role TABLE (name sysname NOT NULL, letter nchar(1) NOT NULL);
 DECLARE @statement nvarchar(400), @number int = 0, @most int;
 DECLARE @may int = CASE WHEN HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'CREATE ROLE') = 1
     OR IS_ROLEMEMBER(N'db_owner') = 1 OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
-IF DATABASE_PRINCIPAL_ID(N'{schema}_user') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_user');
-IF DATABASE_PRINCIPAL_ID(N'{schema}_operator') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_operator');
-IF DATABASE_PRINCIPAL_ID(N'{schema}_reader') IS NULL AND @may = 1 EXEC (N'CREATE ROLE {schema}_reader');
+INSERT INTO @role (name, letter)
+VALUES (N'{schema}_user', N'u'), (N'{schema}_putter', N'p'), (N'{schema}_worker', N'w'), (N'{schema}_operator', N'o'),
+       (N'{schema}_reader', N'r');
+IF @may = 1
+BEGIN
+    INSERT INTO @do (statement)
+    SELECT CONCAT(N'CREATE ROLE ', r.name) FROM @role AS r WHERE DATABASE_PRINCIPAL_ID(r.name) IS NULL;
+    IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NULL
+        INSERT INTO @do (statement) VALUES (N'CREATE ROLE {schema}_locks');
+    INSERT INTO @do (statement)
+    SELECT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', r.name) FROM @role AS r
+    WHERE NOT EXISTS (SELECT 1 FROM sys.database_role_members AS m
+                      WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_locks')
+                        AND m.member_principal_id = DATABASE_PRINCIPAL_ID(r.name));
+    -- In version 2 users could work and operators could put. Who has these roles keeps what that gave, once.
+    IF EXISTS (SELECT 1 FROM {schema}.setting WHERE name = N'roles_to_move')
+        INSERT INTO @do (statement)
+        SELECT CONCAT(N'ALTER ROLE ', v.next, N' ADD MEMBER ', QUOTENAME(p.name))
+        FROM (VALUES (N'{schema}_user', N'{schema}_worker'), (N'{schema}_operator', N'{schema}_putter')) AS v (before, next)
+        JOIN sys.database_role_members AS m ON m.role_principal_id = DATABASE_PRINCIPAL_ID(v.before)
+        JOIN sys.database_principals AS p ON p.principal_id = m.member_principal_id;
+    -- Whoever was let in without a role must go on getting at the locks.
+    INSERT INTO @do (statement)
+    SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
+    FROM sys.database_permissions AS g JOIN sys.database_principals AS p ON p.principal_id = g.grantee_principal_id
+    WHERE g.state IN ('G', 'W') AND p.name NOT IN (N'public', N'dbo', N'guest') AND p.name NOT IN (SELECT r.name FROM @role AS r)
+      AND p.name <> N'{schema}_locks'
+      AND ((g.class = 1 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}' AND g.permission_name IN (N'EXECUTE', N'INSERT'))
+           OR (g.class = 3 AND g.major_id = SCHEMA_ID(N'{schema}') AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL'))
+           OR (g.class = 0 AND g.permission_name IN (N'EXECUTE', N'INSERT')));
+END;
 
-INSERT INTO @grants (statement)
-SELECT N'GRANT ' + g.what + N' ON {schema}.[' + g.object_name + N'] TO ' + g.role_name
-FROM (
-    SELECT N'EXECUTE' AS what, o.name AS object_name, r.name AS role_name
-    FROM (VALUES (N'enrol', 1), (N'resume_member', 1), (N'ping', 1), (N'resign', 1), (N'register', 1),
-                 (N'register_all', 1),
-                 (N'wait', 1), (N'release', 1), (N'cancel', 1), (N'pin', 1), (N'find_deadlock', 1), (N'warm_up', 1),
-                 (N'prune', 1),
-                 (N'begin_upgrade', 1), (N'upgrade', 1), (N'downgrade', 1),
-                 (N'acquire', 1), (N'try', 1), (N'renew', 1), (N'assert_holding', 1),
-                 (N'put_task', 1), (N'claim_task', 1), (N'end_task', 1), (N'next_task', 1), (N'return_claim', 1),
-                 (N'recover_tasks', 1), (N'queue_state', 1), (N'prune_tasks', 1), (N'put', 1), (N'work', 1),
-                 (N'list_tasks', 3), (N'task_attempts', 3), (N'set_task', 2),
-                 (N'recover_rounds', 1), (N'start_part', 1), (N'end_part', 1), (N'claim_then', 1), (N'return_then', 1),
-                 (N'end_then', 1), (N'round_part_start', 1), (N'round_part_done', 1), (N'round_part_failed', 1),
-                 (N'round_resume', 1), (N'round_continued', 1), (N'list_rounds', 3),
-                 (N'settings', 3), (N'entries', 3), (N'status', 3), (N'past', 3), (N'resources', 3),
-                 (N'set_resource', 2), (N'set_limit', 2), (N'pause', 2), (N'resume', 2), (N'revoke', 2), (N'reap', 2)
-         ) AS o (name, kind)
-    CROSS JOIN (VALUES (N'{schema}_user', 1), (N'{schema}_operator', 2), (N'{schema}_reader', 3)) AS r (name, kind)
-    WHERE o.kind = 3 OR r.kind = 2 OR (o.kind = 1 AND r.kind = 1)
-    UNION ALL
-    SELECT N'SELECT', o.name, r.name
-    FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-                 (N'task'), (N'task_log'), (N'round'), (N'round_part')) AS o (name)
-    CROSS JOIN (VALUES (N'{schema}_operator'), (N'{schema}_reader')) AS r (name)
-) AS g
-WHERE DATABASE_PRINCIPAL_ID(g.role_name) IS NOT NULL;
-SELECT @most = COUNT(*) FROM @grants;
+INSERT INTO @right (what, object_name, role_name)
+SELECT N'EXECUTE', o.name, r.name
+FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
+             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'),
+             (N'register', N'uo'), (N'register_all', N'uo'), (N'wait', N'uo'), (N'release', N'uo'), (N'cancel', N'uo'),
+             (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
+             (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
+             (N'entries', N'uor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
+             (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
+             (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
+             (N'list_rounds', N'uor'),
+             (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'queue_state', N'pwor'),
+             (N'list_tasks', N'pwor'), (N'task_attempts', N'pwor'),
+             (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
+             (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
+             (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
+             (N'reap', N'o')
+     ) AS o (name, letters)
+JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
+UNION ALL
+SELECT N'SELECT', o.name, r.name
+FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
+             (N'task'), (N'task_log'), (N'round'), (N'round_part')) AS o (name)
+JOIN @role AS r ON r.letter IN (N'o', N'r');
+-- What older versions granted, and whatever else the roles should not have.
+INSERT INTO @do (statement)
+SELECT CONCAT(N'REVOKE EXECUTE ON {schema}.[', o.name, N'] FROM ', r.name)
+FROM (VALUES (N'put', N'uo'), (N'put_task', N'uo'), (N'claim_task', N'uo'), (N'end_task', N'uo'), (N'next_task', N'uo'),
+             (N'return_claim', N'uo'), (N'recover_tasks', N'u'), (N'work', N'uo'), (N'queue_state', N'u'),
+             (N'list_tasks', N'u'), (N'task_attempts', N'u')) AS o (name, letters)
+JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
+WHERE DATABASE_PRINCIPAL_ID(r.name) IS NOT NULL
+UNION
+SELECT CONCAT(N'REVOKE ', g.permission_name, N' ON {schema}.', QUOTENAME(OBJECT_NAME(g.major_id)), N' FROM ', r.name)
+FROM sys.database_permissions AS g JOIN @role AS r ON DATABASE_PRINCIPAL_ID(r.name) = g.grantee_principal_id
+WHERE g.class = 1 AND g.minor_id = 0 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}'
+  AND NOT EXISTS (SELECT 1 FROM @right AS w
+                  WHERE w.what = g.permission_name AND w.object_name = OBJECT_NAME(g.major_id) AND w.role_name = r.name);
+INSERT INTO @do (statement)
+SELECT CONCAT(N'GRANT ', w.what, N' ON {schema}.[', w.object_name, N'] TO ', w.role_name)
+FROM @right AS w WHERE @may = 1 OR DATABASE_PRINCIPAL_ID(w.role_name) IS NOT NULL;
+SELECT @most = COUNT(*) FROM @do;
 WHILE @number < @most
 BEGIN
     SET @number = @number + 1;
-    SELECT @statement = statement FROM @grants WHERE number = @number;
+    SELECT @statement = statement FROM @do WHERE number = @number;
     EXEC (@statement);
 END;
+IF @may = 1
+    DELETE FROM {schema}.setting WHERE name = N'roles_to_move';
+GO
+
+-- From now on the application locks belong to a role, if nobody can have any of the old ones: no member, no row. Until the
+-- end of this transaction nobody can come; who is just coming looks again. (Else when this is run the next time.)
+BEGIN TRANSACTION;
+DECLARE @rows bigint;
+IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL AND {schema}.lock_principal() = N'public'
+   AND NOT EXISTS (SELECT 1 FROM {schema}.member WITH (NOLOCK)) AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK))
+BEGIN
+    SELECT @rows = COUNT(*) FROM {schema}.member WITH (TABLOCKX, HOLDLOCK);
+    SELECT @rows = @rows + COUNT(*) FROM {schema}.entry WITH (TABLOCKX, HOLDLOCK);
+    IF @rows = 0
+    BEGIN
+        EXEC (N'DROP FUNCTION {schema}.lock_principal');
+        EXEC (N'CREATE FUNCTION {schema}.lock_principal() RETURNS nvarchar(128) AS BEGIN RETURN N''{schema}_locks''; END');
+    END;
+END;
+COMMIT TRANSACTION;
 GO

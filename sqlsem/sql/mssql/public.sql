@@ -34,7 +34,7 @@ BEGIN
          OR @name COLLATE Latin1_General_100_BIN2 LIKE CONCAT(N'%[', NCHAR(127), N'-', NCHAR(159), N']%')
         SET @message = CONCAT(N'sqlsem: ', @what, N' contains a control character; use printable text');
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
 END;
 GO
 
@@ -50,7 +50,7 @@ BEGIN
     IF @seconds < 0.1 OR @seconds > 2147483
     BEGIN
         SET @message = CONCAT(N'sqlsem: lease_seconds must be from 0.1 to 2147483, not ', @seconds);
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     SET @lease_ms = FLOOR(@seconds * 1000);
 END;
@@ -91,7 +91,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not ',
             COALESCE(CONVERT(nvarchar(20), @timeout_ms), N'NULL'));
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     SET @access = @word;
 END;
 GO
@@ -121,35 +121,39 @@ GO
 -- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
 IF OBJECT_ID(N'{schema}.session_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.session_member @lease_ms int, @member int OUTPUT
+ALTER PROCEDURE {schema}.session_member @lease_ms int, @member bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @old int = -1, @before int, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
-            @program nvarchar(255) = NULLIF(APP_NAME(), N'');
+    DECLARE @old bigint = -1, @before bigint, @host nvarchar(255) = NULLIF(HOST_NAME(), N''),
+            @program nvarchar(255) = NULLIF(APP_NAME(), N''), @old_host nvarchar(255), @old_program nvarchar(255),
+            @old_login nvarchar(128), @seen_at datetime2(6);
     SET @member = NULL;
     IF @lease_ms IS NULL
     BEGIN
         SELECT TOP (1) @member = member_id FROM {schema}.member
         WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND login = ORIGINAL_LOGIN()
           -- Not so after a connection pool has reset the session.
-          AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
+          AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'Exclusive';
         IF @member IS NOT NULL
             RETURN 0;
         -- Sessions end without a word. Who had this session's number before us is surely gone.
         WHILE 1 = 1
         BEGIN
             SET @before = @old;
-            SELECT TOP (1) @old = member_id FROM {schema}.member
+            SELECT TOP (1) @old = member_id, @old_host = host, @old_program = program, @old_login = login, @seen_at = seen_at
+            FROM {schema}.member
             WHERE session_id = @@SPID AND pid IS NULL AND lease_ms IS NULL AND grace_ms = 0 AND member_id > @before
-              AND APPLOCK_MODE(N'public', CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
+              AND APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', beacon), N'Session') = N'NoLock'
             ORDER BY member_id;
             IF @old = @before
                 BREAK;
             BEGIN TRANSACTION;
             DELETE FROM {schema}.member WHERE member_id = @old;
-            EXEC {schema}.bury @old, N'reaped';
+            EXEC {schema}.bury @old, N'reaped', @old_host, NULL, @old_program, @old_login, @seen_at;
             COMMIT TRANSACTION;
         END;
     END
@@ -220,6 +224,7 @@ ALTER PROCEDURE {schema}.acquire
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @position = NULL;
     SET @fence = NULL;
     IF @@TRANCOUNT > 0
@@ -231,7 +236,7 @@ BEGIN
     DECLARE @deadline datetime2(6);  -- NULL: for ever
     IF @timeout_ms >= 0
         SET @deadline = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @number int, @lease_ms int, @member int, @granted bit, @uid nvarchar(64),
+    DECLARE @result int, @code int, @number int, @lease_ms int, @member bigint, @granted bit, @uid nvarchar(64),
             @owner nvarchar(255) = ORIGINAL_LOGIN(), @try bit = CASE WHEN @timeout_ms = 0 THEN 1 ELSE 0 END,
             @left int, @slice int, @pause int, @attended_ms int,
             @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
@@ -262,7 +267,7 @@ BEGIN
                 SET @number = ERROR_NUMBER();
                 IF @@TRANCOUNT > 0
                     ROLLBACK TRANSACTION;
-                IF @number NOT IN (50002, 1222, 50005)
+                IF @number NOT IN (50002, 1205, 1222, 50005)
                     THROW;
             END CATCH;
             IF @number = 50005  -- our lease ran out, or an operator has removed us: once more as a new member
@@ -274,7 +279,8 @@ BEGIN
                 IF @deadline <= SYSUTCDATETIME()
                     SET @result = -1;
                 ELSE IF @lease_ms IS NOT NULL
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    UPDATE {schema}.member
+                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                 CONTINUE;
             END;
@@ -294,7 +300,7 @@ BEGIN
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (NOLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
                      AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
-               ) > (SELECT MIN(t.concurrency_limit) FROM {schema}.entry AS t WITH (NOLOCK)
+               ) > (SELECT MIN(COALESCE(t.concurrency_limit, 2147483647)) FROM {schema}.entry AS t WITH (NOLOCK)
                     WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
@@ -319,12 +325,23 @@ BEGIN
                 SET @slice = CASE WHEN @lease_ms / 3 < @slice THEN @lease_ms / 3
                                   WHEN @others = 1 AND @slice > 700 THEN 700 ELSE @slice END;
                 SET @attended_ms = @slice + 5000;
-                UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
-                WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
-                IF @lease_ms IS NOT NULL
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
-                    WHERE member_id = @member;
-                EXEC @code = {schema}.wait @resource, @position, @slice;
+                BEGIN TRY
+                    IF @lease_ms IS NOT NULL
+                        UPDATE {schema}.member
+                        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                        WHERE member_id = @member;
+                    UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @attended_ms, SYSUTCDATETIME())
+                    WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NULL;
+                    EXEC @code = {schema}.wait @resource, @position, @slice;
+                END TRY
+                BEGIN CATCH
+                    IF @@TRANCOUNT > 0
+                        ROLLBACK TRANSACTION;
+                    -- Rows that somebody had locked, or locked in another order: nobody's deadlock, and nothing is lost.
+                    IF ERROR_NUMBER() NOT IN (1205, 1222)
+                        THROW;
+                    SET @code = -1;
+                END CATCH;
                 IF @code = -1
                 BEGIN
                     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
@@ -354,7 +371,8 @@ BEGIN
                 IF @lease_ms IS NOT NULL
                 BEGIN
                     -- The row can only be ours for good while the member is there.
-                    UPDATE {schema}.member SET lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
+                    UPDATE {schema}.member
+                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease_ms, SYSUTCDATETIME())
                     WHERE member_id = @member;
                     IF @@ROWCOUNT = 0
                         SET @result = NULL;
@@ -386,7 +404,6 @@ BEGIN
         SET @number = ERROR_NUMBER();
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @result = -3;
         BEGIN TRY
             IF @member IS NOT NULL
                 EXEC {schema}.cancel @member, @uid, N'cancelled';
@@ -399,8 +416,9 @@ BEGIN
                 ROLLBACK TRANSACTION;
         END CATCH;
         SET @position = NULL;
-        IF @number <> 1205
-            THROW;
+        IF @number = 1205
+            THROW 50002, N'sqlsem: busy: others had locked rows in another order; try again', 1;
+        THROW;
     END CATCH;
     IF @result >= 0
         SET @fence = @position;
@@ -430,6 +448,7 @@ ALTER PROCEDURE {schema}.[try]
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @code int;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT … EXEC; commit first', 1;
@@ -447,12 +466,14 @@ ALTER PROCEDURE {schema}.renew
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: renew must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @member int, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
+    DECLARE @member bigint, @beacon int, @lease int, @lease_ms int, @code int, @name nvarchar(255),
             @message nvarchar(1000);
     EXEC {schema}.check_name N'resource', @resource;
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
@@ -468,7 +489,7 @@ BEGIN
     IF @lease IS NOT NULL
     BEGIN
         UPDATE {schema}.member
-        SET lease_ms = COALESCE(@lease_ms, lease_ms),
+        SET seen_at = SYSUTCDATETIME(), lease_ms = COALESCE(@lease_ms, lease_ms),
             lease_until = DATEADD(millisecond, COALESCE(@lease_ms, lease_ms), SYSUTCDATETIME())
         WHERE member_id = @member;
         IF @@ROWCOUNT = 0
@@ -479,18 +500,18 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: position ', @position, N' on ''', @resource,
             N''' lives as long as its session and has no lease to renew; leave lease_seconds out here, ',
             N'or give it to acquire');
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END
     ELSE
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        IF APPLOCK_MODE(N'public', @name, N'Session') = N'NoLock'
+        IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
         BEGIN
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
+                @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 RETURN -1;  -- its session is gone
             END;
         END;
@@ -510,6 +531,7 @@ ALTER PROCEDURE {schema}.assert_holding @resource nvarchar(400), @position bigin
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @holding int, @message nvarchar(1000);
     -- Drivers in manual commit leave the beginning to the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
@@ -524,7 +546,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: position ', COALESCE(CONVERT(nvarchar(20), @position), N'NULL'), N' on ',
             COALESCE(N'''' + @resource + N'''', N'NULL'),
             N' is not held (any more) by this requester; roll back: somebody else may be inside');
-        THROW 50004, @message, 1;
+        EXEC {schema}.refuse 50004, @message;
     END;
 END;
 GO
@@ -536,6 +558,7 @@ ALTER PROCEDURE {schema}.status @resource nvarchar(400) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.entries @resource;
 END;
 GO
@@ -550,13 +573,14 @@ ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @message nvarchar(1000);
     EXEC {schema}.check_name N'resource', @resource;
     IF @limit < 1
     BEGIN
         SET @message = CONCAT(N'sqlsem: limit of ''', @resource, N''' must be 1 or more, or NULL for none, not ',
             @limit, N'; to let nobody in, pause it');
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: set_limit must not be called inside an open transaction; commit first', 1;
@@ -572,6 +596,7 @@ ALTER PROCEDURE {schema}.pause @resource nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: pause must not be called inside an open transaction; commit first', 1;
@@ -586,6 +611,7 @@ ALTER PROCEDURE {schema}.resume @resource nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     EXEC {schema}.check_name N'resource', @resource;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume must not be called inside an open transaction; commit first', 1;

@@ -19,16 +19,17 @@ ALTER PROCEDURE {schema}.lock_round @name nvarchar(400), @patience int = 1000
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.round.', @name), 255);
     EXEC @code = sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-        @LockTimeout = @patience, @DbPrincipal = N'public';
+        @LockTimeout = @patience, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: somebody keeps the rounds of this name locked in an open transaction', 1;
 END;
 GO
 
--- Keeps what the last part shall start. Of a user that is no operator only that there is something (and what operators
--- have kept stays): what is kept may be run with the rights of whoever resumes it.
+-- Keeps what the last part shall start. Of a user that may not put tasks only that there is something (and what those who
+-- may have kept stays): what is kept may be run with the rights of whoever resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -37,7 +38,7 @@ BEGIN
     SET NOCOUNT ON;
     IF @kind IS NULL OR @kind = N'session'
         RETURN 0;
-    IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         UPDATE {schema}.[round] SET then_kind = COALESCE(then_kind, N'local') WHERE round_id = @round;
     ELSE
@@ -73,22 +74,22 @@ GO
 IF OBJECT_ID(N'{schema}.recover_rounds') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_rounds AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.recover_rounds
-    @name nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0, @tell bit = 0
+    @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: recover_rounds must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET ROWCOUNT 0;  -- the session may have set another
     DECLARE @part TABLE (round_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
     DECLARE @then TABLE (round_id bigint NOT NULL);
-    DECLARE @gone TABLE (member_id int NOT NULL PRIMARY KEY);
+    DECLARE @gone TABLE (member_id bigint NOT NULL PRIMARY KEY);
     DECLARE @found TABLE (round_id bigint NOT NULL, round_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
-                          member_id int NOT NULL);
+                          member_id bigint NOT NULL);
     DECLARE @dead TABLE (round_id bigint NOT NULL);
-    DECLARE @member int = -1, @before int, @round bigint = 0, @round_before bigint, @round_name nvarchar(255),
+    DECLARE @member bigint = -1, @before bigint, @round bigint = 0, @round_before bigint, @round_name nvarchar(255),
             @told nvarchar(1000), @message nvarchar(2000);
     INSERT INTO @part (round_id, part)
     SELECT round_id, part FROM {schema}.round_part WITH (INDEX (round_part_status)) WHERE status = N'running';
@@ -168,13 +169,14 @@ GO
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.start_part
-    @member int, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
+    @member bigint, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
     @owner nvarchar(255), @uid nvarchar(64), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
     @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @code = NULL;
     SET @id = NULL;
     SET @attempt = NULL;
@@ -186,8 +188,8 @@ BEGIN
     DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @old TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
-            @there int, @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
-            @part_status nvarchar(16), @part_uid nvarchar(64), @part_member int, @started datetime2(6), @days int,
+            @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
+            @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
             @before bigint;
     SET @at = CHARINDEX(NCHAR(10), @rest);
     WHILE @at > 0
@@ -199,10 +201,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_round @name;
-        SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id) FROM {schema}.member
-        WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-        IF @there IS NULL
-            THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
+        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
         SET @now = SYSUTCDATETIME();
         SELECT TOP (1) @id = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
         WHERE round_name = @name ORDER BY round_id DESC;
@@ -268,7 +267,7 @@ BEGIN
                 SET @started = @now;
                 UPDATE {schema}.round_part
                 SET status = N'running', attempt = @attempt, start_uid = @uid, member_id = @member, owner = @owner,
-                    host = @host, pid = @pid, started_at = @now, ended_at = NULL, error = NULL
+                    host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL
                 WHERE round_id = @id AND part = @part;
                 EXEC {schema}.keep_then @id, @then_kind, @then_body;
                 SET @code = N'started';
@@ -298,10 +297,11 @@ GO
 -- Gives back a continuation that this member claimed; returns 1 when there was one. May be repeated.
 IF OBJECT_ID(N'{schema}.return_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_then AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.return_then @member int, @uid nvarchar(64), @answer bit = 0
+ALTER PROCEDURE {schema}.return_then @member bigint, @uid nvarchar(64), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @count int = 0, @round bigint;
     DECLARE @then TABLE (round_id bigint NOT NULL);
     INSERT INTO @then (round_id)
@@ -328,13 +328,14 @@ GO
 IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_part
-    @member int, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
+    @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
     @error nvarchar(max), @owner nvarchar(255), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
     @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @round_status nvarchar(16) = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @code = NULL;
     SET @id = NULL;
     SET @is_last = 0;
@@ -345,7 +346,7 @@ BEGIN
         THROW 50000, N'sqlsem: a part ends as succeeded or failed', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member int, @part_error nvarchar(max),
+    DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member bigint, @part_error nvarchar(max),
             @known int, @then_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max);
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     BEGIN TRY
@@ -361,8 +362,8 @@ BEGIN
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
         FROM {schema}.[round] WHERE round_id = @id;
-        SELECT @known = 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-        IF @known IS NULL OR @id IS NULL OR @part_member <> @member
+        EXEC @known = {schema}.give_sign @member;  -- the continuation may come with it
+        IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
         ELSE IF @status = N'running'
@@ -435,24 +436,26 @@ GO
 IF OBJECT_ID(N'{schema}.claim_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_then
-    @member int, @name nvarchar(400), @round bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
+    @member bigint, @name nvarchar(400), @round bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
     @id bigint = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a round must not be resumed inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @lock nvarchar(400) = @name;
+    DECLARE @lock nvarchar(400) = @name, @known int;
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     IF @round IS NOT NULL
         SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_round @lock;
-        IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
+        EXEC @known = {schema}.give_sign @member;
+        IF @known = 0
             THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
         IF @round IS NULL
             INSERT INTO @rounds (round_id)
@@ -489,10 +492,11 @@ GO
 -- repeated.
 IF OBJECT_ID(N'{schema}.end_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_then AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.end_then @member int, @round bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.end_then @member bigint, @round bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @done int = 0;
     UPDATE {schema}.[round]
     SET then_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, then_ended = SYSUTCDATETIME(),
@@ -520,9 +524,12 @@ ALTER PROCEDURE {schema}.list_rounds @name nvarchar(400) = NULL, @round bigint =
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (round_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @now datetime2(6);
+    DECLARE @now datetime2(6), @all int;
+    EXEC @all = {schema}.sees_all;
     IF @round IS NOT NULL
         INSERT INTO @shown (round_id) SELECT round_id FROM {schema}.[round] WHERE round_id = @round;
     ELSE
@@ -533,20 +540,28 @@ BEGIN
     SELECT r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
-           r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
+           r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.opened_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
+           r.then_attempt, r.then_owner, r.then_started, r.then_ended,
            DATEDIFF_BIG(microsecond, r.then_started, COALESCE(r.then_ended, @now)) / CAST(1000000 AS float)
                AS then_seconds,
            r.then_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
            p.started_at, p.ended_at AS part_ended,
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds,
            p.error,
-           CASE WHEN p.status = N'running' THEN
-               DATEDIFF_BIG(microsecond,
-                            CASE WHEN m.lease_until < @now THEN m.lease_until ELSE m.missing_since END, @now)
-               / CAST(1000000 AS float) END AS missing_for
+           CASE WHEN p.status = N'running' AND b.missing = 1 THEN
+               DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                                              ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
+               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login
     FROM @shown AS s JOIN {schema}.[round] AS r ON r.round_id = s.round_id
     JOIN {schema}.round_part AS p ON p.round_id = s.round_id
     LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
+    CROSS APPLY (SELECT CASE WHEN m.member_id IS NULL THEN 1
+                             WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                             WHEN p.status <> N'running' THEN 0
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                                  <> N'NoLock' THEN 0
+                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                                               N'Session') END AS missing) AS b
     ORDER BY r.round_id DESC, p.part;
 END;
 GO
@@ -564,17 +579,17 @@ ALTER PROCEDURE {schema}.round_part_start
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @round_id = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_start must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @names TABLE (part nvarchar(400) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @given TABLE (ordinal int NOT NULL PRIMARY KEY, part nvarchar(400) COLLATE Latin1_General_100_BIN2 NULL);
     DECLARE @at int, @ordinal int = 0, @most int, @rest nvarchar(max), @one nvarchar(400),
-            @lines nvarchar(max) = N'', @member int, @owner nvarchar(400),
+            @lines nvarchar(max) = N'', @member bigint, @owner nvarchar(400),
             @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID()), @window_ms bigint, @code nvarchar(16), @attempt int,
             @previous bigint, @told nvarchar(1000), @message nvarchar(2000);
     EXEC {schema}.check_name N'round', @name;
@@ -583,7 +598,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: window_seconds must be above 0 and at most ten years, not ',
             COALESCE(CONVERT(nvarchar(40), @window_seconds), N'NULL'));
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     SET @window_ms = CAST(@window_seconds * 1000 AS bigint);
     SET @rest = LTRIM(RTRIM(COALESCE(@parts, N'')));
@@ -612,7 +627,7 @@ BEGIN
         BEGIN
             SET @message = CONCAT(N'sqlsem: round ''', @name, N''' names part ''', @one,
                 N''' twice; each part is one job');
-            THROW 50000, @message, 1;
+            EXEC {schema}.refuse 50000, @message;
         END;
         INSERT INTO @names (part) VALUES (@one);
         SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @one);
@@ -623,7 +638,7 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has no part ''', @part, N'''; it has ',
             REPLACE(LEFT(@lines, 1000), NCHAR(10), N', '));
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
 
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
@@ -648,7 +663,7 @@ BEGIN
             N'; declare the same in all of them');
     END;
     IF @message IS NOT NULL
-        THROW 50007, @message, 1;
+        EXEC {schema}.refuse 50007, @message;
     IF @previous IS NOT NULL
     BEGIN
         EXEC {schema}.parts_in @previous, N'expected running failed', @told OUTPUT;
@@ -667,7 +682,8 @@ ALTER PROCEDURE {schema}.end_session_part
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @member int, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000);
+    SET ROWCOUNT 0;
+    DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000);
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     EXEC {schema}.check_name N'round', @name;
     EXEC {schema}.check_name N'part', @part;
@@ -682,7 +698,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: this session does not run part ''', @part, N''' of round ''', @name,
             N'''; call round_part_start before, in the same session');
-        THROW 50004, @message, 1;
+        EXEC {schema}.refuse 50004, @message;
     END;
     EXEC {schema}.end_part @member, @name, @part, @uid, @outcome, @error, @owner, N'session', NULL, @code OUTPUT,
         @id OUTPUT, @is_last OUTPUT, @round_status OUTPUT;
@@ -699,11 +715,11 @@ ALTER PROCEDURE {schema}.round_part_done
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_done must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @told nvarchar(1000), @message nvarchar(2000);
     EXEC {schema}.end_session_part @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
@@ -731,11 +747,11 @@ ALTER PROCEDURE {schema}.round_part_failed @name nvarchar(400), @part nvarchar(4
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_part_failed must not be called inside an open transaction; roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @is_last bit, @outcome nvarchar(16);
     EXEC {schema}.end_session_part @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
@@ -751,13 +767,13 @@ ALTER PROCEDURE {schema}.round_resume @name nvarchar(400), @is_last bit = NULL O
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_resume must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @member int, @owner nvarchar(400), @id bigint, @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID());
+    DECLARE @member bigint, @owner nvarchar(400), @id bigint, @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID());
     EXEC {schema}.check_name N'round', @name;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
@@ -777,13 +793,13 @@ ALTER PROCEDURE {schema}.round_continued
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: round_continued must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @member int, @attempt int, @done int = 0, @message nvarchar(1000);
+    DECLARE @member bigint, @attempt int, @done int = 0, @message nvarchar(1000);
     DECLARE @then TABLE (round_id bigint NOT NULL);
     SET @round_id = NULL;
     EXEC {schema}.check_name N'round', @name;
@@ -800,7 +816,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: this session has no continuation of round ''', @name,
             N''' to run; round_part_done, or round_resume, says is_last = 1 to the one that has');
-        THROW 50004, @message, 1;
+        EXEC {schema}.refuse 50004, @message;
     END;
     SELECT @round_id AS round_id;
 END;

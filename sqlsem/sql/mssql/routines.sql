@@ -1,6 +1,7 @@
 -- sqlsem, routines for SQL Server. May be run again at any time, also while locks are held.
 --
--- Application locks used (sp_getapplock, principal public), named N'sqlsem.{schema}.' and then
+-- Application locks used (sp_getapplock; their principal is a role of ours, see permissions.sql, or public where there are
+-- no roles), named N'sqlsem.{schema}.' and then
 --   gate.<resource>               Transaction  held for the length of one registration
 --   beacon.<number>               Session      held by a member's session for as long as it lives
 --   entry.<queue_position>        Session      held by the session of a row's owner while the row stands
@@ -11,7 +12,9 @@
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
--- 50004 not held, 50005 this member is not known (any more).
+-- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do.
+-- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
+-- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -19,8 +22,55 @@ GO
 
 -- Below that level OPENJSON (register_all) cannot even be compiled. Engines that only speak T-SQL have levels of their own.
 IF @@VERSION LIKE N'Microsoft SQL %'
-   AND (SELECT compatibility_level FROM sys.databases WHERE database_id = DB_ID()) < 130
+   AND (SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()) < 130
     THROW 50001, N'sqlsem: the compatibility level of this database is below 130; ALTER DATABASE CURRENT SET COMPATIBILITY_LEVEL = 130', 1;
+GO
+
+-- Raises an error of ours. On SQL Server THROW takes a per cent sign for the beginning of a format.
+IF OBJECT_ID(N'{schema}.refuse') IS NULL EXEC (N'CREATE PROCEDURE {schema}.refuse AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.refuse @number int, @message nvarchar(2048)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    IF @@VERSION LIKE N'Microsoft SQL %'
+        SET @message = REPLACE(@message, N'%', N'%%');
+    THROW @number, @message, 1;
+END;
+GO
+
+-- What people read must not move their cursor: control characters become question marks.
+IF OBJECT_ID(N'{schema}.clean') IS NULL EXEC (N'CREATE PROCEDURE {schema}.clean AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.clean @text nvarchar(1000) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @at int = LEN(@text), @code int;
+    IF @text COLLATE Latin1_General_100_BIN2 NOT LIKE
+       CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+        RETURN 0;
+    WHILE @at > 0
+    BEGIN
+        SET @code = UNICODE(SUBSTRING(@text, @at, 1));
+        IF @code < 32 OR @code BETWEEN 127 AND 159
+            SET @text = STUFF(@text, @at, 1, N'?');
+        SET @at = @at - 1;
+    END;
+END;
+GO
+
+-- When this server started, where that can be seen, which on Azure SQL it cannot.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.server_start;
+GO
+CREATE FUNCTION {schema}.server_start() RETURNS datetime2(6) AS
+BEGIN
+    RETURN (SELECT DATEADD(second, DATEDIFF(second, GETDATE(), SYSUTCDATETIME()), create_date)
+            FROM sys.databases WHERE name = N'tempdb');
+END;
+GO
+COMMIT TRANSACTION;
 GO
 
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
@@ -29,6 +79,7 @@ GO
 --   'grant'    an earlier request still waits: nothing can change for us before it is granted
 --   'any'      next in line: any of several holders may leave first; the blocker is the oldest
 --   'paused'   an operator stopped the resource
+-- 9223372036854775807 stands for no limit, and for no row.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.ahead;
 GO
@@ -39,27 +90,31 @@ RETURNS TABLE AS RETURN (
         SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
                CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
                     THEN 1 ELSE 0 END AS conflict
-        FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+        FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
         WHERE resource_id = @resource AND queue_position < @position
     ),
     a AS (
-        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) END), 0) AS ahead_weight,
-               MIN(CASE WHEN conflict = 1 THEN concurrency_limit END) AS declared,
-               MAX(CASE WHEN conflict = 1 THEN queue_position END) AS last_one,
-               MIN(CASE WHEN conflict = 1 THEN queue_position END) AS first_one,
-               MAX(CASE WHEN conflict = 1 AND granted_at IS NULL THEN queue_position END) AS waiter,
-               MAX(CASE WHEN request_uid = @uid THEN queue_position END) AS mine
+        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) ELSE 0 END), 0) AS ahead_weight,
+               COALESCE(MIN(CASE WHEN conflict = 1 AND concurrency_limit IS NOT NULL THEN CAST(concurrency_limit AS bigint)
+                                 ELSE 9223372036854775807 END), 9223372036854775807) AS declared,
+               NULLIF(MAX(CASE WHEN conflict = 1 THEN queue_position ELSE 0 END), 0) AS last_one,
+               NULLIF(MIN(CASE WHEN conflict = 1 THEN queue_position ELSE 9223372036854775807 END),
+                      9223372036854775807) AS first_one,
+               NULLIF(MAX(CASE WHEN conflict = 1 AND granted_at IS NULL THEN queue_position ELSE 0 END), 0) AS waiter,
+               NULLIF(MAX(CASE WHEN request_uid = @uid THEN queue_position ELSE 0 END), 0) AS mine
         FROM r
     ),
     b AS (
         SELECT a.ahead_weight, a.last_one, a.first_one, a.waiter, a.mine, o.paused_at,
-               (SELECT MIN(n.number) FROM (VALUES (@limit), (a.declared), (o.cap)) AS n (number)) AS bound
+               CASE WHEN a.declared < COALESCE(@limit, 9223372036854775807) THEN a.declared
+                    ELSE COALESCE(@limit, 9223372036854775807) END AS declared,
+               COALESCE(o.cap, 9223372036854775807) AS cap
         FROM a LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
     ),
     v AS (
         SELECT last_one, first_one, waiter, mine, paused_at,
-               CASE WHEN bound IS NULL OR ahead_weight + @weight <= bound THEN 1 ELSE 0 END AS fits,
-               CASE WHEN bound <= @weight THEN 1 ELSE 0 END AS alone
+               CASE WHEN ahead_weight + @weight <= declared AND ahead_weight + @weight <= cap THEN 1 ELSE 0 END AS fits,
+               CASE WHEN declared <= @weight OR cap <= @weight THEN 1 ELSE 0 END AS alone
         FROM b
     )
     SELECT CASE WHEN fits = 1 AND paused_at IS NULL THEN 1 ELSE 0 END AS eligible,
@@ -71,32 +126,64 @@ RETURNS TABLE AS RETURN (
     FROM v
 );
 GO
+-- Whether a bare row is inside, for people to look at: waits for nobody's open transaction.
+DROP FUNCTION IF EXISTS {schema}.bare_holds;
+GO
+CREATE FUNCTION {schema}.bare_holds (
+    @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int)
+RETURNS TABLE AS RETURN (
+    SELECT CASE WHEN a.ahead_weight + @weight <= COALESCE(@limit, 9223372036854775807)
+                     AND a.ahead_weight + @weight <= a.declared
+                     AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WITH (NOLOCK)
+                                     WHERE o.resource_id = @resource
+                                       AND (o.paused_at IS NOT NULL OR a.ahead_weight + @weight > o.cap))
+                THEN 1 ELSE 0 END AS holds
+    FROM (SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) AS ahead_weight,
+                 COALESCE(MIN(COALESCE(t.concurrency_limit, 9223372036854775807)), 9223372036854775807) AS declared
+          FROM {schema}.entry AS t WITH (NOLOCK)
+          WHERE t.resource_id = @resource AND t.queue_position < @position
+            AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR t.access_type <> @access)) AS a
+);
+GO
 COMMIT TRANSACTION;
 GO
 
--- Removes one row, whoever owns it, with its history; @unattended: only if it waits and nobody attends to it.
--- 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
+-- Removes one row, whoever owns it, with its history; @unattended: only if it waits and nobody attends to it. What follows
+-- tells of the owner's member, where that is gone already. 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.remove
-    @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @unattended bit = 0
+    @resource nvarchar(255), @position bigint, @outcome nvarchar(16), @unattended bit = 0,
+    @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL, @login nvarchar(128) = NULL,
+    @seen_at datetime2(6) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @code int, @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
+    DECLARE @code int, @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position),
+            @by nvarchar(128) = CASE WHEN @unattended = 1 OR @outcome IN (N'reaped', N'revoked') THEN ORIGINAL_LOGIN() END;
+    IF @login IS NULL
+        SELECT @host = m.host, @pid = m.pid, @program = m.program, @login = m.login, @seen_at = m.seen_at,
+               @by = CASE WHEN @outcome = N'revoked' THEN COALESCE(t.revoked_by, @by) ELSE @by END
+        FROM {schema}.entry AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+        WHERE t.resource_id = @resource AND t.queue_position = @position;
+    IF @outcome <> N'reaped'
+        SET @seen_at = NULL;
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-        @LockTimeout = 0, @DbPrincipal = N'public';
+        @LockTimeout = 0, @DbPrincipal = @principal;
     IF @code < 0
         SET @code = -2;
     ELSE
     BEGIN
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
-               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
+               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
+               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by, @seen_at
         INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                               member_id, owner, note, requested_at, granted_at, outcome)
+                               member_id, owner, note, requested_at, granted_at,
+                               concurrency_limit, outcome, host, pid, program, login, ended_by, seen_at)
         WHERE resource_id = @resource AND queue_position = @position
           AND (@unattended = 0 OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()));
         SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
@@ -113,8 +200,9 @@ ALTER PROCEDURE {schema}.let_go @name nvarchar(255)
 AS
 BEGIN
     SET NOCOUNT ON;
-    IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
 END;
 GO
 
@@ -122,7 +210,9 @@ GO
 -- What an open transaction has pinned stays until that ends; it is found then.
 IF OBJECT_ID(N'{schema}.bury') IS NULL EXEC (N'CREATE PROCEDURE {schema}.bury AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.bury @member int, @outcome nvarchar(16)
+ALTER PROCEDURE {schema}.bury
+    @member bigint, @outcome nvarchar(16), @host nvarchar(255) = NULL, @pid int = NULL, @program nvarchar(255) = NULL,
+    @login nvarchar(128) = NULL, @seen_at datetime2(6) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -131,63 +221,102 @@ BEGIN
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry
+        -- By this index: on a small table another would look cheaper, and every row of others be in the way.
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             RETURN @count;
-        EXEC @code = {schema}.remove @resource, @position, @outcome;
+        EXEC @code = {schema}.remove @resource, @position, @outcome, 0, @host, @pid, @program, @login, @seen_at;
         IF @code = 0
             SET @count = @count + 1;
     END;
 END;
 GO
 
--- Tests whether a member still lives, and acts on it: notes the time when it is first missed, removes it with its rows
--- when it has been missing for its grace, or its lease has run out. 1 when it wrote something.
+-- Tests whether a member still lives, and acts on it. It is dead, and removed with its rows, when its beacon is missing and
+-- its last sign of life older than its grace, or when its lease has run out; one that is only missing has that noted, for
+-- people. Its grace begins anew when the server starts; where it cannot be seen when that was, it begins when the member is
+-- first missed. 1 when it wrote something.
 IF OBJECT_ID(N'{schema}.test_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.test_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.test_member @member int, @mine int
+ALTER PROCEDURE {schema}.test_member @member bigint, @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @code int, @there int, @beacon int, @grace int, @lease_until datetime2(6), @missing_since datetime2(6),
-            @name nvarchar(255);
-    SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since
+            @seen_at datetime2(6), @start datetime2(6), @since datetime2(6), @host nvarchar(255), @pid int,
+            @program nvarchar(255), @login nvarchar(128), @name nvarchar(255);
+    SELECT @there = 1, @beacon = beacon, @grace = grace_ms, @lease_until = lease_until, @missing_since = missing_since,
+           @seen_at = seen_at, @host = host, @pid = pid, @program = program, @login = login
     FROM {schema}.member WHERE member_id = @member;
-    IF @there IS NULL OR @member = @mine
+    IF @there IS NULL OR @member = @mine OR @lease_until >= SYSUTCDATETIME()
         RETURN 0;
     IF @lease_until IS NULL
     BEGIN
         -- A session can always share its own lock: its own beacon it must not test.
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
+        IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
             RETURN 0;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-            @LockTimeout = 0, @DbPrincipal = N'public';
+            @LockTimeout = 0, @DbPrincipal = @principal;
         IF @code < 0
             RETURN 0;
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
-        IF @missing_since IS NULL
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        SET @start = {schema}.server_start();
+        SET @since = CASE WHEN @start > @seen_at THEN @start ELSE @seen_at END;
+        IF @start IS NULL AND (@missing_since IS NULL OR @missing_since > @since)
+            SET @since = COALESCE(@missing_since, SYSUTCDATETIME());
+        IF @grace > 0 AND DATEADD(millisecond, @grace, @since) > SYSUTCDATETIME()
         BEGIN
-            UPDATE {schema}.member SET missing_since = SYSUTCDATETIME()
-            WHERE member_id = @member AND beacon = @beacon AND missing_since IS NULL;
-            SET @there = @@ROWCOUNT;
-            IF @grace > 0
-                RETURN @there;
+            SET @there = 0;
+            IF @missing_since IS NULL
+            BEGIN
+                UPDATE {schema}.member SET missing_since = SYSUTCDATETIME()
+                WHERE member_id = @member AND beacon = @beacon AND missing_since IS NULL;
+                SET @there = @@ROWCOUNT;
+            END;
+            RETURN @there;
         END;
     END;
     BEGIN TRANSACTION;
-    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
+    -- Decided by this one statement: a member that returns changes its beacon, one that gives a sign of life the time of the
+    -- last one, and is not found here.
     DELETE FROM {schema}.member
     WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND @beacon IS NULL))
-      AND ((lease_until IS NULL AND DATEADD(millisecond, grace_ms, missing_since) <= CAST(SYSUTCDATETIME() AS datetime2(6)))
-           OR lease_until < SYSUTCDATETIME());
+      AND ((lease_until IS NULL AND seen_at = @seen_at) OR lease_until < SYSUTCDATETIME());
     SET @there = @@ROWCOUNT;
     IF @there > 0
-        EXEC {schema}.bury @member, N'reaped';
+        EXEC {schema}.bury @member, N'reaped', @host, @pid, @program, @login, @seen_at;
     COMMIT TRANSACTION;
     RETURN CASE WHEN @there > 0 THEN 1 ELSE 0 END;
+END;
+GO
+
+-- The member gives a sign of life, and renews its lease, where the last one is older than an eighth of its grace or lease:
+-- what grants, claims or starts something for it calls this, so that what it is given stands on a fresh sign. 1, or 0 where it
+-- was given up (or is another login's).
+IF OBJECT_ID(N'{schema}.give_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.give_sign AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.give_sign @member bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @there int = 0, @due int = 0;
+    SELECT @there = 1,
+           @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
+                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
+                       THEN 1 ELSE 0 END
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @due = 1
+    BEGIN
+        UPDATE {schema}.member
+        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+        WHERE member_id = @member;
+        SET @there = @@ROWCOUNT;
+    END;
+    RETURN @there;
 END;
 GO
 
@@ -196,12 +325,12 @@ GO
 -- 1 when it wrote something. Each write is a transaction of its own.
 IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine int
+ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @member int, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
+    DECLARE @member bigint, @requested_at datetime2(6), @granted_at datetime2(6), @revoked_at datetime2(6),
             @attended_until datetime2(6), @stale bigint, @code int, @there int, @grace int;
     SELECT @there = 1, @member = member_id, @requested_at = requested_at, @granted_at = granted_at,
            @revoked_at = revoked_at, @attended_until = attended_until
@@ -246,10 +375,11 @@ GO
 -- Tests the owners of the rows on a resource whose sessions look gone (at most 32). 1 when anything was written.
 IF OBJECT_ID(N'{schema}.suspect_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_all AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine int
+ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @position bigint = -1, @before bigint, @known int, @code int, @written int = 0,
             @tested int = 0, @looked int = 0, @name nvarchar(255);
@@ -271,9 +401,9 @@ BEGIN
         BEGIN
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
+                @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
         END;
         IF @code >= 0
         BEGIN
@@ -287,34 +417,62 @@ BEGIN
 END;
 GO
 
+-- Takes the next beacon that is free. (Usually the next one is.)
+IF OBJECT_ID(N'{schema}.take_beacon') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_beacon AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.take_beacon @beacon int OUTPUT, @name nvarchar(255) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @code int = -1, @tries int = 0;
+    WHILE @code < 0 AND @tries < 1000
+    BEGIN
+        SET @beacon = NEXT VALUE FOR {schema}.beacon;
+        SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            @LockTimeout = 0, @DbPrincipal = @principal;
+        SET @tries = @tries + 1;
+    END;
+    IF @code < 0
+    BEGIN
+        SET @name = NULL;
+        THROW 50002, N'sqlsem: busy: no beacon could be taken, as somebody else has a thousand of them', 1;
+    END;
+END;
+GO
+
 -- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
 IF OBJECT_ID(N'{schema}.enrol') IS NULL EXEC (N'CREATE PROCEDURE {schema}.enrol AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.enrol
     @host nvarchar(255), @pid int, @program nvarchar(255), @grace_ms int, @lease_ms int = NULL,
-    @member int = NULL OUTPUT, @answer bit = 0
+    @member bigint = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: enrol must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @beacon int, @code int = 0, @name nvarchar(255);
+    DECLARE @beacon int, @name nvarchar(255);
+    EXEC {schema}.clean @host OUTPUT;
+    EXEC {schema}.clean @program OUTPUT;
     BEGIN TRY
         IF @lease_ms IS NULL
-        BEGIN
-            SET @beacon = NEXT VALUE FOR {schema}.beacon;
-            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-                @LockTimeout = 1000, @DbPrincipal = N'public';
-            IF @code < 0
-                THROW 50002, N'sqlsem: busy: the beacon could not be taken', 1;
-        END;
+            EXEC {schema}.take_beacon @beacon OUTPUT, @name OUTPUT;
         INSERT INTO {schema}.member (beacon, session_id, host, pid, program, grace_ms, lease_ms, lease_until)
         VALUES (@beacon, @@SPID, @host, @pid, @program, @grace_ms, @lease_ms,
                 DATEADD(millisecond, @lease_ms, SYSUTCDATETIME()));
         SET @member = SCOPE_IDENTITY();
+        -- The first member of all may have met permissions.sql, which changes that only while there is none.
+        IF {schema}.lock_principal() <> @principal
+        BEGIN
+            DELETE FROM {schema}.member WHERE member_id = @member;
+            THROW 50002, N'sqlsem: busy: the roles are just being made; try again', 1;
+        END;
     END TRY
     BEGIN CATCH
         IF @name IS NOT NULL
@@ -330,10 +488,12 @@ GO
 -- protects us until then) and its rows' entry locks. 1 when it is, 0 when it was given up meanwhile.
 IF OBJECT_ID(N'{schema}.resume_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resume_member AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.resume_member @member int, @answer bit = 0
+ALTER PROCEDURE {schema}.resume_member @member bigint, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: resume_member must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -348,16 +508,9 @@ BEGIN
     END;
     BEGIN TRY
         IF @lease IS NULL
-        BEGIN
-            SET @beacon = NEXT VALUE FOR {schema}.beacon;
-            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-                @LockTimeout = 1000, @DbPrincipal = N'public';
-            IF @code < 0
-                THROW 50002, N'sqlsem: busy: the beacon could not be taken', 1;
-        END;
+            EXEC {schema}.take_beacon @beacon OUTPUT, @name OUTPUT;
         UPDATE {schema}.member
-        SET beacon = @beacon, session_id = @@SPID, missing_since = NULL,
+        SET beacon = @beacon, session_id = @@SPID, missing_since = NULL, seen_at = SYSUTCDATETIME(),
             lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
         WHERE member_id = @member;
         SET @there = @@ROWCOUNT;
@@ -372,14 +525,14 @@ BEGIN
     WHILE @there > 0 AND @lease IS NULL
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @position = queue_position FROM {schema}.entry
+        SELECT TOP (1) @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before ORDER BY queue_position;
         IF @position = @before
             BREAK;
         -- Hardly any waiting: where the old session lingers, its lock stands for ours.
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 50, @DbPrincipal = N'public';
+            @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1
         SELECT CASE WHEN @there > 0 THEN 1 ELSE 0 END AS known;
@@ -387,39 +540,38 @@ BEGIN
 END;
 GO
 
--- The member lives: renews its lease, clears missing_since, tells which rows it has. One row for each of them (or one
+-- The member lives: a sign of life, which renews its lease and clears missing_since. Tells which rows it has. One row for each of them (or one
 -- without a queue_position, when there are none); known is 0 when it was given up. Raises when the session changed
 -- under the member (a pool that lends connections out by the transaction).
 IF OBJECT_ID(N'{schema}.ping') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ping AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.ping @member int
+ALTER PROCEDURE {schema}.ping @member bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int, @beacon int, @lease int, @missing_since datetime2(6), @name nvarchar(255);
-    SELECT @there = 1, @beacon = beacon, @lease = lease_ms, @missing_since = missing_since
+    DECLARE @there int, @beacon int, @lease int, @name nvarchar(255);
+    SELECT @there = 1, @beacon = beacon, @lease = lease_ms
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @there = 1 AND @lease IS NULL
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        IF APPLOCK_MODE(N'public', @name, N'Session') <> N'Exclusive'
+        IF APPLOCK_MODE(@principal, @name, N'Session') <> N'Exclusive'
             THROW 50003, N'sqlsem: this connection changed sessions under its member (a connection pool?); connect past the pool, or with a lease', 1;
-        IF @missing_since IS NOT NULL
-        BEGIN
-            UPDATE {schema}.member SET missing_since = NULL WHERE member_id = @member;
-            SET @there = @@ROWCOUNT;
-        END;
-    END
-    ELSE IF @there = 1
+    END;
+    IF @there = 1
     BEGIN
-        UPDATE {schema}.member SET lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()) WHERE member_id = @member;
+        UPDATE {schema}.member
+        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME()), missing_since = NULL
+        WHERE member_id = @member;
         SET @there = @@ROWCOUNT;
     END;
     IF @there = 1
         SELECT 1 AS known, t.queue_position, CASE WHEN t.revoked_at IS NULL THEN 0 ELSE 1 END AS revoked
-        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t ON t.member_id = @member;
+        FROM (SELECT 1 AS one) AS o LEFT JOIN {schema}.entry AS t WITH (INDEX (entry_member)) ON t.member_id = @member;
     ELSE
         SELECT 0 AS known, CAST(NULL AS bigint) AS queue_position, 0 AS revoked;
 END;
@@ -428,19 +580,21 @@ GO
 -- The member leaves for good; what it still has goes with it.
 IF OBJECT_ID(N'{schema}.resign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resign AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.resign @member int
+ALTER PROCEDURE {schema}.resign @member bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @beacon int, @name nvarchar(255);
-    SELECT @beacon = beacon FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    DECLARE @beacon int, @name nvarchar(255), @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128);
+    SELECT @beacon = beacon, @host = host, @pid = pid, @program = program, @login = login
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     IF @@ROWCOUNT = 0
         RETURN;
     BEGIN TRANSACTION;
     DELETE FROM {schema}.member WHERE member_id = @member;
-    EXEC {schema}.bury @member, N'released';
+    EXEC {schema}.bury @member, N'released', @host, @pid, @program, @login;
     COMMIT TRANSACTION;
     -- Free the beacon when this is committed, not before.
     SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
@@ -454,20 +608,34 @@ GO
 IF OBJECT_ID(N'{schema}.place') IS NULL EXEC (N'CREATE PROCEDURE {schema}.place AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.place
-    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000),
     @position bigint OUTPUT, @granted bit OUTPUT, @attended_ms int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
-    DECLARE @eligible int, @mine bigint, @code int, @lease int, @name nvarchar(255), @message nvarchar(1000);
+    DECLARE @eligible int, @mine bigint, @code int, @lease int, @due int, @name nvarchar(255), @message nvarchar(1000),
+            @control nvarchar(20) = CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%');
     SET @position = NULL;
     SET @granted = 0;
     SELECT @lease = COALESCE(m.lease_ms, 0),
+           -- As in give_sign.
+           @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
+                        AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < SYSUTCDATETIME()
+                       THEN 1 ELSE 0 END,
            @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
                               OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource) THEN 0 ELSE 1 END
     FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
+    IF @due = 1
+    BEGIN
+        UPDATE {schema}.member
+        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+        WHERE member_id = @member;
+        IF @@ROWCOUNT = 0
+            SET @lease = NULL;
+    END;
     IF @lease IS NULL
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
@@ -475,8 +643,10 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: bad request: resource ''', @resource, N''', limit ', @limit, N', weight ', @weight,
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
+    IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2 LIKE @control
+        THROW 50000, N'sqlsem: bad request: a name, an id or an access type contains a control character; use printable text', 1;
     IF @access LIKE N'upgrade%'
         THROW 50000, N'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes the writer; ask for read first', 1;
     IF @eligible = 0  -- the usual case is that nobody is there
@@ -491,15 +661,10 @@ BEGIN
                 RETURN 0;  -- else somebody else's, and the insert will fail
         END;
         IF @try = 1 AND @eligible = 0
-        BEGIN
-            EXEC @code = {schema}.suspect_all @resource, @member;
-            IF @code = 1
-                SELECT @eligible = eligible
-                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
-            IF @eligible = 0
-                RETURN 0;
-        END;
+            RETURN 0;
     END;
+    IF @owner COLLATE Latin1_General_100_BIN2 LIKE @control
+        EXEC {schema}.clean @owner OUTPUT;
     INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
                                 request_uid, requested_at, granted_at, note, attended_until)
     VALUES (@resource, @requesting_id, @access, @limit, @weight, @member, @owner,
@@ -507,14 +672,13 @@ BEGIN
             DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()));
     SET @position = SCOPE_IDENTITY();
     SET @granted = @eligible;
-    -- The entry lock, unless the member lives by a lease and its session may be anybody's.
+    -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless to be in
+    -- the way: without it those behind look at the member from time to time.
     IF @lease = 0
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 1000, @DbPrincipal = N'public';
-        IF @code < 0
-            THROW 50002, N'sqlsem: busy: the entry lock could not be taken', 1;
+            @LockTimeout = 0, @DbPrincipal = @principal;
     END;
     RETURN 0;
 END;
@@ -527,30 +691,42 @@ GO
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
-    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
     @answer bit = 0, @attended_ms int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @code int, @name nvarchar(255);
+    DECLARE @code int, @looked bit = 0, @name nvarchar(255);
     SET @position = NULL;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
     SET @name = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
     BEGIN TRY
-        BEGIN TRANSACTION;
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = N'public';
-        IF @code < 0
-            THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
-        EXEC {schema}.place @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
-            @position OUTPUT, @granted OUTPUT, @attended_ms;
-        COMMIT TRANSACTION;
+        WHILE 1 = 1
+        BEGIN
+            BEGIN TRANSACTION;
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                @LockTimeout = @patience, @DbPrincipal = @principal;
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            EXEC {schema}.place @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
+                @position OUTPUT, @granted OUTPUT, @attended_ms;
+            COMMIT TRANSACTION;
+            IF @position IS NOT NULL OR @looked = 1
+                BREAK;
+            -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
+            SET @looked = 1;
+            EXEC @code = {schema}.suspect_all @resource, @member;
+            IF @code = 0
+                BREAK;
+        END;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
@@ -572,11 +748,13 @@ GO
 IF OBJECT_ID(N'{schema}.register_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register_all AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register_all
-    @member int, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit, @requests nvarchar(max),
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit, @requests nvarchar(max),
     @patience int = 1000
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: register_all must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -586,7 +764,7 @@ BEGIN
                           concurrency_limit int, weight int, note nvarchar(1000), queue_position bigint, granted bit);
     DECLARE @ordinal int = 0, @most int, @gate nvarchar(255), @position bigint, @granted bit, @code int, @free int = 1,
             @name nvarchar(255), @uid_one nvarchar(64), @resource nvarchar(400), @access nvarchar(100), @limit int,
-            @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'';
+            @weight int, @note nvarchar(1000), @taken nvarchar(max) = N'', @tried int = 0, @again int = 1;
     SET @uid = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
     INSERT INTO @asked (ordinal, resource_id, gate, access_type, concurrency_limit, weight, note)
     SELECT CAST(j.[key] AS int) + 1, r.a_resource, LEFT(CONCAT(N'sqlsem.{schema}.gate.', r.a_resource), 255),
@@ -596,33 +774,44 @@ BEGIN
         a_limit int '$.limit', a_weight int '$.weight', a_note nvarchar(1000) '$.note') AS r;
     SELECT @most = COUNT(*) FROM @asked;
     BEGIN TRY
-        BEGIN TRANSACTION;
-        -- All in one order. (Names so long that their gates' names are cut off share a gate, which does no harm.)
-        SELECT @gate = MIN(gate) FROM @asked;
-        WHILE @gate IS NOT NULL
+        EXEC @code = {schema}.give_sign @member;
+        IF @code = 0
+            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+        WHILE @again = 1
         BEGIN
-            EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = N'public';
-            IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
-            SELECT @gate = MIN(gate) FROM @asked WHERE gate > @gate;
-        END;
-        SET @uid_one = CONCAT(@uid, N'.1');
-        IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @uid_one)
-        BEGIN
-            WHILE @ordinal < @most AND @free = 1
+            SET @again = 0;
+            SET @ordinal = 0;
+            SET @free = 1;
+            BEGIN TRANSACTION;
+            -- All in one order. (Names so long that their gates' names are cut off share a gate, which does no harm.)
+            SELECT @gate = MIN(gate) FROM @asked;
+            WHILE @gate IS NOT NULL
             BEGIN
-                SET @ordinal = @ordinal + 1;
-                SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
-                FROM @asked WHERE ordinal = @ordinal;
-                SELECT @free = eligible
-                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
-                IF @free = 0
+                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                    @LockTimeout = @patience, @DbPrincipal = @principal;
+                IF @code < 0
+                    THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
+                SELECT @gate = MIN(gate) FROM @asked WHERE gate > @gate;
+            END;
+            SET @uid_one = CONCAT(@uid, N'.1');
+            IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @uid_one)
+            BEGIN
+                WHILE @ordinal < @most AND @free = 1
                 BEGIN
-                    EXEC @code = {schema}.suspect_all @resource, @member;
-                    IF @code = 1
-                        SELECT @free = eligible
-                        FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+                    SET @ordinal = @ordinal + 1;
+                    SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight
+                    FROM @asked WHERE ordinal = @ordinal;
+                    SELECT @free = eligible
+                    FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+                END;
+            END;
+            IF @free = 0
+            BEGIN
+                COMMIT TRANSACTION;
+                IF @ordinal > @tried  -- once for each, as in register
+                BEGIN
+                    SET @tried = @ordinal;
+                    EXEC @again = {schema}.suspect_all @resource, @member;
                 END;
             END;
         END;
@@ -639,7 +828,8 @@ BEGIN
             SET @taken = CONCAT(@taken, @position, N',');
             UPDATE @asked SET queue_position = @position, granted = @granted WHERE ordinal = @ordinal;
         END;
-        COMMIT TRANSACTION;
+        IF @free = 1
+            COMMIT TRANSACTION;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
@@ -672,20 +862,24 @@ ALTER PROCEDURE {schema}.wait @resource nvarchar(255), @position bigint, @timeou
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: wait must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member int,
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @nap int, @pause float = 2, @waiting int = 0, @name nvarchar(255),
+            @left int, @nap int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
             @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
             @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
-    SELECT @there = 1, @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id,
-           @granted_at = granted_at, @revoked_at = revoked_at
-    FROM {schema}.entry AS t WHERE resource_id = @resource AND queue_position = @position
-      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN());
+    SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
+           @granted_at = t.granted_at, @revoked_at = t.revoked_at,
+           @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
+                           THEN DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) END
+    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN()
+    WHERE t.resource_id = @resource AND t.queue_position = @position;
     IF @there IS NULL OR @revoked_at IS NOT NULL
         SET @result = -2;
     ELSE IF @granted_at IS NOT NULL
@@ -732,19 +926,19 @@ BEGIN
                 BEGIN
                     -- Those behind us wait for our grant.
                     EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-                        @LockTimeout = 0, @DbPrincipal = N'public';
+                        @LockTimeout = 0, @DbPrincipal = @principal;
                     IF @code >= 0
                         SET @waiting = 1;
                 END;
                 SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
                                    @blocker);
                 EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = 0, @DbPrincipal = N'public';
+                    @LockTimeout = 0, @DbPrincipal = @principal;
                 IF @code >= 0
                 BEGIN
                     -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
                     -- (a lease, a bare participant), or its owner died.
-                    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                     EXEC @code = {schema}.suspect @resource, @blocker, @member;
                     IF @code > 0
                         CONTINUE;
@@ -756,10 +950,10 @@ BEGIN
                 SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
                 EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = @nap, @DbPrincipal = N'public';
+                    @LockTimeout = @nap, @DbPrincipal = @principal;
                 IF @code >= 0
                 BEGIN
-                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = N'public';
+                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = @principal;
                     SET @result = -1;
                 END;
                 CONTINUE;
@@ -777,8 +971,8 @@ BEGIN
                 SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
             END;
             EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @left, @DbPrincipal = N'public';
-            IF @code = -3 AND @until <> N'any'  -- of several holders one may still leave
+                @LockTimeout = @left, @DbPrincipal = @principal;
+            IF @code = -3 AND @until <> N'any'  -- application locks wait in a circle; of several holders one may still leave
             BEGIN
                 SET @result = -3;
                 BREAK;
@@ -790,7 +984,7 @@ BEGIN
             END;
             IF @code < 0
                 CONTINUE;
-            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
             IF @until = N'leave' AND @access <> N'read'
             BEGIN
                 -- The usual end of a wait: look and take in one statement.
@@ -806,13 +1000,21 @@ BEGIN
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
         EXEC {schema}.let_go @waiting_name;
-        IF ERROR_NUMBER() <> 1222  -- somebody keeps a row in an open transaction: not yet
+        -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
+        IF ERROR_NUMBER() NOT IN (1205, 1222)
             THROW;
         SET @result = -1;
         SET @waiting = 0;
     END CATCH;
     IF @waiting = 1
         EXEC {schema}.let_go @waiting_name;
+    IF @result = 0 AND @sign_at < SYSUTCDATETIME()
+    BEGIN
+        -- Whoever removes a member removes its rows with it: while it is there, and fresh, the grant stands.
+        EXEC @there = {schema}.give_sign @member;
+        IF @there = 0
+            SET @result = -2;
+    END;
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
@@ -830,14 +1032,20 @@ ALTER PROCEDURE {schema}.release
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @code int, @member int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @mode nvarchar(32),
-            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT;
+    DECLARE @code int, @member bigint, @own bit = 0, @tries int = 5, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
+            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT,
+            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN(),
+            @by nvarchar(128);
+    IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
+        THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
     IF @position IS NULL OR @requesting_id IS NULL
     BEGIN
         EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
@@ -845,34 +1053,48 @@ BEGIN
             SELECT @code AS code;
         RETURN @code;
     END;
-    SET @mode = APPLOCK_MODE(N'public', @name, N'Session');  -- Exclusive: the row is this session's
-    IF @mode <> N'Exclusive'
-        -- What acquire has made for this row alone, where it has a lease.
-        SELECT @member = m.member_id FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-        WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
-          AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = ORIGINAL_LOGIN();
-    BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-        @LockTimeout = @patience, @DbPrincipal = N'public';
-    IF @code < 0
-    BEGIN
-        ROLLBACK TRANSACTION;
-        THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
-    END;
-    DELETE FROM {schema}.entry
-    OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
-           deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at, @outcome
-    INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
-                           member_id, owner, note, requested_at, granted_at, outcome)
-    WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
-      AND (@mode = N'Exclusive' OR EXISTS (SELECT 1 FROM {schema}.member AS m
-                                           WHERE m.member_id = entry.member_id AND m.login = ORIGINAL_LOGIN()));
-    SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
-    COMMIT TRANSACTION;
-    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
-    IF @code = 0 AND @mode <> N'NoLock'
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
-    IF @code = 0 AND @member IS NOT NULL
+    -- @own: what acquire has made for this row alone, where it has a lease.
+    SELECT @member = t.member_id, @host = m.host, @pid = m.pid, @program = m.program,
+           @by = CASE WHEN @outcome = N'revoked' THEN t.revoked_by END,
+           @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
+    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+      AND m.login = @login;
+    SET @code = -1;
+    WHILE @member IS NOT NULL AND @tries > 0
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = @patience, @DbPrincipal = @principal;
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+        DELETE FROM {schema}.entry
+        OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
+               deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
+               deleted.concurrency_limit, @outcome, @host, @pid, @program, @login, @by
+        INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
+                               member_id, owner, note, requested_at, granted_at,
+                               concurrency_limit, outcome, host, pid, program, login, ended_by)
+        WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
+          AND member_id = @member;
+        SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
+        COMMIT TRANSACTION;
+        SET @tries = 0;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @tries = @tries - 1;
+        IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
+            THROW;
+        SET @code = -1;
+    END CATCH;
+    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone. (It may be gone already.)
+    IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
+       AND (@code = 0 OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                     WHERE resource_id = @resource AND queue_position = @position))
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+    IF @code = 0 AND @own = 1
         DELETE FROM {schema}.member WHERE member_id = @member;
     IF @answer = 1
         SELECT @code AS code;
@@ -884,18 +1106,21 @@ GO
 -- many rows.
 IF OBJECT_ID(N'{schema}.cancel') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.cancel @member int, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
+ALTER PROCEDURE {schema}.cancel @member bigint, @uid nvarchar(64), @outcome nvarchar(16), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @code int, @count int = 0, @pinned int = 0,
             @name nvarchar(255);
+    IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
+        THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
     WHILE 1 = 1
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry
+        SELECT TOP (1) @resource = resource_id, @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
         WHERE member_id = @member AND queue_position > @before
           AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
           AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
@@ -919,14 +1144,16 @@ BEGIN
 END;
 GO
 
--- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends. 1 when it is there,
--- else 0.
+-- Pins a row of this login's to the caller's own transaction: nobody can be granted in its stead before that ends. 1 when it
+-- is there, else 0.
 IF OBJECT_ID(N'{schema}.pin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.pin AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.pin @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @there int = 0;
     -- Drivers in manual commit leave the beginning to the first statement that reads a table.
     IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2
@@ -935,13 +1162,18 @@ BEGIN
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
     DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
-        @LockTimeout = 10000, @DbPrincipal = N'public';
+        @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
     -- Whoever removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
-    SELECT @there = 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-    WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
-      AND granted_at IS NOT NULL;
+    SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
+    FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
+      AND t.granted_at IS NOT NULL;
+    IF @there < 1  -- keep nobody's row
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
+    IF @there = -1
+        THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
     IF @answer = 1
         SELECT @there AS holding;
     RETURN @there;
@@ -957,6 +1189,7 @@ ALTER PROCEDURE {schema}.warm_up @waits bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @eligible int;
     SELECT @eligible = a.eligible FROM {schema}.ahead(N'', 0, N'write', 1, 1, NULL) AS a;
     IF @waits = 1
@@ -982,40 +1215,77 @@ GO
 
 -- What people look at -------------------------------------------------------------------------------------------
 
+-- They wait for nobody's open transaction: who is in the way of all others is what people want to see. So what such a one
+-- has not committed is shown as well.
+
+-- state: holds, waits, revoked, or dead: the next who looks at it to act removes it.
 IF OBJECT_ID(N'{schema}.entries') IS NULL EXEC (N'CREATE PROCEDURE {schema}.entries AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.entries @resource nvarchar(255) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @now datetime2(6) = SYSUTCDATETIME();
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
     SELECT t.resource_id, t.queue_position,
-           CASE WHEN t.revoked_at IS NOT NULL THEN N'revoked' WHEN t.granted_at IS NOT NULL THEN N'holds'
-                WHEN t.member_id IS NULL AND (SELECT a.eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
-                     t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN N'holds' ELSE N'waits' END AS state,
+           CASE WHEN d.dead = 1 THEN N'dead' WHEN t.revoked_at IS NOT NULL THEN N'revoked'
+                WHEN t.granted_at IS NOT NULL THEN N'holds'
+                WHEN t.member_id IS NULL AND (SELECT h.holds FROM {schema}.bare_holds(t.resource_id, t.queue_position,
+                     t.access_type, t.concurrency_limit, t.weight) AS h) = 1 THEN N'holds' ELSE N'waits' END AS state,
            t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program,
            t.note, t.requested_at, t.granted_at,
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
-           DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until < @now THEN m.lease_until
-                                          ELSE m.missing_since END, @now) / CAST(1000000 AS float) AS missing_for
-    FROM {schema}.entry AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+           CASE WHEN b.missing = 1
+                THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                                                    ELSE COALESCE(m.missing_since, m.seen_at) END, @now)
+                     / CAST(1000000 AS float) END AS missing_for,
+           m.grace_ms / CAST(1000 AS float) AS grace
+    FROM {schema}.entry AS t WITH (NOLOCK) LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
+    CROSS APPLY (SELECT CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                             WHEN m.beacon IS NULL THEN 0
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                                  <> N'NoLock' THEN 0
+                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                                               N'Session') END AS missing) AS b
+    CROSS APPLY (SELECT CASE WHEN t.member_id IS NOT NULL AND m.member_id IS NULL THEN 1
+                             WHEN b.missing = 0 THEN 0 WHEN m.lease_until IS NOT NULL OR m.grace_ms = 0 THEN 1
+                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start
+                                                                        ELSE m.seen_at END) <= @now
+                                  AND (@start IS NOT NULL
+                                       OR DATEADD(millisecond, m.grace_ms, m.missing_since) <= @now) THEN 1
+                             ELSE 0 END AS dead) AS d
     WHERE @resource IS NULL OR t.resource_id = @resource
     ORDER BY t.resource_id, t.queue_position;
 END;
 GO
 
+-- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. What a dead owner
+-- held it held until its last sign of life.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.past @resource nvarchar(255) = NULL, @most int = 100
+ALTER PROCEDURE {schema}.past
+    @resource nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
+    @outcome nvarchar(16) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @since datetime2(6), @until datetime2(6), @now datetime2(6) = SYSUTCDATETIME();
+    IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
+        THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
+    SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
+    SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
     SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
-           DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / CAST(1000000 AS float) AS held, h.outcome
+           DATEDIFF_BIG(microsecond, h.granted_at, CASE WHEN h.seen_at IS NULL THEN h.ended_at
+                                                        WHEN h.seen_at > h.granted_at THEN h.seen_at
+                                                        ELSE h.granted_at END) / CAST(1000000 AS float) AS held, h.outcome,
+           h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
-    WHERE @resource IS NULL OR h.resource_id = @resource
+    WHERE (@resource IS NULL OR h.resource_id = @resource) AND (@since IS NULL OR h.ended_at >= @since)
+      AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
     ORDER BY h.ended_at DESC;
 END;
 GO
@@ -1026,17 +1296,18 @@ ALTER PROCEDURE {schema}.resources
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, o.cap,
            CAST(CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS bit) AS paused,
            o.stale_after_ms / CAST(1000 AS float) AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
-    FROM {schema}.resource AS o
+    FROM (SELECT r.resource_id, r.cap, r.paused_at, r.stale_after_ms FROM {schema}.resource AS r WITH (NOLOCK)) AS o
     FULL JOIN (
         SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
         FROM (SELECT t.resource_id,
                      CASE WHEN t.revoked_at IS NOT NULL OR t.granted_at IS NOT NULL THEN 1
-                          WHEN t.member_id IS NULL AND (SELECT a.eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
-                               t.access_type, t.concurrency_limit, t.weight, NULL) AS a) = 1 THEN 1 ELSE 0 END AS holds
-              FROM {schema}.entry AS t) AS e
+                          WHEN t.member_id IS NULL AND (SELECT h.holds FROM {schema}.bare_holds(t.resource_id, t.queue_position,
+                               t.access_type, t.concurrency_limit, t.weight) AS h) = 1 THEN 1 ELSE 0 END AS holds
+              FROM {schema}.entry AS t WITH (NOLOCK)) AS e
         GROUP BY e.resource_id
     ) AS q ON q.resource_id = o.resource_id
     ORDER BY 1;
@@ -1049,6 +1320,7 @@ ALTER PROCEDURE {schema}.settings
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SELECT s.name, s.value FROM {schema}.setting AS s;
 END;
 GO
@@ -1063,16 +1335,19 @@ ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @what NOT IN (N'cap', N'stale_after', N'paused')
         THROW 50000, N'sqlsem: only cap, stale_after and paused can be set', 1;
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
+    EXEC {schema}.check_name N'resource', @resource;
     DECLARE @code int, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-        @LockTimeout = 10000, @DbPrincipal = N'public';
+        @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
     BEGIN
         ROLLBACK TRANSACTION;
@@ -1099,13 +1374,19 @@ ALTER PROCEDURE {schema}.[revoke] @position bigint, @force bit = 0, @answer bit 
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member int, @code int = 1;
+    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1;
+    -- By its number alone no more is read than stands in that index. Everybody else comes by the clustered one, and two that
+    -- come from both ends could wait for each other.
+    SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
-    UPDATE {schema}.entry SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()) WHERE queue_position = @position;
-    SELECT @there = 1, @resource = resource_id, @granted_at = granted_at, @member = member_id
-    FROM {schema}.entry WHERE queue_position = @position;
+    UPDATE {schema}.entry
+    SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
+    WHERE resource_id = @resource AND queue_position = @position;
+    SELECT @there = 1, @granted_at = granted_at, @member = member_id
+    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL
         SET @code = -1;
     ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
@@ -1126,15 +1407,15 @@ ALTER PROCEDURE {schema}.reap @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: reap must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
-    SET ROWCOUNT 0;  -- the session may have set another, and @busy must be complete
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @resource nvarchar(255), @position bigint = -1, @before bigint, @start int, @end int, @code int,
-            @member int = -1, @member_before int, @beacon int, @name nvarchar(255);
-    DECLARE @busy TABLE (member_id int NOT NULL PRIMARY KEY);
+            @member bigint = -1, @member_before bigint;
     SELECT @start = COUNT(*) FROM {schema}.entry;
     WHILE 1 = 1
     BEGIN
@@ -1147,39 +1428,18 @@ BEGIN
     END;
     EXEC {schema}.recover_tasks NULL, -1;
     EXEC {schema}.recover_rounds NULL, -1;
-    -- Members that own nothing leave no row to find them by. (What somebody begins from here on is found to be an orphan's,
-    -- should its member be gone after all.)
-    INSERT INTO @busy (member_id)
-    SELECT t.member_id FROM {schema}.task AS t WITH (INDEX (task_open))
-    WHERE t.is_open = CAST(1 AS bit) AND t.status = N'running' AND t.member_id IS NOT NULL
-    UNION SELECT p.member_id FROM {schema}.round_part AS p WHERE p.status = N'running' AND p.member_id IS NOT NULL
-    UNION SELECT r.then_member FROM {schema}.[round] AS r WHERE r.then_status = N'running' AND r.then_member IS NOT NULL;
+    -- Members that own nothing leave no row to find them by.
     WHILE 1 = 1
     BEGIN
         SET @member_before = @member;
-        SELECT TOP (1) @member = m.member_id, @beacon = m.beacon FROM {schema}.member AS m
-        WHERE m.member_id > @member_before AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = m.member_id)
-          AND m.member_id NOT IN (SELECT b.member_id FROM @busy AS b)
-          AND ((m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.joined_at) < SYSUTCDATETIME())
-               OR m.lease_until < SYSUTCDATETIME())
+        SELECT TOP (1) @member = m.member_id FROM {schema}.member AS m
+        WHERE m.member_id > @member_before
+          AND (m.lease_until < SYSUTCDATETIME()
+               OR (m.lease_until IS NULL AND DATEADD(millisecond, m.grace_ms, m.seen_at) <= SYSUTCDATETIME()))
         ORDER BY m.member_id;
         IF @member = @member_before
             BREAK;
-        SET @code = 0;
-        IF @beacon IS NOT NULL
-        BEGIN
-            SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-            IF APPLOCK_MODE(N'public', @name, N'Session') <> N'NoLock'
-                CONTINUE;
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = N'public';
-            IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
-        END;
-        IF @code >= 0
-            DELETE FROM {schema}.member
-            WHERE member_id = @member AND (beacon = @beacon OR (beacon IS NULL AND lease_until < SYSUTCDATETIME()))
-              AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WHERE t.member_id = @member);
+        EXEC {schema}.test_member @member, -1;
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
@@ -1196,6 +1456,7 @@ ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @days int, @before datetime2(6), @count int;
@@ -1219,11 +1480,20 @@ CREATE TRIGGER {schema}.number_bare_row ON {schema}.{table} INSTEAD OF INSERT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @gate nvarchar(255), @patience int = @@LOCK_TIMEOUT, @code int;
+    -- A snapshot may be older than the gate: two would each see nobody ahead.
+    IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = @@SPID AND transaction_isolation_level = 5)
+        THROW 50001, N'sqlsem: no row can be inserted under SNAPSHOT isolation, which does not see who came before; SET TRANSACTION ISOLATION LEVEL READ COMMITTED first', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE resource_id = N''
                OR DATALENGTH(resource_id) <> DATALENGTH(LTRIM(RTRIM(resource_id)))
                OR weight < 1 OR concurrency_limit < COALESCE(weight, 1))
         THROW 50000, N'sqlsem: bad row: a resource''s name has no blanks around it, and 1 <= weight <= limit', 1;
+    IF EXISTS (SELECT 1 FROM inserted
+               WHERE CONCAT(resource_id, access_type, requesting_id) COLLATE Latin1_General_100_BIN2
+                     LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%'))
+        THROW 50000, N'sqlsem: bad row: a name, an id or an access type contains a control character; use printable text', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE access_type LIKE N'upgrade%')
         THROW 50000, N'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes the writer', 1;
     SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
@@ -1231,7 +1501,7 @@ BEGIN
     WHILE @gate IS NOT NULL
     BEGIN
         EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = N'public';
+            @LockTimeout = @patience, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)
@@ -1245,6 +1515,8 @@ BEGIN
            COALESCE(weight, 1), owner, COALESCE(request_uid, CONCAT(N'bare.', CONVERT(nvarchar(36), NEWID()))),
            SYSUTCDATETIME(), note
     FROM inserted;
+    IF {schema}.lock_principal() <> @principal  -- as in enrol
+        THROW 50002, N'sqlsem: busy: the roles are just being made; try again', 1;
 END;
 GO
 COMMIT TRANSACTION;

@@ -15,7 +15,6 @@
 -- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
 -- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
 -- that steps back.
--- SET ROWCOUNT 0 where several rows are written: the session may have set another.
 -- Application lock: N'sqlsem.{schema}.put.' and a uid, Transaction: held while tasks are put under that uid.
 
 SET QUOTED_IDENTIFIER ON;
@@ -26,8 +25,8 @@ GO
 
 -- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
 -- finds the task of the first. A uid is <what several calls have in common>.<number>.
--- Whoever has workers run code (all kinds but json) must be an operator: it runs with the workers' rights. As this runs
--- with its owner's rights to the tables only, IS_ROLEMEMBER tells about the caller.
+-- Whoever has workers run code (all kinds but json) must be in the role of those who put tasks: it runs with the workers'
+-- rights. As this runs with its owner's rights to the tables only, IS_ROLEMEMBER tells about the caller.
 IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put_task
@@ -37,8 +36,10 @@ ALTER PROCEDURE {schema}.put_task
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0;
+            @mine bit = 0, @values int = 1;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
     -- The bar, because = ignores blanks at the end.
@@ -47,11 +48,20 @@ BEGIN
                            WHEN N'json|' THEN N'json' END;
     SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
     SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    IF @word IN (N'json', N'call')
+    BEGIN
+        -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
+        SET @values = 0;
+        IF ISJSON(CONCAT(N'[', @body, N']')) = 1
+            SELECT @values = COUNT(*) FROM OPENJSON(CONCAT(N'[', @body, N']'));
+    END;
     IF @word IS NULL
         SET @message = CONCAT(N'sqlsem: kind is ', COALESCE(N'''' + @kind + N'''', N'NULL'),
             N'; it must be sql, shell, call or json');
     ELSE IF @body IS NULL
         SET @message = N'sqlsem: the body of a task is NULL; give it a text';
+    ELSE IF @values <> 1
+        SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
     ELSE IF @order IS NULL
         SET @message = N'sqlsem: order is NULL; give it a whole number';
     ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 2147483647000
@@ -67,14 +77,14 @@ BEGIN
         SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
             N'; it must be stop or continue');
     IF @message IS NOT NULL
-        THROW 50000, @message, 1;
-    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
+        EXEC {schema}.refuse 50000, @message;
+    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
     BEGIN
         SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
             N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
-            N'an administrator can ALTER ROLE {schema}_operator ADD MEMBER …');
-        THROW 50006, @message, 1;
+            N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER …');
+        EXEC {schema}.refuse 50006, @message;
     END;
 
     IF @uid IS NULL
@@ -89,7 +99,7 @@ BEGIN
             BEGIN TRANSACTION;
         END;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = 10000, @DbPrincipal = N'public';
+            @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
             IF @mine = 1
@@ -118,23 +128,43 @@ GO
 
 -- Claiming and ending ----------------------------------------------------------------------------------------------
 
+-- The sign of life that a claim begins with (see give_sign), and who it is that claims.
+IF OBJECT_ID(N'{schema}.worker_sign') IS NULL EXEC (N'CREATE PROCEDURE {schema}.worker_sign AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.worker_sign @member bigint, @host nvarchar(255) OUTPUT, @pid int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @there int, @due int;
+    SELECT @there = 1, @host = host, @pid = COALESCE(pid, session_id),
+           @due = CASE WHEN COALESCE(lease_ms, grace_ms) > 0
+                        AND DATEADD(millisecond, COALESCE(lease_ms, grace_ms) / 8, seen_at) < SYSUTCDATETIME()
+                       THEN 1 ELSE 0 END
+    FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
+    IF @due = 1
+        EXEC @there = {schema}.give_sign @member;
+    IF COALESCE(@there, 0) = 0
+        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+END;
+GO
+
 -- Claims the first task that may run now; @task is NULL where there is none. With @again (the first reply may have been
 -- lost) the claim of the same @uid is found again.
 IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_task
-    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @task = NULL;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @order int, @count int = 0, @tries int = 0;
-    IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN())
-        THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+    DECLARE @order int, @count int = 0, @tries int = 0, @host nvarchar(255), @pid int;
+    EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
     IF @again = 1
         SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
@@ -162,7 +192,7 @@ BEGIN
             -- may even have been run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
-                claimed_at = SYSUTCDATETIME()
+                claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
             WHERE task_id = @task AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
             SET @count = @@ROWCOUNT;
             COMMIT TRANSACTION;
@@ -187,10 +217,11 @@ GO
 IF OBJECT_ID(N'{schema}.claim_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_task
-    @member int, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @task bigint;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @task OUTPUT;
     SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
@@ -204,11 +235,12 @@ GO
 IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_task
-    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
+    @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max) = NULL,
     @error nvarchar(max) = NULL, @status nvarchar(16) = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET @status = NULL;
     DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
             @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000);
@@ -216,7 +248,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: a task ends as finished, failed or returned, not ',
             COALESCE(@outcome, N'NULL'));
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     SET XACT_ABORT ON;
     IF @@TRANCOUNT = 0
@@ -250,9 +282,9 @@ BEGIN
             ended_at = CASE WHEN @status <> N'pending' THEN SYSUTCDATETIME() END,
             error = @error, result = @result, member_id = NULL, claim_uid = NULL
         OUTPUT inserted.task_id, inserted.attempt, @outcome, @member, inserted.owner, @host, @pid, @session_id,
-               inserted.claimed_at, @error, @result
+               inserted.claimed_at, @error, @result, ORIGINAL_LOGIN()
         INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error,
-                                result)
+                                result, login)
         WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
         IF @@ROWCOUNT = 0
             SET @status = NULL;
@@ -270,11 +302,12 @@ GO
 IF OBJECT_ID(N'{schema}.next_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.next_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.next_task
-    @member int, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
+    @member bigint, @task bigint, @attempt int, @outcome nvarchar(16), @result nvarchar(max), @error nvarchar(max),
     @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @status nvarchar(16), @next bigint;
     EXEC {schema}.end_task @member, @task, @attempt, @outcome, @result, @error, @status OUTPUT;
     EXEC {schema}.take_task @member, @queue, @owner, @uid, @again, @next OUTPUT;
@@ -283,13 +316,116 @@ BEGIN
 END;
 GO
 
--- Gives back what a claim may have left whose reply was lost for good. Returns how many tasks.
-IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
+-- Claims up to @most tasks: those that come first, as far as they are calls or SQL whose worker has never died, and no more
+-- than a million characters of them; another one is claimed alone. Otherwise as claim_task: a row each.
+IF OBJECT_ID(N'{schema}.claim_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.return_claim @member int, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
+ALTER PROCEDURE {schema}.claim_tasks
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(64), @again bit = 0, @most int = 1
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: claim_tasks must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @seen TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @chosen TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @taken TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @order int, @first bigint, @last bigint, @alone int, @count int = 0, @tries int = 0,
+            @host nvarchar(255), @pid int;
+    EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+    IF @again = 1
+    BEGIN
+        INSERT INTO @taken (task_id)
+        SELECT task_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
+          AND status = N'running' AND member_id = @member AND claim_uid = @uid;
+        SET @count = @@ROWCOUNT;
+    END;
+    BEGIN TRY
+        -- As in take_task.
+        WHILE @count = 0 AND @tries < 100
+        BEGIN
+            SET @tries = @tries + 1;
+            SET @order = NULL;
+            SET @first = NULL;
+            SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
+            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
+            IF @order IS NULL
+                BREAK;
+            BEGIN TRANSACTION;
+            SELECT TOP (1) @first = task_id
+            FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
+              AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
+            ORDER BY task_id;
+            SET @last = @first;
+            SET @alone = 1;
+            IF @most > 1
+                SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') THEN 1 ELSE 0 END
+                FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
+            DELETE FROM @chosen;
+            IF @alone = 1
+                INSERT INTO @chosen (task_id) SELECT @first WHERE @first IS NOT NULL;
+            ELSE
+            BEGIN
+                -- How far the group goes. Looked at without keeping locks: what is not taken must look free to everybody.
+                DELETE FROM @seen;
+                INSERT INTO @seen (task_id)
+                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order AND task_id >= @first
+                  AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
+                ORDER BY task_id;
+                SELECT @last = MAX(w.task_id)
+                FROM (SELECT n.task_id,
+                             SUM(n.alone) OVER (ORDER BY n.task_id ROWS UNBOUNDED PRECEDING) AS barred,
+                             SUM(n.size) OVER (ORDER BY n.task_id ROWS UNBOUNDED PRECEDING) - n.size AS before
+                      FROM (SELECT t.task_id, DATALENGTH(t.body) / 2 AS size,
+                                   CASE WHEN t.losses > 0 OR t.kind NOT IN (N'call', N'sql') THEN 1 ELSE 0 END AS alone
+                            FROM @seen AS s
+                            JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = s.task_id) AS n) AS w
+                WHERE w.barred = 0 AND w.before <= 1000000;
+                INSERT INTO @chosen (task_id)
+                SELECT task_id FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
+                  AND task_id >= @first AND task_id <= COALESCE(@last, @first)
+                  AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
+            END;
+            UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
+                claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
+            OUTPUT inserted.task_id INTO @taken (task_id)
+            WHERE task_id IN (SELECT c.task_id FROM @chosen AS c) AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
+              AND (task_id = @first OR (losses = 0 AND kind IN (N'call', N'sql')));
+            SET @count = @@ROWCOUNT;
+            COMMIT TRANSACTION;
+            IF @first IS NULL
+                BREAK;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        IF ERROR_NUMBER() NOT IN (1205, 1222)
+            THROW;
+        SET @count = 0;
+    END CATCH;
+    SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+    FROM @taken AS k JOIN {schema}.task AS t ON t.task_id = k.task_id
+    WHERE @count > 0 ORDER BY t.task_id;
+END;
+GO
+
+-- Gives back what a claim may have left whose reply was lost for good. Returns how many tasks.
+IF OBJECT_ID(N'{schema}.return_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_claim AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.return_claim @member bigint, @queue nvarchar(400), @uid nvarchar(64), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     DECLARE @task bigint, @attempt int, @status nvarchar(16), @count int = 0;
     WHILE 1 = 1
     BEGIN
@@ -314,15 +450,15 @@ GO
 -- many. Whose worker died five times has failed: it may be what kills them.
 IF OBJECT_ID(N'{schema}.recover_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine int = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.recover_tasks @queue nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET ROWCOUNT 0;
-    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id int NOT NULL);
-    DECLARE @member int = -1, @before int, @task bigint = 0, @attempt int, @count int = 0, @found int;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
+    DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int;
     SET @mine = COALESCE(@mine, 0);
     -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
     IF @queue IS NULL
@@ -360,8 +496,8 @@ BEGIN
             error = CASE WHEN losses < 4 THEN error ELSE N'its worker died five times' END,
             member_id = NULL, claim_uid = NULL
         OUTPUT inserted.task_id, inserted.attempt, N'lost', @member, inserted.owner, inserted.claimed_at,
-               N'its worker died'
-        INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, started_at, error)
+               N'its worker died', inserted.host, inserted.pid, inserted.login
+        INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, started_at, error, host, pid, login)
         WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
         SET @count = @count + @@ROWCOUNT;
     END;
@@ -379,6 +515,7 @@ ALTER PROCEDURE {schema}.queue_state @queue nvarchar(400)
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @pending bit = 0, @running bit = 0, @next_pending bit = 0, @failed bigint, @order int,
             @any bit = 0, @any_next bit = 0;
@@ -411,43 +548,75 @@ GO
 
 -- What people look at ----------------------------------------------------------------------------------------------
 
--- Newest first where they have ended; those that are open in the order in which they will run.
+-- 1 for those who may see what others have put.
+IF OBJECT_ID(N'{schema}.sees_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.sees_all AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.sees_all
+AS
+BEGIN
+    SET NOCOUNT ON;
+    RETURN CASE WHEN IS_ROLEMEMBER(N'{schema}_worker') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
+                     OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+                     OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
+END;
+GO
+
+-- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
+-- lost: it ran, and its worker is dead, as whoever looks next will find. Who neither runs tasks nor watches over them sees
+-- those that it put itself.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
-    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME();
+    DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
+            @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
+    EXEC @all = {schema}.sees_all;
     -- The indexes first, the rows in a statement of their own: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
         SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
-        WHERE is_open = CAST(1 AS bit) AND (@status IS NULL OR status = @status)
+        WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY queue_name, task_order, task_id;
     ELSE
         INSERT INTO @shown (task_id)
         SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
-        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@status IS NULL OR status = @status)
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY task_order, task_id;
     SELECT @left = @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
         SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))
         WHERE is_open = CAST(0 AS bit) AND (@queue IS NULL OR queue_name = @queue)
-          AND (@status IS NULL OR status = @status)
+          AND (@stored IS NULL OR status = @stored)
         ORDER BY ended_at DESC, task_id DESC;
-    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures,
-           t.losses, t.max_attempts, t.put_at,
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind,
+           t.body, t.note, d.status, t.on_failure, t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
            CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
-           t.member_id, t.owner, m.host, m.pid, t.error, t.result
+           t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login
     FROM @shown AS s JOIN {schema}.task AS t ON t.task_id = s.task_id
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    CROSS APPLY (SELECT CASE WHEN t.status <> N'running' THEN t.status WHEN m.member_id IS NULL THEN N'lost'
+                             WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN N'lost' ELSE t.status END
+                             WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start
+                                                                        ELSE m.seen_at END) > @now
+                                  OR (@start IS NULL AND m.grace_ms > 0
+                                      AND (m.missing_since IS NULL
+                                           OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN t.status
+                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
+                                  <> N'NoLock' THEN t.status
+                             WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
+                                               N'Session') = 1 THEN N'lost'
+                             ELSE t.status END AS status) AS d
+    WHERE (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
 END;
 GO
@@ -459,15 +628,20 @@ ALTER PROCEDURE {schema}.task_attempts @task bigint
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @all int;
+    EXEC @all = {schema}.sees_all;
+    IF @all = 0 AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
+        SET @task = NULL;
     SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
-           DATEDIFF_BIG(microsecond, l.started_at, l.ended_at) / CAST(1000000 AS float) AS seconds, l.error, l.result
+           DATEDIFF_BIG(microsecond, l.started_at, l.ended_at) / CAST(1000000 AS float) AS seconds, l.error, l.result, l.login
     FROM {schema}.task_log AS l WHERE l.task_id = @task
     UNION ALL
-    SELECT t.task_id, t.attempt, N'running', t.member_id, t.owner, m.host, m.pid, m.session_id, t.claimed_at,
+    SELECT t.task_id, t.attempt, N'running', t.member_id, t.owner, t.host, t.pid, m.session_id, t.claimed_at,
            CAST(NULL AS datetime2(6)),
            DATEDIFF_BIG(microsecond, t.claimed_at, SYSUTCDATETIME()) / CAST(1000000 AS float),
-           CAST(NULL AS nvarchar(max)), CAST(NULL AS nvarchar(max))
+           CAST(NULL AS nvarchar(max)), CAST(NULL AS nvarchar(max)), t.login
     FROM {schema}.task AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.task_id = @task AND t.status = N'running'
     ORDER BY 2;
@@ -478,26 +652,47 @@ GO
 -- What operators do ------------------------------------------------------------------------------------------------
 
 -- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed).
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state.
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state. A task whose worker is dead is pending
+-- again first, and so retried by that.
 IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_task @task bigint, @what nvarchar(16), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @code int, @count int = 0, @status nvarchar(16);
+    SET ROWCOUNT 0;
+    DECLARE @code int, @count int = 0, @status nvarchar(16), @member bigint, @queue nvarchar(255);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
-    IF @what = N'retry'
-        UPDATE {schema}.task WITH (ROWLOCK)
-        SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
-        WHERE task_id = @task AND status IN (N'failed', N'cancelled');
-    ELSE
-        UPDATE {schema}.task WITH (ROWLOCK)
-        SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
-        WHERE task_id = @task AND status IN (N'pending', N'failed');
-    SET @count = @@ROWCOUNT;
+    -- Who is no operator has its own alone.
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+       AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+       AND NOT EXISTS (SELECT 1 FROM {schema}.task WHERE task_id = @task AND put_by = ORIGINAL_LOGIN())
+        SET @task = NULL;
+    IF @@TRANCOUNT = 0
+        SELECT @member = member_id, @queue = queue_name FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK)
+        WHERE task_id = @task AND status = N'running';
+    IF @member IS NOT NULL
+    BEGIN
+        EXEC {schema}.test_member @member, -1;
+        IF NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @member)
+            EXEC {schema}.recover_tasks @queue, -1;
+        IF @what = N'retry'
+            SELECT @count = 1 FROM {schema}.task WHERE task_id = @task AND status = N'pending';
+    END;
+    IF @count = 0
+    BEGIN
+        IF @what = N'retry'
+            UPDATE {schema}.task WITH (ROWLOCK)
+            SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
+            WHERE task_id = @task AND status IN (N'failed', N'cancelled');
+        ELSE
+            UPDATE {schema}.task WITH (ROWLOCK)
+            SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
+            WHERE task_id = @task AND status IN (N'pending', N'failed');
+        SET @count = @@ROWCOUNT;
+    END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
     SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1 ELSE -2 END;
     IF @answer = 1
@@ -552,6 +747,7 @@ ALTER PROCEDURE {schema}.put
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     -- What is too much here is too much there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
             @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END;
@@ -564,10 +760,11 @@ GO
 IF OBJECT_ID(N'{schema}.session_claim') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_claim AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_claim
-    @queue nvarchar(400), @owner nvarchar(255), @member int OUTPUT, @task bigint OUTPUT
+    @queue nvarchar(400), @owner nvarchar(255), @member bigint OUTPUT, @task bigint OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT 3000;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -592,10 +789,11 @@ GO
 IF OBJECT_ID(N'{schema}.session_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_end AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_end
-    @member int, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
+    @member bigint, @task bigint, @attempt int, @error nvarchar(max), @status nvarchar(16) = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
+    SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET LOCK_TIMEOUT -1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -626,11 +824,11 @@ ALTER PROCEDURE {schema}.session_leftovers
 AS
 BEGIN
     SET NOCOUNT ON;
-    SET XACT_ABORT ON;
     SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @member int, @task bigint = 0, @found int, @attempt int, @claimed_at datetime2(6), @age bigint;
+    DECLARE @member bigint, @task bigint = 0, @found int, @attempt int, @claimed_at datetime2(6), @age bigint;
     EXEC {schema}.session_member NULL, @member OUTPUT;
     SELECT @age = DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE())
     FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
@@ -675,7 +873,8 @@ BEGIN
         THROW 50001, N'sqlsem: work must not be called in an open transaction or INSERT … EXEC; commit first', 1;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @owner nvarchar(400), @member int, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
+    SET TEXTSIZE 2147483647;  -- Agent sets 1024
+    DECLARE @owner nvarchar(400), @member bigint, @task bigint, @kind nvarchar(8), @body nvarchar(max), @attempt int,
             @error nvarchar(max), @message nvarchar(1000), @status nvarchar(16), @pause int = 5,
             @since datetime2(6) = SYSUTCDATETIME();
     EXEC {schema}.check_name N'queue', @queue;
@@ -683,7 +882,7 @@ BEGIN
     BEGIN
         SET @message = CONCAT(N'sqlsem: idle_seconds must be 0 or more, not ',
             COALESCE(CONVERT(nvarchar(40), @idle_seconds), N'NULL'));
-        THROW 50000, @message, 1;
+        EXEC {schema}.refuse 50000, @message;
     END;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_leftovers;

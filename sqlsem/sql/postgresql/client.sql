@@ -1,10 +1,14 @@
 -- sqlsem, the statements that the Python client sends to PostgreSQL.
+--
+-- Every name in them says where it is to be found, also of functions and operators: whoever may create some in a schema of
+-- the caller's search_path must not be able to stand in for them. (Behind a pooler search_path cannot be set: it would be
+-- other people's, too.)
 
 -- name: version
-SELECT CASE WHEN to_regclass('{schema}.setting') IS NULL THEN NULL ELSE 1 END
+SELECT CASE WHEN pg_catalog.to_regclass('{schema}.setting'::text) IS NULL THEN NULL ELSE 1 END
 
 -- name: installed
-SELECT value FROM {schema}.setting WHERE name = 'schema_version'
+SELECT value FROM {schema}.setting WHERE name OPERATOR(pg_catalog.=) 'schema_version'::text
 
 -- name: settings
 SELECT name, value FROM {schema}.settings()
@@ -13,12 +17,17 @@ SELECT name, value FROM {schema}.settings()
 SELECT pg_catalog.pg_backend_pid()
 
 -- name: session
-SELECT set_config('lock_timeout', %(lock_timeout)s, false), -- (Since versions 14 and 17.)
-       CASE WHEN current_setting('idle_session_timeout', true) IS NOT NULL THEN set_config('idle_session_timeout', '0', false) END,
-       CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', false) END,
-       set_config('idle_in_transaction_session_timeout', '0', false), set_config('statement_timeout', '0', false),
-       set_config('tcp_keepalives_idle', %(keepalive)s, false), set_config('tcp_keepalives_interval', '2', false),
-       set_config('tcp_keepalives_count', '3', false), set_config('default_transaction_isolation', 'read committed', false)
+SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Since versions 14 and 17.)
+       CASE WHEN pg_catalog.current_setting('idle_session_timeout', true) IS NOT NULL
+            THEN pg_catalog.set_config('idle_session_timeout', '0', false) END,
+       CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
+            THEN pg_catalog.set_config('transaction_timeout', '0', false) END,
+       pg_catalog.set_config('idle_in_transaction_session_timeout', '0', false),
+       pg_catalog.set_config('statement_timeout', '0', false),
+       pg_catalog.set_config('tcp_keepalives_idle', %(keepalive)s, false),
+       pg_catalog.set_config('tcp_keepalives_interval', '2', false), pg_catalog.set_config('tcp_keepalives_count', '3', false),
+       pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
+       CASE WHEN %(own)s::boolean THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END
 
 -- name: enrol
 SELECT {schema}.enrol(%(host)s, %(pid)s, %(program)s, %(grace)s, %(lease)s)
@@ -34,17 +43,19 @@ SELECT {schema}.resign(%(member)s)
 
 -- name: register
 SELECT queue_position, granted FROM {schema}.register(
-    %s::integer, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
+    %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
     %s::varchar, %s::varchar, %s::integer, %s::integer, %s::varchar)
 
 -- name: register_all
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
 
 -- name: wait
-SELECT {schema}.wait(%s::varchar, %s::bigint, %s::integer)
+-- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
+SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.wait(%s::varchar, %s::bigint, %s::integer)
 
 -- name: release
-SELECT {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)
+SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
+       {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)
 
 -- name: upgrade
 SELECT {schema}.upgrade(%s::varchar, %s::bigint, %s::varchar, %s::integer)
@@ -73,7 +84,7 @@ SELECT {schema}.pin(%s, %s, %s)
 SELECT * FROM {schema}.entries(%s)
 
 -- name: past
-SELECT * FROM {schema}.past(%s, %s)
+SELECT * FROM {schema}.past(%s, %s, %s, %s, %s)
 
 -- name: resources
 SELECT * FROM {schema}.resources()
@@ -91,32 +102,64 @@ SELECT {schema}.reap()
 SELECT {schema}.prune(%s)
 
 -- name: now
-SELECT clock_timestamp()
+SELECT pg_catalog.clock_timestamp()
 
 -- name: install_lock
-SELECT pg_advisory_xact_lock(hashtext('sqlsem.install.{schema}'))
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)
+
+-- name: stand_aside
+-- Before an upgrade from version 1 or 2, whose waits keep locks on the tables while they sleep: they return as long as the
+-- install lock is held, so that the tables can be had. In a transaction of its own.
+DO $$
+DECLARE
+    v_name text;
+    v_old  regprocedure;
+    v_text text;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    PERFORM pg_advisory_xact_lock(hashtext('sqlsem.install.{schema}'));
+    FOREACH v_name IN ARRAY ARRAY['wait(varchar, bigint, integer)', 'upgrade(varchar, bigint, varchar, integer)'] LOOP
+        v_old := to_regprocedure('{schema}.' || v_name);
+        CONTINUE WHEN v_old IS NULL OR (SELECT value::integer > 2 FROM {schema}.setting WHERE name = 'schema_version')
+            OR to_regprocedure('{schema}.' || replace(v_name, '(', '_before(')) IS NOT NULL;
+        v_text := pg_get_functiondef(v_old);
+        v_name := split_part(v_name, '(', 1);
+        EXECUTE overlay(v_text PLACING v_name || '_before(' FROM strpos(v_text, v_name || '(') FOR length(v_name) + 1);
+        EXECUTE regexp_replace(v_text, '^ AS \$function\$.*$', ' AS $function$
+BEGIN
+    IF NOT pg_try_advisory_lock_shared(hashtext(''sqlsem.install.{schema}'')) THEN
+        PERFORM pg_sleep(0.05);
+        RETURN -1;
+    END IF;
+    PERFORM pg_advisory_unlock_shared(hashtext(''sqlsem.install.{schema}''));
+    RETURN {schema}.' || v_name || '_before(' || CASE v_name WHEN 'wait' THEN '$1, $2, $3' ELSE '$1, $2, $3, $4' END || ');
+END
+$function$', 'ns');
+    END LOOP;
+END
+$$
 
 -- name: set_version
-UPDATE {schema}.setting SET value = %s WHERE name = 'schema_version'
+UPDATE {schema}.setting SET value = %s WHERE name OPERATOR(pg_catalog.=) 'schema_version'::text
 
 -- name: put_tasks
 SELECT {schema}.put_tasks(%s, %s, %s)
 
 -- name: claim_task
 SELECT * FROM {schema}.claim_task(
-    %s::integer, %s::varchar, %s::varchar, %s::varchar, %s::boolean)
+    %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean)
 
 -- name: end_task
-SELECT {schema}.end_task(%s::integer, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text)
+SELECT {schema}.end_task(%s::bigint, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text)
 
 -- name: next_task
 SELECT * FROM {schema}.next_task(
-    %s::integer, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text,
+    %s::bigint, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text,
     %s::varchar, %s::varchar, %s::varchar, %s::boolean)
 
 -- name: next_tasks
 SELECT * FROM {schema}.next_tasks(
-    %s::integer, %s::json, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::integer)
+    %s::bigint, %s::json, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::integer)
 
 -- name: return_claim
 SELECT {schema}.return_claim(%s, %s, %s)

@@ -12,7 +12,7 @@ SET search_path = pg_catalog, pg_temp;
 -- gone or taken away, or has another access type than p_was.
 CREATE OR REPLACE FUNCTION {schema}.convert_row(
     p_resource varchar, p_position bigint, p_was varchar, p_access varchar, p_outcome varchar) RETURNS boolean
-LANGUAGE sql VOLATILE
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     WITH mine AS (SELECT * FROM {schema}.{table}
                   WHERE resource_id = p_resource AND queue_position = p_position AND access_type = p_was AND revoked_at IS NULL

@@ -13,8 +13,8 @@ SET search_path = pg_catalog, pg_temp;
 -- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through it, a row each who,
 -- the youngest request's first. `ahead` is where a who is in the way of the one before, `behind` what it waits for.
 -- Nothing while somebody in it may be dead: then it will be removed.
-CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member integer)
-RETURNS TABLE (step integer, member_id integer, host varchar, pid integer, session_id integer, owner varchar,
+CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
+RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
                ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
                resource_id varchar, queue_position bigint, upgrade boolean, behind_position bigint, whos integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -23,7 +23,7 @@ AS $$
 DECLARE
     -- The rows, by resource and position; who numbers the whos from 1.
     a_who     integer[];
-    a_member  integer[];
+    a_member  bigint[];
     a_owner   varchar[];
     a_res     varchar[];
     a_pos     bigint[];
@@ -71,6 +71,7 @@ DECLARE
     v_victim  bigint;
     v_start   integer;   -- its row
     v_other   integer;
+    v_peer    bigint;
     -- The way back, by rows.
     a_first   integer[];
     a_from    integer[];
@@ -307,10 +308,10 @@ BEGIN
     END IF;
 
     -- Whoever died holds nobody up for long.
-    FOR v_other IN SELECT DISTINCT a_member[array_position(a_who, u.who)] FROM unnest(a_reached) AS u (who) LOOP
-        PERFORM {schema}.test_member(v_other, p_member);
+    FOR v_peer IN SELECT DISTINCT a_member[array_position(a_who, u.who)] FROM unnest(a_reached) AS u (who) LOOP
+        PERFORM {schema}.test_member(v_peer, p_member);
         IF NOT EXISTS (SELECT FROM {schema}.member AS m
-                       WHERE m.member_id = v_other AND m.missing_since IS NULL
+                       WHERE m.member_id = v_peer AND m.missing_since IS NULL
                          AND (m.lease_until IS NULL OR m.lease_until >= clock_timestamp())) THEN
             RETURN;
         END IF;
@@ -373,7 +374,7 @@ END
 $$;
 
 -- The same in words, for a session that waits: the position to give up, and why. NULLs when there is none.
-CREATE OR REPLACE FUNCTION {schema}.deadlock_words(p_member integer, OUT victim bigint, OUT words text)
+CREATE OR REPLACE FUNCTION {schema}.deadlock_words(p_member bigint, OUT victim bigint, OUT words text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT min(d.queue_position) FILTER (WHERE d.step = 1),

@@ -1,40 +1,61 @@
--- sqlsem, what `sqlsem doctor` asks PostgreSQL. Nothing here needs the sqlsem tables, or changes anything.
+-- sqlsem, what `sqlsem doctor` asks PostgreSQL. Nothing here needs the sqlsem tables, or changes anything. (Names are
+-- qualified, as in client.sql.)
 
 -- name: server
-SELECT current_setting('server_version_num')::integer, 'PostgreSQL ' || current_setting('server_version'),
-       pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean
+SELECT pg_catalog.current_setting('server_version_num')::integer,
+       'PostgreSQL '::text OPERATOR(pg_catalog.||) pg_catalog.current_setting('server_version'),
+       pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean
 
 -- name: permission
--- Who we are; whether the schema is there and may be used; whether the routines are there and may be called.
-SELECT current_user, n.oid IS NOT NULL, has_schema_privilege(n.oid, 'USAGE'),
-       count(p.oid) > 0,
-       coalesce(bool_and(has_function_privilege(p.oid, 'EXECUTE')) FILTER (WHERE p.proname = 'register'), false),
-       coalesce(bool_and(has_function_privilege(p.oid, 'EXECUTE')) FILTER (WHERE p.proname = 'revoke'), false)
-FROM (SELECT lower('{schema}') AS name) AS wanted
-LEFT JOIN pg_namespace AS n ON n.nspname = wanted.name
-LEFT JOIN pg_proc AS p ON p.pronamespace = n.oid AND p.proname IN ('register', 'revoke')
+-- Who we are; whether the schema is there and may be used; whether the routines are there and may be called; who owns the
+-- schema, and whether that is somebody else who is no superuser, or others may create things in it.
+SELECT current_user, n.oid IS NOT NULL, pg_catalog.has_schema_privilege(n.oid, 'USAGE'::text),
+       pg_catalog.count(p.oid) OPERATOR(pg_catalog.>) 0::bigint,
+       pg_catalog.array_agg(DISTINCT p.proname::text) FILTER (WHERE pg_catalog.has_function_privilege(p.oid, 'EXECUTE'::text))
+FROM (SELECT pg_catalog.lower('{schema}'::text) AS name) AS wanted
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname OPERATOR(pg_catalog.=) wanted.name::name
+LEFT JOIN pg_catalog.pg_proc AS p ON p.pronamespace OPERATOR(pg_catalog.=) n.oid
+     AND p.proname::text OPERATOR(pg_catalog.=) ANY (ARRAY['register', 'revoke', 'put_tasks', 'claim_task', 'entries'])
 GROUP BY n.oid
 
 -- name: settings
 -- What holds for connections that, unlike ours, do not set it themselves; and our own keepalive.
-SELECT reset_val, current_setting('synchronous_commit'), current_setting('tcp_keepalives_idle'),
-       current_setting('tcp_keepalives_interval'), current_setting('tcp_keepalives_count'),
-       (SELECT setting FROM pg_settings WHERE name = 'tcp_user_timeout')
-FROM pg_settings WHERE name = 'default_transaction_isolation'
+SELECT s.reset_val, pg_catalog.current_setting('synchronous_commit'), pg_catalog.current_setting('tcp_keepalives_idle'),
+       pg_catalog.current_setting('tcp_keepalives_interval'), pg_catalog.current_setting('tcp_keepalives_count'),
+       (SELECT t.setting FROM pg_catalog.pg_settings AS t WHERE t.name OPERATOR(pg_catalog.=) 'tcp_user_timeout'::text)
+FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'default_transaction_isolation'::text
+
+-- name: tls
+-- This session's own row.
+SELECT s.ssl, s.version, s.cipher FROM pg_catalog.pg_stat_ssl AS s
+WHERE s.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()
+
+-- name: replication
+-- The timeline; the synchronous standbys that are asked for; how many standbys, and synchronous ones, are seen to be
+-- connected (NULL where that is not for us to see).
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN NULL
+            ELSE pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) END,
+       pg_catalog.current_setting('synchronous_standby_names'),
+       CASE WHEN pg_catalog.pg_has_role('pg_monitor'::name, 'MEMBER'::text) THEN pg_catalog.count(r.pid) END,
+       CASE WHEN pg_catalog.pg_has_role('pg_monitor'::name, 'MEMBER'::text)
+            THEN pg_catalog.count(r.pid) FILTER (WHERE r.sync_state OPERATOR(pg_catalog.=) ANY (ARRAY['sync', 'quorum'])) END
+FROM pg_catalog.pg_stat_replication AS r
 
 -- name: clock
-SELECT extract(epoch FROM clock_timestamp())::double precision
+SELECT pg_catalog.date_part('epoch'::text, pg_catalog.clock_timestamp())
 
 -- name: beacon_take
-SELECT pg_backend_pid(), pg_try_advisory_lock(%(key)s)
+SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_try_advisory_lock(%(key)s::bigint)
 
 -- name: beacon_look
 -- Asked on a second connection: is it another backend, does the first one still hold its lock, and are we kept out?
-SELECT pg_backend_pid(),
-       EXISTS (SELECT FROM pg_locks
-               WHERE locktype = 'advisory' AND granted AND pid = %(pid)s AND objsubid = 1
-                 AND classid = (%(key)s::bigint >> 32)::oid AND objid = (%(key)s::bigint & 4294967295)::oid),
-       NOT pg_try_advisory_xact_lock(%(key)s)
+SELECT pg_catalog.pg_backend_pid(),
+       EXISTS (SELECT FROM pg_catalog.pg_locks AS l
+               WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory'::text AND l.granted AND l.pid OPERATOR(pg_catalog.=) %(pid)s::integer
+                 AND l.objsubid OPERATOR(pg_catalog.=) 1::smallint
+                 AND l.classid OPERATOR(pg_catalog.=) (%(key)s::bigint OPERATOR(pg_catalog.>>) 32)::oid
+                 AND l.objid OPERATOR(pg_catalog.=) (%(key)s::bigint OPERATOR(pg_catalog.&) 4294967295::bigint)::oid),
+       NOT pg_catalog.pg_try_advisory_xact_lock(%(key)s::bigint)
 
 -- name: beacon_give
-SELECT pg_backend_pid(), pg_advisory_unlock(%(key)s)
+SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_advisory_unlock(%(key)s::bigint)

@@ -7,9 +7,11 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
+-- (Helpers have the clause: so what is not qualified stands in them.)
+
 -- What the server says to a COMMIT inside a transaction that is not its to end, in the language of this session.
 CREATE OR REPLACE FUNCTION {schema}.refused_commit() RETURNS text
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_text text;
@@ -50,7 +52,7 @@ BEGIN
     IF v_enclosed THEN
         RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction or a function; nothing was done', what
             USING ERRCODE = '25001', HINT = 'COMMIT first, and CALL it in autocommit, or from a procedure or DO block that may commit.';
-    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+    ELSIF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
         RAISE EXCEPTION 'sqlsem: % commits, and would commit what was written before it; nothing was done', what
             USING ERRCODE = '25001', HINT = 'COMMIT or ROLLBACK before it.';
     END IF;
@@ -144,56 +146,55 @@ BEGIN
 END
 $$;
 
--- All beacons, and the sessions that hold them.
-CREATE OR REPLACE FUNCTION {schema}.beacons_held() RETURNS TABLE (beacon bigint, holder integer)
-LANGUAGE sql VOLATILE
+-- From this session's next statement on the server looks every two seconds whether the client is still there, also while the
+-- session waits. (From PostgreSQL 14 on, and not on every system.)
+CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT objid::bigint, pid FROM pg_catalog.pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-      AND classid::bigint = {schema}.lock_class(1)
+BEGIN
+    IF current_setting('client_connection_check_interval', true) = '0' THEN
+        PERFORM set_config('client_connection_check_interval', '2s', false);
+    END IF;
+EXCEPTION WHEN invalid_parameter_value THEN
+    NULL;  -- it cannot be done on this system
+END
 $$;
 
--- Who holds a beacon; NULL when nobody does.
-CREATE OR REPLACE FUNCTION {schema}.beacon_holder(p_beacon integer) RETURNS integer
-LANGUAGE sql VOLATILE
-AS $$ SELECT holder FROM {schema}.beacons_held() WHERE beacon = p_beacon $$;
-
 -- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
-CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_member integer;
+    v_member bigint;
 BEGIN
     IF p_lease_ms IS NULL THEN
         SELECT member_id INTO v_member FROM {schema}.member
         WHERE backend_pid = pg_backend_pid() AND pid IS NULL AND lease_ms IS NULL AND login = session_user
-          AND {schema}.beacon_holder(beacon) = pg_backend_pid();  -- not so after DISCARD ALL
+          AND {schema}.holds_beacon(backend_pid, beacon);  -- not so after DISCARD ALL
         IF FOUND THEN
             RETURN v_member;
         END IF;
     END IF;
+    PERFORM {schema}.watch_client();
     -- Sessions end without a word: those that left no row are forgotten here.
     v_member := {schema}.enrol(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
                                0, p_lease_ms);
-    DELETE FROM {schema}.member AS m
-    WHERE m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.member_id = m.member_id)
-      AND CASE WHEN m.lease_until IS NULL
-               THEN m.beacon NOT IN (SELECT b.beacon FROM {schema}.beacons_held() AS b)  -- looked up once, after the snapshot
-               ELSE m.lease_until < clock_timestamp() END;
+    PERFORM {schema}.test_member(l.member_id, v_member)
+    FROM {schema}.look_at_members() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
+    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.member_id = m.member_id);
     RETURN v_member;
 END
 $$;
 
 -- Somebody still waits for this row: for another five seconds at least. Renews the lease, where there is one. False when
 -- row or member is gone.
-CREATE OR REPLACE FUNCTION {schema}.attend(p_member integer, p_resource text, p_position bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.attend(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     -- Kept until the commit: who removes the member finds its lease renewed, or we find it gone.
-    UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    UPDATE {schema}.member
+    SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
     WHERE member_id = p_member AND login = session_user AND lease_ms IS NOT NULL;
     IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.member
                                  WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL) THEN
@@ -210,19 +211,24 @@ BEGIN
 END
 $$;
 
--- Would this row wait for its own member's rows for ever? They leave no room for it even when all others are gone.
-CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member integer, p_resource text, p_position bigint) RETURNS boolean
+-- Would this row wait for ever for rows that its own session has, with a lease or without, as its member? They leave no room
+-- for it even when all others are gone.
+CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(mine.concurrency_limit, a.concurrency_limit)), false)
     FROM {schema}.{table} AS mine JOIN {schema}.{table} AS a
-      ON a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position AND a.member_id = mine.member_id
+      ON a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
+         AND a.member_id IN (SELECT m.member_id FROM {schema}.member AS m
+                             WHERE m.member_id = mine.member_id
+                                OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
+                                   AND {schema}.holds_beacon(m.backend_pid, m.beacon))
          AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
 $$;
 
 -- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
-CREATE OR REPLACE FUNCTION {schema}.has_others(p_member integer, p_position bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.has_others(p_member bigint, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
@@ -282,12 +288,13 @@ BEGIN
         IF p_lease_ms IS NOT NULL THEN
             RAISE EXCEPTION 'sqlsem: position % on % lives as long as its session and has no lease to renew', p_position,
                 quote_literal(p_resource) USING ERRCODE = '22023', HINT = 'Leave lease_seconds out, here or take it with one.';
-        ELSIF {schema}.beacon_holder(v_member.beacon) IS NULL THEN
+        ELSIF NOT {schema}.holds_beacon(v_member.backend_pid, v_member.beacon) THEN
             RETURN -1;
         END IF;
     ELSE
+        PERFORM {schema}.check_life('lease', p_lease_ms);
         UPDATE {schema}.member
-        SET lease_ms = coalesce(p_lease_ms, lease_ms),
+        SET lease_ms = coalesce(p_lease_ms, lease_ms), seen_at = clock_timestamp(),
             lease_until = clock_timestamp() + coalesce(p_lease_ms, lease_ms) * interval '1 millisecond'
         WHERE member_id = v_member.member_id;
         IF NOT FOUND THEN
@@ -309,6 +316,11 @@ AS $$
                 THEN greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started))::integer END
 $$;
 
+-- What tells a request of a session's from all others.
+CREATE OR REPLACE FUNCTION {schema}.new_uid() RETURNS varchar
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT 'sql ' || gen_random_uuid() $$;
+
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
 -- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
@@ -321,12 +333,12 @@ CREATE OR REPLACE PROCEDURE {schema}.acquire(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_started    timestamptz := clock_timestamp();
+    v_started    timestamptz := pg_catalog.clock_timestamp();
     v_registered timestamptz;
     v_id         text;
     v_access     text;
     v_lease_ms   integer;
-    v_member     integer;
+    v_member     bigint;
     v_left       integer;   -- ms; NULL: for ever
     v_granted    boolean;
     v_attended   boolean;
@@ -337,13 +349,14 @@ DECLARE
     v_reason     text;
     v_stack      text;
     v_alone      boolean;   -- called by the client itself
+    v_shut       boolean := false;  -- somebody kept the gate
 BEGIN
     code := NULL;
     queue_position := NULL;
     fence := NULL;
     CALL {schema}.stand_alone('acquire');
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
-    v_alone := strpos(v_stack, E'\n') = 0;
+    v_alone := pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0;
     v_id := coalesce(requesting_id, {schema}.session_id());
     v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);
@@ -351,26 +364,28 @@ BEGIN
     LOOP  -- once, but for a row that was lost while this session stood still
         v_member := {schema}.session_member(v_lease_ms);
         COMMIT;
-        v_registered := clock_timestamp();
+        v_registered := pg_catalog.clock_timestamp();
         v_result := -1;
         v_left := {schema}.time_left(timeout_ms, v_started);
         BEGIN
             -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
-            PERFORM set_config('lock_timeout', CASE WHEN v_left IS NULL THEN '0' ELSE greatest(v_left, 100)::text END, true);
+            PERFORM pg_catalog.set_config('lock_timeout'::text, greatest(least(v_left, 10000), 100)::text, true);
             SELECT r.queue_position, r.granted INTO queue_position, v_granted
-            FROM {schema}.register(v_member, v_id, session_user::text, 'sql '::text || gen_random_uuid()::text,
+            FROM {schema}.register(v_member, v_id, session_user::text, {schema}.new_uid(),
                                    timeout_ms = 0, resource, v_access, concurrency_limit, weight, note) AS r;
             v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
                           OR {schema}.attend(v_member, resource, queue_position);
-            IF v_attended AND NOT v_granted AND v_lease_ms IS NULL
+            IF v_attended AND NOT v_granted
                AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
                 v_result := -3;
-                SELECT d.words INTO v_reason FROM {schema}.deadlock_words(v_member) AS d;
+                SELECT coalesce(d.words, 'It would wait for what this session itself holds') INTO v_reason
+                FROM {schema}.deadlock_words(v_member) AS d;
             END IF;
             v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_others(v_member, queue_position);
         EXCEPTION WHEN lock_not_available THEN
             queue_position := NULL;
             v_attended := true;
+            v_shut := true;
         END;
         IF queue_position IS NOT NULL AND v_attended AND v_granted THEN
             code := 0;
@@ -381,7 +396,10 @@ BEGIN
             RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
         END IF;
         COMMIT;
-        IF queue_position IS NULL THEN
+        IF v_shut AND (timeout_ms < 0 OR {schema}.time_left(timeout_ms, v_started) > 0) THEN
+            v_shut := false;
+            CONTINUE;
+        ELSIF queue_position IS NULL THEN
             EXIT;
         ELSIF NOT v_attended THEN
             v_result := -2;
@@ -441,12 +459,12 @@ BEGIN
         COMMIT;
     END IF;
     IF v_result = -4 THEN
-        RAISE EXCEPTION 'sqlsem: acquire on % was cancelled and has left the queue: %', quote_literal(resource), v_reason
+        RAISE EXCEPTION 'sqlsem: acquire on % was cancelled and has left the queue: %', pg_catalog.quote_literal(resource), v_reason
             USING ERRCODE = '57014';
     END IF;
     IF v_result = -3 THEN
         RAISE NOTICE 'sqlsem: %; the request for % has left the queue: release what is held, and try again',
-            coalesce(rtrim(v_reason, '.'), 'Deadlock'), quote_literal(resource);
+            coalesce(pg_catalog.rtrim(v_reason, '.'::text), 'Deadlock'), pg_catalog.quote_literal(resource);
     END IF;
     code := v_result;
 END
@@ -471,7 +489,7 @@ $$;
 -- a call with three literals is this one's, and not ambiguous.)
 CREATE OR REPLACE FUNCTION {schema}.release(
     resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
@@ -483,7 +501,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.renew(
     resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
@@ -503,13 +521,13 @@ BEGIN
     CALL {schema}.look_around(v_enclosed);
     GET DIAGNOSTICS v_stack = PG_CONTEXT;
     -- A procedure or DO block that may commit is a transaction until it does; a CALL by itself ends with itself.
-    IF NOT v_enclosed AND strpos(v_stack, E'\n') = 0 THEN
+    IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0 THEN
         RAISE EXCEPTION 'sqlsem: assert_holding needs an open transaction, whose end it guards; there is none'
             USING ERRCODE = '25001', HINT = 'BEGIN first, and write and COMMIT after it.';
     END IF;
     IF NOT {schema}.pin(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) THEN
         RAISE EXCEPTION 'sqlsem: position % on % is not held (any more) by this requester', coalesce(queue_position::text, 'NULL'),
-            coalesce(quote_literal(resource), 'NULL')
+            coalesce(pg_catalog.quote_literal(resource), 'NULL')
             USING ERRCODE = '55000', HINT = 'ROLLBACK: somebody else may be inside.';
     END IF;
 END
@@ -518,10 +536,10 @@ $$;
 -- The queue: who holds and who waits, of one resource or all.
 CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
-               weight integer, requesting_id varchar, member_id integer, owner varchar, host varchar, pid integer,
+               weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
                program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
-               seconds float, missing_for float)
-LANGUAGE sql VOLATILE
+               seconds float, missing_for float, grace float)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 
@@ -529,7 +547,7 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 -- An upper bound on whatever limit is declared; NULL: none.
 CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
@@ -543,7 +561,7 @@ $$;
 
 -- Nobody new is let in, until resume; who is inside stays.
 CREATE OR REPLACE FUNCTION {schema}.pause(resource text) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('resource', resource);
@@ -552,7 +570,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.resume(resource text) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.check_name('resource', resource);

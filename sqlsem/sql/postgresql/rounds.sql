@@ -10,7 +10,7 @@ SET search_path = pg_catalog, pg_temp;
 
 -- What makes the decisions of one name come one after the other, until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.lock_round(p_name varchar) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -20,16 +20,13 @@ BEGIN
 END
 $$;
 
--- Keeps what the last part shall start. Of a login that is no operator's only that there is something (and what operators
--- have kept stays): what is kept may be run with the rights of whoever resumes it.
+-- Keeps what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
+-- kept stays): what is kept may be run with the rights of whoever resumes it.
 CREATE OR REPLACE FUNCTION {schema}.keep_then(p_round bigint, p_kind varchar, p_body text) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_may boolean := EXISTS (SELECT FROM pg_roles
-                             WHERE rolname = '{schema}_operator' AND pg_has_role(session_user, oid, 'MEMBER'))
-                  OR EXISTS (SELECT FROM pg_namespace
-                             WHERE nspname = '{schema}' AND pg_has_role(session_user, nspowner, 'MEMBER'));
+    v_may boolean := {schema}.has_role('putter');
 BEGIN
     IF p_kind IS NOT NULL AND p_kind <> 'session' THEN
         UPDATE {schema}.round
@@ -42,11 +39,11 @@ $$;
 
 -- Tests the members that run parts or continuations of a name's rounds (NULL: of all), except p_mine. Parts of the dead
 -- have failed, their continuations are to be done again. The rounds in which parts failed so.
-CREATE OR REPLACE FUNCTION {schema}.recover_rounds(p_name varchar, p_mine integer) RETURNS SETOF bigint
+CREATE OR REPLACE FUNCTION {schema}.recover_rounds(p_name varchar, p_mine bigint) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_member integer;
+    v_member bigint;
     v_round  record;
 BEGIN
     -- In one order for everybody, and before any name is locked: so two of these cannot wait for each other.
@@ -94,7 +91,7 @@ END
 $$;
 
 -- Gives back a continuation that this member claimed; true when there was one. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.return_then(p_member integer, p_uid varchar) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.return_then(p_member bigint, p_uid varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -112,7 +109,7 @@ $$;
 --   differs    refused: the open round has other parts
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
-    p_member integer, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
+    p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
     p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT attempt integer, OUT previous bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -121,12 +118,15 @@ DECLARE
     v_part  {schema}.round_part;
     v_now   timestamptz;
     v_same  boolean;
+    v_window bigint;
 BEGIN
     PERFORM {schema}.lock_round(p_name);
     PERFORM {schema}.require_member(p_member);
     v_now := clock_timestamp();
     SELECT * INTO v_round FROM {schema}.round AS r WHERE r.round_name = p_name ORDER BY r.round_id DESC LIMIT 1;
     id := v_round.round_id;
+    -- A round's window is what the login says that has opened it: another one's must not end it early.
+    v_window := CASE WHEN v_round.opened_by <> session_user AND v_round.status IN ('open', 'failed') THEN v_round.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id
                     ORDER BY p.part COLLATE "C")
@@ -136,7 +136,7 @@ BEGIN
     ELSE
         IF v_round.round_id IS NULL OR v_round.status NOT IN ('open', 'failed') THEN
             id := NULL;
-        ELSIF v_round.opened_at + p_window_ms * interval '1 millisecond' <= v_now THEN
+        ELSIF v_round.opened_at + v_window * interval '1 millisecond' <= v_now THEN
             UPDATE {schema}.round AS r SET status = 'expired', ended_at = v_now WHERE r.round_id = id;
             id := NULL;
         ELSIF v_round.status = 'failed' AND (NOT v_same OR v_part.status = 'succeeded') THEN
@@ -154,7 +154,7 @@ BEGIN
             RETURN;
         END IF;
         IF id IS NULL THEN
-            INSERT INTO {schema}.round (round_name, window_ms, opened_at) VALUES (p_name, p_window_ms, v_now)
+            INSERT INTO {schema}.round (round_name, window_ms, opened_at, opened_by) VALUES (p_name, p_window_ms, v_now, session_user)
             RETURNING * INTO v_round;
             id := v_round.round_id;
             INSERT INTO {schema}.round_part (round_id, part)
@@ -164,12 +164,12 @@ BEGIN
               AND r.ended_at < v_now - interval '1 day' * (SELECT s.value FROM {schema}.setting AS s
                                                            WHERE s.name = 'history_days')::integer;
         ELSE
-            UPDATE {schema}.round AS r SET status = 'open', ended_at = NULL, window_ms = p_window_ms
+            UPDATE {schema}.round AS r SET status = 'open', ended_at = NULL, window_ms = v_window
             WHERE r.round_id = id;
         END IF;
         UPDATE {schema}.round_part AS p
         SET status = 'running', attempt = p.attempt + 1, start_uid = p_uid, member_id = p_member, owner = p_owner,
-            host = m.host, pid = coalesce(m.pid, m.backend_pid), started_at = v_now, ended_at = NULL, error = NULL
+            host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login, started_at = v_now, ended_at = NULL, error = NULL
         FROM {schema}.member AS m
         WHERE p.round_id = id AND p.part = p_part AND m.member_id = p_member
         RETURNING p.* INTO v_part;
@@ -194,7 +194,7 @@ $$;
 -- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the continuation back, should it be ours.
 -- Who says p_then_kind 'session' knows what to run, and gets the continuation whatever its kind.
 CREATE OR REPLACE FUNCTION {schema}.end_part(
-    p_member integer, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
+    p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
     OUT round_status varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -269,7 +269,7 @@ $$;
 -- is NULL where there is none. p_own: who asks has something of its own to run for those of kind local and session.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_then(
-    p_member integer, p_name varchar, p_round bigint, p_owner varchar, p_uid varchar, p_own boolean,
+    p_member bigint, p_name varchar, p_round bigint, p_owner varchar, p_uid varchar, p_own boolean,
     OUT id bigint, OUT name varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -298,7 +298,7 @@ END
 $$;
 
 -- Ends a continuation: it failed where there is an error. False when it was given up meanwhile. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.end_then(p_member integer, p_round bigint, p_attempt integer, p_error text)
+CREATE OR REPLACE FUNCTION {schema}.end_then(p_member bigint, p_round bigint, p_attempt integer, p_error text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -317,31 +317,33 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Rounds, newest first, one row a part.
+-- Rounds, newest first, one row a part. What a continuation runs is shown to those who may run, put or look at tasks.
 CREATE OR REPLACE FUNCTION {schema}.list_rounds(
     p_name varchar DEFAULT NULL, p_round bigint DEFAULT NULL, p_most integer DEFAULT 20)
 RETURNS TABLE (round_id bigint, round_name varchar, status varchar, window_seconds float, opened_at timestamptz,
                ended_at timestamptz, seconds float, then_status varchar, then_kind varchar, then_body text,
                then_attempt integer, then_owner varchar, then_started timestamptz, then_ended timestamptz,
                then_seconds float, then_error text, part varchar, part_status varchar, is_last boolean,
-               attempt integer, member_id integer, owner varchar, host varchar, pid integer,
-               part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float)
+               attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
+               part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
+               opened_by name, login name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
-           r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
+           r.then_status, r.then_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'worker', 'operator', 'reader')) THEN r.then_body END,
+           r.then_attempt, r.then_owner, r.then_started, r.then_ended,
            extract(epoch FROM coalesce(r.then_ended, clock_timestamp()) - r.then_started)::float, r.then_error,
            p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
            extract(epoch FROM coalesce(p.ended_at, clock_timestamp()) - p.started_at)::float, p.error,
-           CASE WHEN p.status = 'running' THEN
-               extract(epoch FROM clock_timestamp() - CASE WHEN m.lease_until < clock_timestamp() THEN m.lease_until
-                                                           ELSE m.missing_since END)::float END
+           CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE THEN
+               extract(epoch FROM clock_timestamp() - coalesce(l.since, p.started_at))::float END,
+           r.opened_by, p.login
     FROM (SELECT * FROM {schema}.round AS o
           WHERE (p_name IS NULL OR o.round_name = p_name) AND (p_round IS NULL OR o.round_id = p_round)
           ORDER BY o.round_id DESC LIMIT p_most) AS r
     JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-    LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
+    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.round_id DESC, p.part
 $$;
 
@@ -381,15 +383,15 @@ $$;
 
 -- Parts in some states, for messages: "b, c".
 CREATE OR REPLACE FUNCTION {schema}.parts_in(p_round bigint, p_states varchar[]) RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT string_agg(p.part || coalesce(' (' || p.error || ')', ''), ', ' ORDER BY p.part)
+    SELECT string_agg({schema}.plain(p.part || coalesce(' (' || p.error || ')', '')), ', ' ORDER BY p.part)
     FROM {schema}.round_part AS p WHERE p.round_id = p_round AND p.status = ANY (p_states)
 $$;
 
 -- recover_rounds for a session, which is told what that has found out.
-CREATE OR REPLACE FUNCTION {schema}.recover_told(p_name text, p_member integer) RETURNS void
-LANGUAGE plpgsql VOLATILE
+CREATE OR REPLACE FUNCTION {schema}.recover_told(p_name text, p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_round bigint;
@@ -401,15 +403,15 @@ BEGIN
 END
 $$;
 
--- Starts a part for this session: the number of the round. The part has failed when the session ends before the part.
--- On its own: in a transaction it would keep all other parts of the round waiting until that ends.
-CREATE OR REPLACE FUNCTION {schema}.round_part_start(name text, part text, parts text, window_seconds double precision)
-RETURNS bigint
+-- What sessions call runs with the caller's rights, who can see when this session began; what it needs is done by functions
+-- of the same name that begin with session_.
+CREATE OR REPLACE FUNCTION {schema}.session_part_start(
+    name text, part text, parts text, window_seconds double precision, p_owner text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_parts  text := {schema}.check_parts(name, part, parts);
-    v_member integer;
+    v_member bigint;
     v_start  record;
     v_part   record;
 BEGIN
@@ -421,10 +423,10 @@ BEGIN
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
-                                   {schema}.session_id(), replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
+                                   p_owner, replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
     IF v_start.code = 'running' THEN
         SELECT p.host, p.pid, p.started_at INTO v_part FROM {schema}.round_part AS p
-        WHERE p.round_id = v_start.id AND p.part = round_part_start.part;
+        WHERE p.round_id = v_start.id AND p.part = session_part_start.part;
         RAISE EXCEPTION 'sqlsem: part % of round % runs already, by %:% since %', part, name, v_part.host, v_part.pid,
             v_part.started_at USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
     ELSIF v_start.code = 'succeeded' THEN
@@ -445,12 +447,23 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}.end_session_part(p_name text, p_part text, p_outcome text, p_error text)
-RETURNS TABLE (code varchar, id bigint, is_last boolean, round_status varchar)
-LANGUAGE plpgsql VOLATILE
+-- Starts a part for this session: the number of the round. The part has failed when the session ends before the part.
+-- On its own: in a transaction it would keep all other parts of the round waiting until that ends.
+CREATE OR REPLACE FUNCTION {schema}.round_part_start(name text, part text, parts text, window_seconds double precision)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN {schema}.session_part_start(name, part, parts, window_seconds, {schema}.session_id());
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
+RETURNS TABLE (code varchar, id bigint, is_last boolean, round_status varchar, failed text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_member integer := {schema}.session_member(NULL);
+    v_member bigint := {schema}.session_member(NULL);
     v_uid    varchar;
 BEGIN
     PERFORM {schema}.check_name('round', p_name);
@@ -463,9 +476,8 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: this session does not run part % of round %', quote_literal(p_part),
             quote_literal(p_name) USING ERRCODE = '55000', HINT = 'Call round_part_start before, in the same session.';
     END IF;
-    RETURN QUERY SELECT e.code, e.id, e.is_last, e.round_status
-                 FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, {schema}.session_id(),
-                                        'session', NULL) AS e;
+    RETURN QUERY SELECT e.code, e.id, e.is_last, e.round_status, {schema}.parts_in(e.id, ARRAY['failed'])
+                 FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL) AS e;
 END
 $$;
 
@@ -473,16 +485,16 @@ $$;
 -- then to call round_continued. outcome: 'succeeded'; 'late', it took longer than the window and does not count;
 -- 'failed', it was the last to end, but others have failed. May be part of the caller's transaction.
 CREATE OR REPLACE FUNCTION {schema}.round_part_done(name text, part text, OUT is_last integer, OUT outcome text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_end record;
 BEGIN
-    SELECT * INTO v_end FROM {schema}.end_session_part(name, part, 'succeeded', NULL);
+    SELECT * INTO v_end FROM {schema}.session_part_end(name, part, 'succeeded', NULL, {schema}.session_id());
     is_last := v_end.is_last::integer;
     outcome := CASE WHEN v_end.code = 'succeeded' AND v_end.round_status = 'failed' THEN 'failed' ELSE v_end.code END;
     IF outcome = 'failed' THEN
-        RAISE WARNING 'sqlsem: round % of % has failed: %', v_end.id, name, {schema}.parts_in(v_end.id, ARRAY['failed'])
+        RAISE WARNING 'sqlsem: round % of % has failed: %', v_end.id, name, v_end.failed
             USING HINT = 'Run these parts again.';
     ELSIF outcome = 'late' THEN
         RAISE WARNING 'sqlsem: part % of round % has ended after the window and does not count', part, name;
@@ -493,27 +505,35 @@ $$;
 -- This session's part has failed. (is_last is always 0.)
 CREATE OR REPLACE FUNCTION {schema}.round_part_failed(
     name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     SELECT e.is_last::integer, e.code INTO is_last, outcome
-    FROM {schema}.end_session_part(name, part, 'failed', error) AS e;
+    FROM {schema}.session_part_end(name, part, 'failed', error, {schema}.session_id()) AS e;
 END
 $$;
 
--- Takes over a continuation that nobody runs: 1 when this session has one to run now, else 0.
-CREATE OR REPLACE FUNCTION {schema}.round_resume(name text) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.session_round_resume(name text, p_owner text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_member integer;
+    v_member bigint;
 BEGIN
     PERFORM {schema}.check_name('round', name);
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     RETURN (SELECT (c.id IS NOT NULL)::integer
-            FROM {schema}.claim_then(v_member, name, NULL, {schema}.session_id(),
+            FROM {schema}.claim_then(v_member, name, NULL, p_owner,
                                      replace(gen_random_uuid()::text, '-', ''), true) AS c);
+END
+$$;
+
+-- Takes over a continuation that nobody runs: 1 when this session has one to run now, else 0.
+CREATE OR REPLACE FUNCTION {schema}.round_resume(name text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN {schema}.session_round_resume(name, {schema}.session_id());
 END
 $$;
 
@@ -523,7 +543,7 @@ CREATE OR REPLACE FUNCTION {schema}.round_continued(name text, error text DEFAUL
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_member integer;
+    v_member bigint;
     v_round  record;
 BEGIN
     PERFORM {schema}.check_name('round', name);

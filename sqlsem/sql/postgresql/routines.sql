@@ -12,14 +12,80 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
+-- What an upgrade has left for those who were running it.
+DO $$
+DECLARE
+    v_routine text;
+BEGIN
+    FOR v_routine IN
+        SELECT p.oid::regprocedure::text FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname LIKE '%\_before' AND p.xmin <> pg_current_xact_id()::xid
+          AND (SELECT value <> '2' AND value <> '1' FROM {schema}.setting WHERE name = 'schema_version')
+    LOOP
+        EXECUTE 'DROP ROUTINE ' || v_routine;
+    END LOOP;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT (hashtext('sqlsem.{schema}') & 2147483640) + p_kind $$;
+AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
+
+
+-- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: whoever
+-- calls it would run that. (Superusers are trusted anyway.)
+DO $$
+DECLARE
+    v_owner name;
+    v_other text;
+BEGIN
+    SELECT o.rolname INTO v_owner FROM pg_namespace AS n JOIN pg_roles AS o ON o.oid = n.nspowner
+    WHERE n.oid = '{schema}'::regnamespace AND n.nspowner <> current_user::regrole AND NOT o.rolsuper;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: schema {schema} belongs to %, who could replace what % installs there', v_owner, current_user
+            USING ERRCODE = '42501', HINT = format('Install as %s, or first: ALTER SCHEMA {schema} OWNER TO %I.', v_owner, current_user);
+    END IF;
+    SELECT format('%s belongs to %s', f.what, o.rolname) INTO v_other
+    FROM (SELECT oid::regprocedure::text AS what, proowner AS owner FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace
+          UNION ALL
+          SELECT oid::regclass::text, relowner FROM pg_class WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'v', 'S', 'm', 'f')
+          UNION ALL
+          SELECT format('operator %s', oid::regoperator), oprowner FROM pg_operator WHERE oprnamespace = '{schema}'::regnamespace) AS f
+    JOIN pg_roles AS o ON o.oid = f.owner
+    JOIN pg_namespace AS n ON n.oid = '{schema}'::regnamespace
+    WHERE f.owner NOT IN (n.nspowner, current_user::regrole) AND NOT o.rolsuper
+    ORDER BY 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: %, and not to the owner of schema {schema}', v_other
+            USING ERRCODE = '42501', HINT = 'Look at it, then drop it, or give it to the owner of the schema (ALTER … OWNER TO).';
+    END IF;
+    SELECT coalesce(o.rolname, 'PUBLIC') INTO v_other
+    FROM pg_namespace AS n CROSS JOIN LATERAL aclexplode(n.nspacl) AS a LEFT JOIN pg_roles AS o ON o.oid = a.grantee
+    WHERE n.oid = '{schema}'::regnamespace AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+      AND NOT coalesce(o.rolsuper, false)
+    ORDER BY 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: % may create things in schema {schema}, which whoever uses it could be made to run', v_other
+            USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
+    END IF;
+END
+$$;
+
+
+-- Text with what a terminal would obey written out, for messages.
+CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
+                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
+                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
+                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
+$$;
 
 
 -- Refuses to run where its guarantees would not hold.
 CREATE OR REPLACE FUNCTION {schema}.guard(p_what text) RETURNS void
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     -- A transaction that has written cannot be a statement of its own. (One that has only read cannot be told from
@@ -36,42 +102,62 @@ END
 $$;
 
 
--- Whether this is still the server, and the history of it, on which numbers were given last; true when it was not.
+-- Where numbers are given and life is measured: the cluster, its timeline, which every promotion and every recovery to a
+-- point in time changes (the control file tells it too late), the table, which is another one after a restore from a dump;
+-- and when the server was started.
+CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    started := extract(epoch FROM pg_postmaster_start_time())::text;
+    place := format('%s %s', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), '{schema}.{table}'::regclass::oid);
+    BEGIN
+        SELECT format('%s %s', system_identifier, place) INTO place FROM pg_control_system();
+    EXCEPTION WHEN insufficient_privilege THEN
+        RETURN;  -- a service that keeps it to itself: the rest has to do
+    END;
+END
+$$;
+
+-- Whether that is still what it was when somebody looked last.
+CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*) = 2 FROM {schema}.setting AS s CROSS JOIN {schema}.origin() AS o
+    WHERE s.name = 'origin' AND s.value = o.place OR s.name = 'started' AND s.value = o.started
+$$;
+
+-- Sees to it that numbers only grow and nobody is taken for dead in haste when that has changed; true when it had.
 -- A standby that is promoted without having received everything, and a database that is restored, would give numbers again
 -- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
 -- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
--- There, and after a restart of the server too, the last signs of life may be missing, which are not made durable at once:
--- so every member begins its life anew.
+-- There, and after a restart of the server too, all beacons are missing, and the last signs of life may be, which are not
+-- made durable at once: so every member begins its life anew.
 -- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
 -- all is as it was.
 CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_started text := extract(epoch FROM pg_postmaster_start_time())::text;
-    v_origin  text;
-    v_known   record;
-    v_number  record;
+    v_origin record;
+    v_known  text;
+    v_number record;
 BEGIN
-    BEGIN
-        -- The cluster; its timeline, which every promotion and every recovery to a point in time changes (the control file
-        -- tells it too late); the table, which is another one after a restore from a dump.
-        SELECT system_identifier || ' ' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) || ' '
-               || '{schema}.{table}'::regclass::oid
-        INTO v_origin FROM pg_control_system();
-    EXCEPTION WHEN OTHERS THEN
-        v_origin := 'unknown';  -- a service that keeps these functions to itself
-    END;
-    FOR v_round IN 1..2 LOOP
-        SELECT min(value) FILTER (WHERE name = 'origin') AS origin, min(value) FILTER (WHERE name = 'started') AS started
-        INTO v_known FROM {schema}.setting WHERE name IN ('origin', 'started');
-        IF v_known.origin = v_origin AND v_known.started = v_started THEN
-            RETURN false;
-        END IF;
-        EXIT WHEN v_round = 2;
-        PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);  -- and look again: somebody may have been faster
-    END LOOP;
-    IF v_known.origin <> v_origin AND 'unknown' NOT IN (v_known.origin, v_origin) THEN
+    IF {schema}.same_origin() THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);
+    IF {schema}.same_origin() THEN  -- somebody was faster
+        RETURN false;
+    END IF;
+    SELECT * INTO v_origin FROM {schema}.origin();
+    SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
+    IF v_known IS NULL THEN
+        -- New tables, it may be in the place of others that were dropped: whoever was a member there must not find another
+        -- one under its number.
+        PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
+                       coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
+    ELSIF v_known <> v_origin.place THEN
         FOR v_number IN
             SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
             FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
@@ -88,10 +174,10 @@ BEGIN
                 ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
         END LOOP;
     END IF;
-    UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
-    -- (Whoever is just giving a sign needs none, and may be waiting for us.)
-    WHERE member_id IN (SELECT member_id FROM {schema}.member WHERE lease_ms IS NOT NULL FOR UPDATE SKIP LOCKED);
-    INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin), ('started', v_started)
+    UPDATE {schema}.member
+    SET seen_at = clock_timestamp(),
+        lease_until = greatest(lease_until, clock_timestamp() + lease_ms * interval '1 millisecond');
+    INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin.place), ('started', v_origin.started)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value;
     RETURN true;
 END
@@ -107,80 +193,127 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.ahead(
     p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
 RETURNS TABLE (eligible boolean, blocker bigint, until text, mine bigint)
-LANGUAGE sql STABLE  -- and so simple that the planner inlines it
+LANGUAGE sql STABLE  -- and so simple that the planner inlines it; so it cannot fix its search_path
 AS $$
     SELECT NOT paused AND fits,
            CASE WHEN fits THEN NULL WHEN alone THEN last WHEN waiter IS NOT NULL THEN waiter ELSE first END,
            CASE WHEN fits THEN 'paused' WHEN alone THEN 'leave' WHEN waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
            a.mine
     FROM (
-        SELECT coalesce(sum(weight) FILTER (WHERE conflict), 0) AS load,
-               least(p_limit, min(concurrency_limit) FILTER (WHERE conflict)) AS declared,
-               max(queue_position) FILTER (WHERE conflict) AS last,
-               min(queue_position) FILTER (WHERE conflict) AS first,
-               max(queue_position) FILTER (WHERE conflict AND granted_at IS NULL) AS waiter,
-               max(queue_position) FILTER (WHERE request_uid = p_uid) AS mine
-        FROM (SELECT *, p_access = 'write' OR access_type <> p_access AS conflict
+        SELECT coalesce(pg_catalog.sum(weight) FILTER (WHERE conflict), 0) AS load,
+               least(p_limit, pg_catalog.min(concurrency_limit) FILTER (WHERE conflict)) AS declared,
+               pg_catalog.max(queue_position) FILTER (WHERE conflict) AS last,
+               pg_catalog.min(queue_position) FILTER (WHERE conflict) AS first,
+               pg_catalog.max(queue_position) FILTER (WHERE conflict AND granted_at IS NULL) AS waiter,
+               pg_catalog.max(queue_position) FILTER (WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text) AS mine
+        FROM (SELECT *, p_access::text OPERATOR(pg_catalog.=) 'write'::text
+                        OR access_type::text OPERATOR(pg_catalog.<>) p_access::text AS conflict
               FROM {schema}.{table}
-              WHERE resource_id = p_resource AND queue_position < p_position) AS r
+              WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+                AND queue_position OPERATOR(pg_catalog.<) p_position) AS r
     ) AS a
-    LEFT JOIN {schema}.resource AS o ON o.resource_id = p_resource
+    LEFT JOIN {schema}.resource AS o ON o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
     CROSS JOIN LATERAL (
-        SELECT coalesce(a.load + p_weight <= least(a.declared, o.cap), true) AS fits,
-               coalesce(least(a.declared, o.cap) <= p_weight, false) AS alone,
+        SELECT coalesce((a.load OPERATOR(pg_catalog.+) p_weight) OPERATOR(pg_catalog.<=) least(a.declared, o.cap), true) AS fits,
+               coalesce(least(a.declared, o.cap) OPERATOR(pg_catalog.<=) p_weight, false) AS alone,
                o.paused_at IS NOT NULL AS paused
     ) AS verdict
 $$;
 
 
+-- Whether this session holds this beacon. Anybody may take an advisory lock, so it is not enough that somebody does.
+CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_locks
+                   WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted AND pid = p_pid
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                     AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = p_beacon)
+$$;
+
+
+-- All members, looked at once: whether the beacon is missing, and whether the member is dead by that (or its lease is over).
+-- Writes nothing. On a standby no beacon can be seen, and only leases tell.
+CREATE OR REPLACE FUNCTION {schema}.look_at_members()
+RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH held AS MATERIALIZED (
+        SELECT objid::bigint AS beacon, pid FROM pg_locks
+        WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND classid::bigint = {schema}.lock_class(1)),
+    server AS MATERIALIZED (
+        SELECT pg_is_in_recovery() AS standby,
+               CASE WHEN pg_is_in_recovery() THEN NULL WHEN NOT {schema}.same_origin() THEN clock_timestamp() END AS since)
+    SELECT m.member_id, gone,
+           CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
+                ELSE gone AND greatest(m.seen_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
+           CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                WHEN m.missing_since IS NOT NULL THEN m.missing_since
+                WHEN m.grace_ms > 0 THEN m.seen_at END  -- without a grace nobody gives signs
+    FROM {schema}.member AS m CROSS JOIN server AS s LEFT JOIN held AS h ON h.beacon = m.beacon AND h.pid = m.backend_pid
+    CROSS JOIN LATERAL (SELECT CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
+                                    ELSE h.beacon IS NULL AND NOT s.standby END AS gone) AS g
+$$;
+
+
 -- Removes rows and writes their history. Entry locks are freed by their sessions' end, or by release().
-CREATE OR REPLACE FUNCTION {schema}.bury(p_member integer, p_outcome text) RETURNS bigint
-LANGUAGE sql VOLATILE
+CREATE OR REPLACE FUNCTION {schema}.bury(p_member {schema}.member, p_outcome text) RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     -- What an open transaction has pinned (pin) stays until that ends; it is found then.
-    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table} WHERE member_id = p_member FOR UPDATE SKIP LOCKED),
+    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table} WHERE member_id = p_member.member_id
+                  FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
          kept AS (INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                                owner, note, requested_at, granted_at, outcome)
+                                                owner, note, requested_at, granted_at, outcome, concurrency_limit,
+                                                host, pid, program, login, ended_by, seen_at)
                   SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                         owner, note, requested_at, granted_at, p_outcome FROM gone)
+                         owner, note, requested_at, granted_at, p_outcome, concurrency_limit,
+                         p_member.host, coalesce(p_member.pid, p_member.backend_pid), p_member.program, p_member.login,
+                         CASE WHEN p_outcome = 'reaped' THEN session_user END,
+                         CASE WHEN p_outcome = 'reaped' AND (p_member.grace_ms > 0 OR p_member.lease_ms IS NOT NULL)
+                              THEN greatest(p_member.seen_at, granted_at) END
+                  FROM gone)
     SELECT count(*) FROM gone
 $$;
 
 
--- Tests whether a member still lives, and acts on it: notes the time when it is first missed, removes it with its rows
--- when it has been missing for its grace, or its lease has run out. True when it wrote something.
-CREATE OR REPLACE FUNCTION {schema}.test_member(p_member integer, p_mine integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+-- Tests whether a member still lives, and acts on it: removes it with its rows when its lease is over, or when its beacon
+-- is missing and its last sign of life is older than its grace; else notes the time when the beacon is first missed, for
+-- people. Whoever looks first decides. True when it wrote something.
+CREATE OR REPLACE FUNCTION {schema}.test_member(p_member bigint, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member {schema}.member;
+    v_fresh  boolean;
 BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member;
     IF NOT FOUND OR p_member = p_mine THEN
         RETURN false;
+    ELSIF {schema}.check_origin() THEN
+        RETURN true;
     END IF;
     IF v_member.lease_until IS NULL THEN
-        -- A session can always share its own lock: its own beacon it must not test. (Its number alone proves nothing: it may
-        -- have been a dead session's, or this one's before a pool reset it.)
-        IF v_member.backend_pid = pg_backend_pid() AND EXISTS (
-               SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-               AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = v_member.beacon)
-           OR NOT pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
-            RETURN false;
+        v_fresh := v_member.seen_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
+        -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
+        -- may have been a dead session's, or this one's before a pool reset it.)
+        IF v_member.backend_pid <> pg_backend_pid()
+           AND pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
+            PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
+        ELSIF v_fresh AND v_member.backend_pid <> pg_backend_pid()
+              OR {schema}.holds_beacon(v_member.backend_pid, v_member.beacon) THEN
+            RETURN false;  -- while the last sign is young it does not matter who has the lock
         END IF;
-        PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
-        IF v_member.missing_since IS NULL THEN
+        IF v_fresh THEN
             UPDATE {schema}.member SET missing_since = clock_timestamp()
-            WHERE member_id = v_member.member_id AND beacon = v_member.beacon AND missing_since IS NULL;
-            IF v_member.grace_ms > 0 THEN
-                RETURN FOUND;
-            END IF;
+            WHERE member_id = v_member.member_id AND beacon = v_member.beacon AND missing_since IS NULL
+              AND v_member.missing_since IS NULL;
+            RETURN FOUND;
         END IF;
-    END IF;
-    IF {schema}.check_origin() THEN
-        RETURN true;
     END IF;
     -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here; nor is
     -- one that is just giving a sign of life, for which nobody waits: it may be waiting for us.
@@ -188,25 +321,25 @@ BEGIN
     WHERE member_id = (SELECT member_id FROM {schema}.member
                        WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
                          AND CASE WHEN lease_until IS NULL
-                                  THEN missing_since + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  THEN seen_at + grace_ms * interval '1 millisecond' <= clock_timestamp()
                                   ELSE lease_until < clock_timestamp() END
-                       FOR UPDATE SKIP LOCKED);
+                       FOR UPDATE SKIP LOCKED)
+    RETURNING * INTO v_member;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM {schema}.bury(v_member.member_id, 'reaped');
+    PERFORM {schema}.bury(v_member, 'reaped');
     RETURN true;
 END
 $$;
 
 
--- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
--- removes it when it has been missing for its grace (or its lease has run out, or its row is stale). A row that nobody
--- attends to any more (waiting, or let in unseen by a reader ahead that upgrades) goes by itself, though its member may
--- live, or be p_mine.
+-- Tests whether the owner of a row that blocks still lives, and acts on it (test_member). Rows that are stale go, and a row
+-- that nobody attends to any more (waiting, or let in unseen by a reader ahead that upgrades), though its member may live,
+-- or be p_mine.
 -- True when it wrote something: the caller should then end its transaction, so that others see it.
-CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_row    record;
@@ -233,7 +366,8 @@ BEGIN
 
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
-        RETURN {schema}.bury(v_row.member_id, 'reaped') > 0;
+        v_member.member_id := v_row.member_id;
+        RETURN {schema}.bury(v_member, 'reaped') > 0;
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
@@ -246,7 +380,7 @@ $$;
 -- Removes one row, whoever owns it, with its history; false when it is gone, or pinned by an open transaction, or, where
 -- p_outcome is 'cancelled', when somebody waits for it after all.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     WITH free AS (SELECT queue_position FROM {schema}.{table}
@@ -256,31 +390,73 @@ BEGIN
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome)
-    SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
-           owner, note, requested_at, granted_at, p_outcome FROM gone;
+                                  owner, note, requested_at, granted_at, outcome, concurrency_limit,
+                                  host, pid, program, login, ended_by)
+    SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id,
+           g.owner, g.note, g.requested_at, g.granted_at, p_outcome, g.concurrency_limit,
+           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
+           CASE WHEN p_outcome <> 'cancelled' AND session_user IS DISTINCT FROM m.login THEN session_user END
+    FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id;
     RETURN FOUND;
+END
+$$;
+
+
+-- Whether an operator allows so long a grace or lease (settings max_grace and max_lease, in seconds). Refused rather than
+-- cut short: whoever asks for it goes by what it asked for.
+CREATE OR REPLACE FUNCTION {schema}.check_life(p_what text, p_ms integer) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_most text := (SELECT value FROM {schema}.setting WHERE name = 'max_' || p_what);
+BEGIN
+    IF p_ms > v_most::double precision * 1000 THEN
+        RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_most
+            USING ERRCODE = '22023', HINT = format('Ask for less; the limit is setting max_%s.', p_what);
+    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 THEN
+        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, p_ms USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+
+-- Takes a beacon that nobody has. Should somebody hold locks with the next numbers, to be in the way, they are passed over.
+CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_beacon integer;
+BEGIN
+    FOR v_try IN 1..100000 LOOP
+        v_beacon := nextval('{schema}.beacon');
+        IF pg_try_advisory_lock({schema}.lock_class(1), v_beacon) THEN
+            RETURN v_beacon;
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'sqlsem: somebody holds the locks of the next 100000 beacons' USING ERRCODE = '55P03',
+        HINT = 'SELECT pid, count(*) FROM pg_locks WHERE locktype = ''advisory'' GROUP BY 1; shows whose session it is.';
 END
 $$;
 
 
 -- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
 CREATE OR REPLACE FUNCTION {schema}.enrol(
-    p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id integer)
+    p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_beacon integer;
 BEGIN
     PERFORM {schema}.guard('enrol');
+    PERFORM {schema}.check_life('grace', p_grace_ms);
+    PERFORM {schema}.check_life('lease', p_lease_ms);
     PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
     PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
-        v_beacon := nextval('{schema}.beacon');
-        PERFORM pg_advisory_lock({schema}.lock_class(1), v_beacon);
+        v_beacon := {schema}.take_beacon();
     END IF;
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, grace_ms, lease_ms, lease_until)
-    VALUES (v_beacon, pg_backend_pid(), p_host, p_pid, p_program, p_grace_ms, p_lease_ms,
+    VALUES (v_beacon, pg_backend_pid(), {schema}.plain(p_host), p_pid, {schema}.plain(p_program), p_grace_ms, p_lease_ms,
             clock_timestamp() + p_lease_ms * interval '1 millisecond')
     RETURNING {schema}.member.member_id INTO member_id;
 END
@@ -290,7 +466,7 @@ $$;
 -- Who may act for a member is told by its login: to everybody else it is as if it were not there (here and below).
 -- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
 -- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
-CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -305,11 +481,10 @@ BEGIN
         RETURN false;
     END IF;
     IF v_lease IS NULL THEN
-        v_beacon := nextval('{schema}.beacon');
-        PERFORM pg_advisory_lock({schema}.lock_class(1), v_beacon);
+        v_beacon := {schema}.take_beacon();
     END IF;
     UPDATE {schema}.member
-    SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL,
+    SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL, seen_at = clock_timestamp(),
         lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
     WHERE member_id = p_member;
     IF NOT FOUND THEN  -- removed while we came back
@@ -328,7 +503,7 @@ $$;
 -- The member lives: renews its lease, clears missing_since, tells which rows it has. `known` is false when it was
 -- given up. Raises when the session changed under the member (a pooler in transaction mode).
 CREATE OR REPLACE FUNCTION {schema}.ping(
-    p_member integer, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
+    p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -347,18 +522,17 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: this connection changed sessions under its member (a pooler in transaction mode?)'
                 USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
         END IF;
-        IF v_member.missing_since IS NOT NULL THEN
-            IF NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-                           AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(1)
-                           AND objid::bigint = v_member.beacon) THEN
-                RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
-                    USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
-            END IF;
-            UPDATE {schema}.member SET missing_since = NULL WHERE member_id = p_member;
+        IF v_member.missing_since IS NOT NULL AND NOT {schema}.holds_beacon(pg_backend_pid(), v_member.beacon) THEN
+            RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
+                USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+        END IF;
+        IF v_member.grace_ms > 0 OR v_member.missing_since IS NOT NULL THEN
+            UPDATE {schema}.member SET missing_since = NULL, seen_at = clock_timestamp() WHERE member_id = p_member;
             known := FOUND;
         END IF;
     ELSE
-        UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        UPDATE {schema}.member
+        SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
         WHERE member_id = p_member;
         known := FOUND;
     END IF;
@@ -370,26 +544,26 @@ $$;
 
 
 -- The member leaves for good; what it still has goes with it.
-CREATE OR REPLACE FUNCTION {schema}.resign(p_member integer) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.resign(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_beacon integer;
+    v_member {schema}.member;
 BEGIN
-    DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING beacon INTO v_beacon;
+    DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING * INTO v_member;
     IF NOT FOUND THEN
         RETURN;  -- given up before; its rows go when somebody meets them
     END IF;
-    PERFORM {schema}.bury(p_member, 'released');
+    PERFORM {schema}.bury(v_member, 'released');
     -- Skipped is what a wait of ours is writing on this instant, too.
     FOR v_look IN 1..20 LOOP
         EXIT WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE member_id = p_member);
         PERFORM pg_sleep(0.005);
-        PERFORM {schema}.bury(p_member, 'released');
+        PERFORM {schema}.bury(v_member, 'released');
     END LOOP;
     -- Free the locks when this is committed (see release), not before.
-    IF v_beacon IS NOT NULL AND pg_try_advisory_xact_lock({schema}.lock_class(1), v_beacon) THEN
-        PERFORM pg_advisory_unlock({schema}.lock_class(1), v_beacon);
+    IF v_member.beacon IS NOT NULL AND pg_try_advisory_xact_lock({schema}.lock_class(1), v_member.beacon) THEN
+        PERFORM pg_advisory_unlock({schema}.lock_class(1), v_member.beacon);
     END IF;
 END
 $$;
@@ -399,7 +573,7 @@ $$;
 -- granted on the spot. With p_try nothing is inserted unless it is.
 -- A second call with the same p_uid (its first reply was lost) finds the row of the first.
 CREATE OR REPLACE FUNCTION {schema}.register(
-    p_member integer, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
     OUT queue_position bigint, OUT granted boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -412,6 +586,9 @@ BEGIN
     IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
         PERFORM {schema}.guard('register');
     END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
+    END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
     queue_position := v_placed.queue_position;
@@ -420,21 +597,25 @@ END
 $$;
 
 
--- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a lease of
--- which an eighth has run is renewed. So what is handed out stands on a lease that has just begun, and whoever is about to
--- remove the member finds it renewed. False when the member was given up, or is another login's.
-CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+-- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a sign of
+-- life, unless the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So what is
+-- handed out stands on a lease that has just begun, and whoever is about to remove the member finds it renewed. False when
+-- the member was given up, or is another login's.
+CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_leased boolean;
     v_fresh  boolean;
 BEGIN
-    SELECT lease_ms IS NOT NULL, lease_ms IS NULL OR lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+    SELECT lease_ms IS NOT NULL,
+           CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+                ELSE grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
     INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     -- (With a lease the session may be a pooler's, and on another server than at the last call.)
     IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
-        UPDATE {schema}.member SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        UPDATE {schema}.member
+        SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
         WHERE member_id = p_member;
     END IF;
     RETURN FOUND;
@@ -445,29 +626,37 @@ $$;
 -- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
 -- every registration that came before.
 CREATE OR REPLACE FUNCTION {schema}.place(
-    p_member integer, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
     OUT queue_position bigint, OUT granted boolean)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_ahead record;
     v_lease integer;
+    v_fresh boolean;
 BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call.
     IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
         RAISE EXCEPTION 'sqlsem: bad request: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
             coalesce(quote_literal(p_resource), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
+    ELSIF p_uid IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: bad request: uid is NULL; give each request a text of its own' USING ERRCODE = '22023';
+    ELSIF concat(p_resource, p_access, p_requesting_id, p_owner) ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'sqlsem: bad request: a control character in resource %, access %, requesting_id % or owner %',
+            {schema}.plain(p_resource), {schema}.plain(p_access), {schema}.plain(p_requesting_id), {schema}.plain(p_owner)
+            USING ERRCODE = '22023', HINT = 'Use printable text.';
     ELSIF p_access = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     END IF;
     -- The usual case: nobody is there.
     SELECT lease_ms,
+           lease_ms IS NULL AND (grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond'),
            NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
            AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource)
-    INTO v_lease, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT FOUND OR v_lease IS NOT NULL AND NOT {schema}.give_sign(p_member) THEN
+    INTO v_lease, v_fresh, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.give_sign(p_member) THEN
         IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
             RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
                 USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
@@ -505,8 +694,16 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
-    IF v_lease IS NULL THEN
-        PERFORM pg_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer);
+    IF v_lease IS NULL AND NOT pg_try_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer) THEN
+        -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
+        -- behind look for the row from time to time.)
+        FOR v_try IN 1..100 LOOP
+            UPDATE {schema}.{table} AS t
+            SET queue_position = nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'))
+            WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position
+            RETURNING t.queue_position INTO queue_position;
+            EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer);
+        END LOOP;
     END IF;
 END
 $$;
@@ -515,7 +712,7 @@ $$;
 -- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
 -- each other. p_requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each resource once.
 CREATE OR REPLACE FUNCTION {schema}.register_all(
-    p_member integer, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
 RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -526,6 +723,9 @@ DECLARE
     v_free    boolean := true;
 BEGIN
     PERFORM {schema}.guard('register_all');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
     -- By key, not by name: names that share a key must not be taken twice in different orders.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
@@ -561,8 +761,8 @@ $$;
 
 -- Tests the owners of the rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
 -- in all). True when anything was written.
-CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine integer) RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_position bigint;
@@ -604,24 +804,29 @@ DECLARE
     v_pause    float := 2;       -- ms; grows while nothing happens
     v_waiting  boolean := false;
     v_install  bigint := hashtext('sqlsem.install.{schema}');
-    v_again    boolean := false;
 BEGIN
-    -- What is written here is for people and may be lost in a crash of the server.
-    PERFORM set_config('synchronous_commit', 'off', true);
+    -- Stand aside while the tables are upgraded, before any of them is touched.
+    IF NOT pg_try_advisory_lock_shared(v_install) THEN
+        PERFORM pg_sleep(least(p_timeout_ms, 50) / 1000.0::float);
+        RETURN -1;
+    END IF;
+    PERFORM pg_advisory_unlock_shared(v_install);
     SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at, t.revoked_at,
-           m.lease_ms IS NOT NULL AS leased INTO v_row
+           coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
+                                                         m.grace_ms * interval '0.125 millisecond') AS stale_at,
+           m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute INTO v_row
     FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND m.login = session_user;
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
     ELSIF v_row.granted_at IS NOT NULL THEN
-        RETURN CASE WHEN NOT v_row.leased OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+        RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit,
                                                   v_row.weight, NULL);
         IF v_ahead.eligible THEN
-            IF v_row.leased AND NOT {schema}.give_sign(v_row.member_id) THEN
+            IF NOT v_row.mute AND clock_timestamp() >= v_row.stale_at AND NOT {schema}.give_sign(v_row.member_id) THEN
                 RETURN -2;
             END IF;
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
@@ -629,7 +834,8 @@ BEGIN
             RETURN CASE WHEN FOUND THEN 0 ELSE -2 END;
         ELSIF EXISTS (SELECT FROM {schema}.{table}
                       WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
-            RETURN 0;  -- let in by a reader ahead that upgrades (conversions.sql)
+            -- Let in by a reader ahead that upgrades (conversions.sql).
+            RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
@@ -639,13 +845,10 @@ BEGIN
         -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
         -- than deadlock_timeout, after which the server looks for deadlocks.)
         v_left := least(v_left, 2000);
-        IF v_again THEN
-            IF NOT pg_try_advisory_lock_shared(v_install) THEN
-                RETURN -1;
-            END IF;
-            PERFORM pg_advisory_unlock_shared(v_install);
+        IF NOT pg_try_advisory_lock_shared(v_install) THEN
+            RETURN -1;
         END IF;
-        v_again := true;
+        PERFORM pg_advisory_unlock_shared(v_install);
         IF v_ahead.until = 'paused' THEN
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);
             v_pause := least(v_pause * 1.5, 250);
@@ -684,8 +887,9 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             CONTINUE;  -- look again
         END;
-        IF v_ahead.until = 'leave' AND NOT v_row.leased THEN
-            -- The usual end of a wait: look and take in one statement.
+        IF v_ahead.until = 'leave' AND NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
+            -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
+            -- is sure that this ends here: the member's row stays locked.)
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
               AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
@@ -701,7 +905,8 @@ $$;
 
 -- Gives a number back. 0 done, -1 no such row of this requester (already released, reaped or taken away, or another
 -- login's; a bare participant deletes its row itself).
--- May be repeated. Not made durable at once: a release that a crash of the server undoes is repeated by the member.
+-- May be repeated. p_outcome is for the history. A client whose transaction this is may have it not made durable at once
+-- (synchronous_commit = off): a release that a crash of the server undoes is repeated by the member.
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -709,7 +914,10 @@ AS $$
 DECLARE
     v_row {schema}.{table};
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
+            coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
+    END IF;
     DELETE FROM {schema}.{table} AS t
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
       AND coalesce((SELECT m.login = session_user FROM {schema}.member AS m WHERE m.member_id = t.member_id),
@@ -719,9 +927,12 @@ BEGIN
         RETURN -1;
     END IF;
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome)
-    VALUES (v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
-            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at, p_outcome);
+                                  owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login)
+    SELECT v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
+           v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
+           CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, v_row.concurrency_limit,
+           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login
+    FROM (SELECT v_row.member_id) AS o (member_id) LEFT JOIN {schema}.member AS m ON m.member_id = o.member_id;
     -- Those who wait for the entry lock must not wake before the row is seen gone: take it once more for this
     -- transaction, which frees it after its commit is visible. 'try' fails only where another session holds it.
     IF pg_try_advisory_xact_lock({schema}.lock_class(2), (p_position & 2147483647)::integer) THEN
@@ -733,7 +944,7 @@ $$;
 
 
 -- Gives back whatever one acquire may have left (its reply was lost, or it was interrupted).
-CREATE OR REPLACE FUNCTION {schema}.cancel(p_member integer, p_uid varchar, p_outcome varchar) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -761,11 +972,21 @@ BEGIN
 END
 $$;
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
--- True when it is there. The transaction may be another login's. Under REPEATABLE READ a row that went away meanwhile raises a serialization failure.
+-- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
+-- row cannot be given back, or taken away, before the transaction ends. Under REPEATABLE READ a row that went away meanwhile
+-- raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_login name := (SELECT m.login FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id);
 BEGIN
+    IF v_login <> session_user
+       AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname IN (v_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER')) THEN
+        RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
+            USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+    END IF;
     PERFORM FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND granted_at IS NOT NULL
@@ -774,42 +995,65 @@ BEGIN
 END
 $$;
 
+-- The sessions whose open transactions keep rows of the queue, in words.
+CREATE OR REPLACE FUNCTION {schema}.pinned_by() RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, a.usename), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.relation = '{schema}.{table}'::regclass AND l.mode = 'RowShareLock' AND l.granted
+      AND l.pid <> pg_backend_pid()
+$$;
+
 
 -- What people look at -------------------------------------------------------------------------------------------
 
+-- state: 'holds', 'waits', 'revoked', or 'dead', when the next who looks, and may write, removes it. missing_for: since the
+-- owner was first missed, or, where nobody has noticed yet, since its last sign of life.
 CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
-               weight integer, requesting_id varchar, member_id integer, owner varchar, host varchar, pid integer,
+               weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
                program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
-               seconds float, missing_for float)
+               seconds float, missing_for float, grace float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT t.resource_id, t.queue_position,
-           CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
+           CASE WHEN l.dead OR t.member_id IS NOT NULL AND m.member_id IS NULL THEN 'dead'
+                WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
                 WHEN t.member_id IS NULL AND (SELECT eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
                      t.access_type, t.concurrency_limit, t.weight, NULL)) THEN 'holds' ELSE 'waits' END,
-           t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program,
+           t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner,
+           m.host, coalesce(m.pid, m.backend_pid), m.program,
            t.note, t.requested_at, t.granted_at,
            extract(epoch FROM clock_timestamp() - coalesce(t.granted_at, t.requested_at))::float,
-           extract(epoch FROM clock_timestamp() - CASE WHEN m.lease_until < clock_timestamp() THEN m.lease_until
-                                                       ELSE m.missing_since END)::float
+           CASE WHEN l.missing THEN
+               extract(epoch FROM clock_timestamp() - coalesce(l.since, t.granted_at, t.requested_at))::float END,
+           CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
     FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id
     WHERE p_resource IS NULL OR t.resource_id = p_resource
     ORDER BY t.resource_id, t.queue_position
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}.past(p_resource varchar, p_most integer)
+-- Newest first. p_since and p_until: ages in seconds. `held` of who died counts to its last sign of life.
+CREATE OR REPLACE FUNCTION {schema}.past(
+    p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
-               waited float, held float, outcome varchar)
+               waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
+               program varchar, login name, ended_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            extract(epoch FROM coalesce(h.granted_at, h.ended_at) - h.requested_at)::float,
-           extract(epoch FROM h.ended_at - h.granted_at)::float, h.outcome
+           greatest(0, extract(epoch FROM coalesce(h.seen_at, h.ended_at) - h.granted_at))::float, h.outcome,
+           h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
-    WHERE p_resource IS NULL OR h.resource_id = p_resource
+    WHERE (p_resource IS NULL OR h.resource_id = p_resource)
+      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
+      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_outcome IS NULL OR h.outcome = p_outcome)
     ORDER BY h.ended_at DESC LIMIT p_most
 $$;
 
@@ -820,9 +1064,10 @@ AS $$
     SELECT coalesce(o.resource_id, q.resource_id), o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0::float,
            coalesce(q.holding, 0), coalesce(q.waiting, 0)
     FROM {schema}.resource AS o
-    FULL JOIN (SELECT e.resource_id, count(*) FILTER (WHERE e.state <> 'waits') AS holding,
-                      count(*) FILTER (WHERE e.state = 'waits') AS waiting
-               FROM {schema}.entries() AS e GROUP BY e.resource_id) AS q ON q.resource_id = o.resource_id
+    FULL JOIN (SELECT e.resource_id, count(*) FILTER (WHERE e.inside) AS holding, count(*) FILTER (WHERE NOT e.inside) AS waiting
+               FROM (SELECT n.resource_id, n.state IN ('holds', 'revoked') OR n.state = 'dead' AND n.granted_at IS NOT NULL AS inside
+                     FROM {schema}.entries() AS n) AS e
+               GROUP BY e.resource_id) AS q ON q.resource_id = o.resource_id
     ORDER BY 1
 $$;
 
@@ -861,12 +1106,20 @@ AS $$
 DECLARE
     v_row record;
 BEGIN
-    -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
-    UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE queue_position = p_position
-    RETURNING resource_id, granted_at, member_id INTO v_row;
-    IF NOT FOUND THEN
-        RETURN -1;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
     END IF;
+    BEGIN
+        -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+        UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE queue_position = p_position
+        RETURNING resource_id, granted_at, member_id INTO v_row;
+        IF NOT FOUND THEN
+            RETURN -1;
+        END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.pinned_by()
+            USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+    END;
     IF p_force OR v_row.granted_at IS NULL OR v_row.member_id IS NULL THEN
         PERFORM {schema}.remove(v_row.resource_id, p_position, 'revoked');
         RETURN 0;
@@ -884,23 +1137,17 @@ DECLARE
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
 BEGIN
     PERFORM {schema}.check_origin();
-    FOR v_row IN SELECT resource_id, queue_position FROM {schema}.{table} LOOP
+    FOR v_row IN
+        SELECT t.resource_id, t.queue_position FROM {schema}.{table} AS t
+        LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id
+        WHERE l.missing IS NOT FALSE OR t.revoked_at IS NOT NULL OR t.attended_until IS NOT NULL
+    LOOP
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
     PERFORM {schema}.recover_tasks(NULL, -1);
     PERFORM {schema}.recover_rounds(NULL, -1);
     -- Members that own nothing leave no row to find them by.
-    DELETE FROM {schema}.member AS m
-    WHERE NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.member_id = m.member_id)
-      AND NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.is_open AND t.member_id = m.member_id)
-      AND NOT EXISTS (SELECT FROM {schema}.round_part AS p WHERE p.status = 'running' AND p.member_id = m.member_id)
-      AND NOT EXISTS (SELECT FROM {schema}.round AS r WHERE r.then_status = 'running' AND r.then_member = m.member_id)
-      AND CASE WHEN lease_until IS NULL
-               THEN joined_at + grace_ms * interval '1 millisecond' < clock_timestamp()
-                    AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2
-                                    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                                    AND l.classid::bigint = {schema}.lock_class(1) AND l.objid::bigint = m.beacon)
-               ELSE lease_until < clock_timestamp() END;
+    PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
     RETURN v_before - (SELECT count(*) FROM {schema}.{table});
 END
 $$;
@@ -928,6 +1175,9 @@ BEGIN
     IF NEW.resource_id = '' OR NEW.resource_id <> btrim(NEW.resource_id) OR NEW.weight < 1 OR NEW.concurrency_limit < NEW.weight THEN
         RAISE EXCEPTION 'sqlsem: bad row: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
             quote_literal(NEW.resource_id), NEW.concurrency_limit, NEW.weight USING ERRCODE = '22023';
+    ELSIF concat(NEW.resource_id, NEW.access_type, NEW.requesting_id) ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'sqlsem: bad row: a control character in resource %, access type % or requesting_id %',
+            {schema}.plain(NEW.resource_id), {schema}.plain(NEW.access_type), {schema}.plain(NEW.requesting_id) USING ERRCODE = '22023';
     ELSIF NEW.access_type = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;

@@ -11,27 +11,33 @@ SELECT name, value FROM {schema}_setting
 UPDATE {schema}_setting SET value = ? WHERE name = 'schema_version'
 
 -- name: enrol
-INSERT INTO {schema}_member (beacon, host, pid, program, grace_ms, lease_ms, lease_until)
-VALUES (:beacon, :host, :pid, :program, :grace, :lease, (julianday('now') - 2440587.5) * 86400.0 + :lease / 1000.0)
+INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
+VALUES (:beacon, :host, :pid, :program, :login, :grace, :lease, (julianday('now') - 2440587.5) * 86400.0,
+        (julianday('now') - 2440587.5) * 86400.0 + :lease / 1000.0)
 
 -- name: resume_member
 UPDATE {schema}_member
-SET beacon = :beacon, missing_since = NULL,
+SET beacon = :beacon, missing_since = NULL, seen_at = (julianday('now') - 2440587.5) * 86400.0,
     lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
 WHERE member_id = :member
 
 -- name: member
-SELECT beacon, grace_ms, lease_until, missing_since, (julianday('now') - 2440587.5) * 86400.0 AS now
+-- (Cast, here and below: SQLite keeps any text in any column, and a row that somebody wrote by hand must not stop others.)
+SELECT beacon, CAST(grace_ms AS REAL), CAST(lease_until AS REAL), CAST(missing_since AS REAL),
+       (julianday('now') - 2440587.5) * 86400.0 AS now, CAST(seen_at AS REAL)
 FROM {schema}_member WHERE member_id = ?
 
 -- name: renew
 UPDATE {schema}_member
-SET missing_since = NULL, lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+SET missing_since = NULL, seen_at = (julianday('now') - 2440587.5) * 86400.0,
+    lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
 WHERE member_id = ?
 
 -- name: renew_old
 -- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
-UPDATE {schema}_member SET lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+UPDATE {schema}_member
+SET seen_at = (julianday('now') - 2440587.5) * 86400.0,
+    lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
 WHERE member_id = ? AND lease_until < (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0 * 0.875
 
 -- name: positions
@@ -76,7 +82,7 @@ VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :u
 
 -- name: row
 SELECT access_type, concurrency_limit, weight, member_id, granted_at IS NOT NULL AS granted, revoked_at IS NOT NULL AS revoked,
-       revoked_at, requested_at
+       CAST(revoked_at AS REAL), requested_at
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: grant
@@ -118,34 +124,41 @@ WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
 
 -- name: keep_one
-INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
-                              requested_at, granted_at, outcome)
-SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note, requested_at, granted_at, :outcome
-FROM {table}
-WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id IS NULL OR requesting_id = :requesting_id)
+INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
+                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
+SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
+       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
+       CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END
+FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.resource_id = :resource AND t.queue_position = :position
+  AND (:requesting_id IS NULL OR t.requesting_id = :requesting_id)
 
 -- name: delete_one
 DELETE FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id IS NULL OR requesting_id = :requesting_id)
 
 -- name: keep_all
-INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
-                              requested_at, granted_at, outcome)
-SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note, requested_at, granted_at, :outcome
-FROM {table} WHERE member_id = :member
+-- Before the member is removed, which tells who it was.
+INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
+                              owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by, seen_at)
+SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
+       t.note, t.requested_at, t.granted_at, :outcome, m.host, m.pid, m.program, m.login,
+       CASE :outcome WHEN 'revoked' THEN t.revoked_by WHEN 'reaped' THEN :login END, :seen
+FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.member_id = :member
 
 -- name: delete_all
 DELETE FROM {table} WHERE member_id = :member
 
 -- name: miss
 UPDATE {schema}_member SET missing_since = (julianday('now') - 2440587.5) * 86400.0
-WHERE member_id = :member AND beacon = :beacon AND missing_since IS NULL
+WHERE member_id = :member AND beacon IS :beacon AND missing_since IS NULL
 
--- name: give_up
--- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here.
-DELETE FROM {schema}_member
+-- name: given_up
+-- Asked and acted on in one transaction: a member that returned has changed its beacon, or its lease, and is not found here.
+SELECT 1 FROM {schema}_member
 WHERE member_id = :member AND beacon IS :beacon
-  AND CASE WHEN lease_until IS NOT NULL THEN lease_until < (julianday('now') - 2440587.5) * 86400.0
+  AND CASE WHEN lease_until IS NOT NULL THEN CAST(lease_until AS REAL) < (julianday('now') - 2440587.5) * 86400.0
            ELSE :dead OR missing_since + grace_ms / 1000.0 <= (julianday('now') - 2440587.5) * 86400.0 END
 
 -- name: stale
@@ -173,14 +186,15 @@ WITH q AS (
     FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
     WINDOW one AS (PARTITION BY member_id, owner)
 )
-SELECT q.queue_position, q.resource_id, q.member_id, q.owner, q.access_type, q.concurrency_limit, q.weight,
-       q.granted_at IS NOT NULL, o.cap, m.host, m.pid
+SELECT q.queue_position, q.resource_id, q.member_id, q.owner, q.access_type, CAST(q.concurrency_limit AS INTEGER),
+       CAST(q.weight AS INTEGER), q.granted_at IS NOT NULL, CAST(o.cap AS INTEGER), m.host, m.pid
 FROM q LEFT JOIN {schema}_resource AS o ON o.resource_id = q.resource_id
 LEFT JOIN {schema}_member AS m ON m.member_id = q.member_id
 WHERE q.busy OR q.waits AND q.queue_position < (
     SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
 
 -- name: entries
+-- The last columns tell who must be looked at.
 SELECT t.resource_id, t.queue_position,
        CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
             WHEN t.member_id IS NULL
@@ -198,16 +212,22 @@ SELECT t.resource_id, t.queue_position,
        t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program, t.note,
        t.requested_at, t.granted_at,
        max(0.0, (julianday('now') - 2440587.5) * 86400.0 - coalesce(t.granted_at, t.requested_at)),
-       (julianday('now') - 2440587.5) * 86400.0 - m.missing_since
+       NULL, m.grace_ms / 1000.0,
+       t.member_id IS NOT NULL, m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
+       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
 
 -- name: past
 SELECT resource_id, queue_position, access_type, weight, requesting_id, owner, note, requested_at, granted_at, ended_at,
-       max(0.0, coalesce(granted_at, ended_at) - requested_at), max(0.0, ended_at - granted_at), outcome
+       max(0.0, coalesce(granted_at, ended_at) - requested_at),
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END, outcome,
+       concurrency_limit, host, pid, program, login, ended_by
 FROM {schema}_history
-WHERE :resource IS NULL OR resource_id = :resource
+WHERE (:resource IS NULL OR resource_id = :resource) AND (:outcome IS NULL OR outcome = :outcome)
+  AND (:since IS NULL OR ended_at >= (julianday('now') - 2440587.5) * 86400.0 - :since)
+  AND (:until IS NULL OR ended_at <= (julianday('now') - 2440587.5) * 86400.0 - :until)
 ORDER BY rowid DESC LIMIT :most
 
 -- name: resources
@@ -231,7 +251,9 @@ DELETE FROM {schema}_resource
 WHERE resource_id = :resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL
 
 -- name: revoke
-UPDATE {table} SET revoked_at = coalesce(revoked_at, (julianday('now') - 2440587.5) * 86400.0) WHERE queue_position = ?
+UPDATE {table}
+SET revoked_at = coalesce(revoked_at, (julianday('now') - 2440587.5) * 86400.0), revoked_by = coalesce(revoked_by, :login)
+WHERE queue_position = :position
 
 -- name: revoked_row
 SELECT resource_id, granted_at IS NOT NULL, member_id FROM {table} WHERE queue_position = ?
@@ -263,8 +285,10 @@ PRAGMA data_version
 -- The work queue: see the comments of PostgreSQL's tasks.sql.
 
 -- name: put_task
-INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, ready_at)
-VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, (julianday('now') - 2440587.5) * 86400.0 + :after)
+INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
+                           ready_at)
+VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
+        (julianday('now') - 2440587.5) * 86400.0 + :after)
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
@@ -286,7 +310,9 @@ ORDER BY task_id LIMIT :most
 
 -- name: claim_task
 UPDATE {schema}_task
-SET status = 'running', attempt = attempt + 1, member_id = :member, owner = :owner, claim_uid = :uid, claimed_at = (julianday('now') - 2440587.5) * 86400.0
+SET status = 'running', attempt = attempt + 1, member_id = :member, owner = :owner, claim_uid = :uid,
+    claimed_at = (julianday('now') - 2440587.5) * 86400.0,
+    (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member)
 WHERE task_id = :task AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
 -- name: claimed
@@ -299,8 +325,8 @@ ORDER BY task_id
 
 -- name: keep_attempt
 -- Written first, while the row still tells who and when.
-INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, started_at, error, result)
-SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, t.claimed_at, :error, :result
+INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error, result)
+SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, :error, :result
 FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.attempt = :attempt AND t.member_id = :member AND t.status = 'running'
 
@@ -328,8 +354,8 @@ SELECT DISTINCT member_id FROM {schema}_task
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
 
 -- name: keep_lost
-INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, started_at, error)
-SELECT task_id, attempt, 'lost', member_id, owner, claimed_at, 'its worker died' FROM {schema}_task
+INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error)
+SELECT task_id, attempt, 'lost', member_id, owner, host, pid, login, claimed_at, 'its worker died' FROM {schema}_task
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
@@ -355,11 +381,14 @@ FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
                            ORDER BY task_order, task_id LIMIT 1) AS f
 
 -- name: list_tasks
+-- The last columns tell who must be looked at.
 SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
        t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
             WHEN t.status = 'running' THEN max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at) END,
-       t.member_id, t.owner, m.host, m.pid, t.error, t.result
+       t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
+       m.grace_ms / 1000.0, t.status = 'running', m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
+       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE (:queue IS NULL OR t.queue_name = :queue) AND (:status IS NULL OR t.status = :status)
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
@@ -368,14 +397,20 @@ LIMIT :most
 
 -- name: task_attempts
 SELECT task_id, attempt, outcome, member_id, owner, host, pid, NULL, started_at, ended_at,
-       max(0.0, ended_at - started_at), error, result
+       max(0.0, ended_at - started_at), error, result, login,
+       NULL, 0, NULL, NULL, NULL, NULL, NULL
 FROM {schema}_task_log WHERE task_id = :task
 UNION ALL
-SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, m.host, m.pid, NULL, t.claimed_at, NULL,
-       max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at), NULL, NULL
+SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, t.host, t.pid, NULL, t.claimed_at, NULL,
+       max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at), NULL, NULL, t.login,
+       m.grace_ms / 1000.0, 1, m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
+       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.status = 'running'
 ORDER BY 2
+
+-- name: task_runner
+SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = 'running'
 
 -- name: task_status
 SELECT status FROM {schema}_task WHERE task_id = ?
@@ -442,7 +477,7 @@ SELECT part, status, start_uid, member_id, attempt, started_at FROM {schema}_rou
 UPDATE {schema}_round SET status = :status, ended_at = coalesce(:now, ended_at) WHERE round_id = :round
 
 -- name: open_round
-INSERT INTO {schema}_round (round_name, window_ms, opened_at) VALUES (:name, :window, :now)
+INSERT INTO {schema}_round (round_name, window_ms, opened_at, opened_by) VALUES (:name, :window, :now, :login)
 
 -- name: open_part
 INSERT INTO {schema}_round_part (round_id, part) VALUES (?, ?)
@@ -464,8 +499,7 @@ UPDATE {schema}_round SET status = 'open', ended_at = NULL, window_ms = :window 
 -- name: start_part
 UPDATE {schema}_round_part
 SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :member, owner = :owner,
-    host = (SELECT host FROM {schema}_member WHERE member_id = :member),
-    pid = (SELECT pid FROM {schema}_member WHERE member_id = :member),
+    (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member),
     started_at = :now, ended_at = NULL, error = NULL
 WHERE round_id = :round AND part = :part
 
@@ -538,13 +572,16 @@ SELECT round_id FROM {schema}_round
 WHERE round_id = :round AND then_status IN ('finished', 'failed') AND then_attempt = :attempt AND then_member = :member
 
 -- name: list_rounds
+-- The last columns tell who must be looked at.
 SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0, r.opened_at, r.ended_at,
        max(0.0, coalesce(r.ended_at, (julianday('now') - 2440587.5) * 86400.0) - r.opened_at),
        r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
        max(0.0, coalesce(r.then_ended, (julianday('now') - 2440587.5) * 86400.0) - r.then_started), r.then_error,
        p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
        max(0.0, coalesce(p.ended_at, (julianday('now') - 2440587.5) * 86400.0) - p.started_at), p.error,
-       CASE WHEN p.status = 'running' THEN (julianday('now') - 2440587.5) * 86400.0 - m.missing_since END
+       NULL, r.opened_by, p.login,
+       m.grace_ms / 1000.0, p.status = 'running', m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
+       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
 FROM (SELECT * FROM {schema}_round
       WHERE (:name IS NULL OR round_name = :name) AND (:round IS NULL OR round_id = :round)
       ORDER BY round_id DESC LIMIT :most) AS r

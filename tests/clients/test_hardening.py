@@ -1,0 +1,425 @@
+"""What a login with few rights, or none, cannot do to others; and the dead, who are seen by whoever looks."""
+
+import contextlib
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from psycopg import errors
+from support import Database, random_name, until
+
+import sqlsem
+from sqlsem.tasks import Worker
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+def name_of(login):
+    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
+
+
+def enrol(connection, grace=0, lease=None):
+    return connection.execute("SELECT sqlsem.enrol('h', 7, 'p', %s, %s)", (grace, lease)).fetchone()[0]
+
+
+def register(connection, member, resource, uid="u", try_=False, requesting_id="me", owner=None):
+    return connection.execute(
+        "SELECT queue_position, granted FROM sqlsem.register(%s, %s, %s, %s, %s, %s, 'write', 1, 1, NULL)",
+        (member, requesting_id, owner, uid, try_, resource),
+    ).fetchone()
+
+
+# -- rows and pins --------------------------------------------------------------------------------------------------
+
+
+def test_no_row_outlives_everybody(user, database, name):
+    with user.raw() as connection:
+        member = enrol(connection)
+        with pytest.raises(errors.InvalidParameterValue, match="uid is NULL"):
+            register(connection, member, name, uid=None)
+        with pytest.raises(errors.InvalidParameterValue, match="uid is NULL"):
+            connection.execute(
+                "SELECT * FROM sqlsem.register_all(%s, 'me', NULL, NULL, false, %s)",
+                (member, f'[{{"resource": "{name}", "access": "write", "limit": 1, "weight": 1}}]'),
+            )
+    assert database.queue(name) == []
+
+
+def test_a_pin_is_for_those_whose_row_it_is(user, login, database, name):
+    other, operator = login("sqlsem_user"), login("sqlsem_operator")
+    with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
+        position = mine.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
+        pin = "SELECT sqlsem.pin(%s, %s, 'me')"
+        with pytest.raises(errors.InsufficientPrivilege, match="may not keep it"):
+            theirs.execute(pin, (name, position))
+        theirs.rollback()
+        with operator.raw() as connection:
+            assert connection.execute(pin, (name, position)).fetchone() == (True,)
+        owner.execute(f"GRANT {name_of(user)} TO {name_of(other)}")
+        assert theirs.execute(pin, (name, position)).fetchone() == (True,)
+        # Who keeps it is named to who cannot take it away.
+        with operator.raw() as connection:
+            connection.execute("SET lock_timeout = '200ms'")
+            with pytest.raises(errors.LockNotAvailable) as caught:
+                connection.execute("SELECT sqlsem.revoke(%s, true)", (position,))
+            told = f"kept (assert_holding) by an open transaction: session {theirs.info.backend_pid} "
+            assert f"{told}(login {name_of(other)})" in str(caught.value)
+        theirs.rollback()
+        assert mine.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("outcome", ["reaped", "upgraded", "gold", "", None])
+def test_nobody_writes_what_it_likes_into_the_history(user, database, name, outcome):
+    with user.raw() as connection:
+        position, _ = register(connection, enrol(connection), name)
+        with pytest.raises(errors.InvalidParameterValue, match="a request ends as"):
+            connection.execute("SELECT sqlsem.release(%s, %s, 'me', %s)", (name, position, outcome))
+        assert connection.execute("SELECT sqlsem.release(%s, %s, 'me', 'revoked')", (name, position)).fetchone() == (0,)
+    assert database.rows("SELECT outcome, host, pid, program, login, ended_by FROM sqlsem.past(?, 10)", name) == [
+        ("lost", "h", 7, "p", name_of(user), None)
+    ]
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "a\x1b[2J", "a\x9b1m", "a\x7f"])
+def test_control_characters_are_refused_in_names(user, name, bad):
+    with user.raw() as connection:
+        member = enrol(connection)
+        for words in ({"resource": f"{name}{bad}"}, {"requesting_id": bad}, {"owner": bad}):
+            with pytest.raises(errors.InvalidParameterValue, match="control character") as caught:
+                register(connection, member, **{"resource": str(name), **words})
+            assert bad not in str(caught.value)
+
+
+def test_control_characters_are_written_out_in_warnings(user, name):
+    with user.raw() as connection:
+        told = []
+        connection.add_notice_handler(lambda said: told.append(said.message_primary))
+        for part in "ab":
+            connection.execute("SELECT sqlsem.round_part_start(%s, %s, 'a, b', 60)", (name, part))
+        connection.execute("SELECT sqlsem.round_part_failed(%s, 'a', %s)", (name, "\x1b]0;x\x07\r\nWARNING: \u202e"))
+        connection.execute("SELECT sqlsem.round_part_done(%s, 'b')", (name,))
+    assert told[-1].endswith(r"has failed: a (\u001b]0;x\u0007\u000d\u000aWARNING: \u202e)")
+
+
+def test_what_is_done_after_a_release_is_durable(user, name):
+    with user.raw() as connection:
+        position = connection.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
+        with connection.transaction():
+            connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position))
+            assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_caps_on_grace_and_lease(user, database, name):
+    database.rows("INSERT INTO sqlsem.setting VALUES ('max_grace', '60'), ('max_lease', '3600')")
+    try:
+        with user.raw() as connection:
+            enrol(connection, grace=60_000)
+            enrol(connection, lease=3_600_000)
+            for words in ({"grace": 60_001}, {"lease": 3_600_001}):
+                with pytest.raises(
+                    errors.InvalidParameterValue, match=r"is longer than the .* s that are allowed here"
+                ):
+                    enrol(connection, **words)
+            with pytest.raises(errors.InvalidParameterValue, match="that are allowed here"):
+                connection.execute("CALL sqlsem.acquire(%s, lease_seconds => 4000)", (name,))
+            position = connection.execute(
+                "CALL sqlsem.acquire(%s, lease_seconds => 60, requesting_id => 'me')", (name,)
+            ).fetchone()[1]
+            with pytest.raises(errors.InvalidParameterValue, match="that are allowed here"):
+                connection.execute("SELECT sqlsem.renew(%s, %s, 'me', 4000)", (name, position))
+            connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position))
+        with (
+            contextlib.closing(user.coordinator(grace=90)) as coordinator,
+            pytest.raises(sqlsem.SqlsemError, match=r"max_grace|allowed here"),
+        ):
+            coordinator.mutex(name).acquire(timeout=5)
+    finally:
+        database.rows("DELETE FROM sqlsem.setting WHERE name LIKE 'max%%'")
+
+
+def test_another_logins_round_is_not_ended_early(user, login, name):
+    with user.raw() as mine, login("sqlsem_user").raw() as theirs:
+        first = mine.execute("SELECT sqlsem.round_part_start(%s, 'a', 'a, b', 3600)", (name,)).fetchone()[0]
+        assert theirs.execute("SELECT sqlsem.round_part_start(%s, 'b', 'a, b', 0.001)", (name,)).fetchone() == (first,)
+        mine.execute("SELECT sqlsem.round_part_done(%s, 'a')", (name,))
+        assert theirs.execute("SELECT outcome FROM sqlsem.round_part_done(%s, 'b')", (name,)).fetchone() == (
+            "succeeded",
+        )
+
+
+# -- locks that anybody can take ------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_a_dead_ones_beacon_does_not_keep_it_alive(user, login, database, name):
+    stranger = login()
+    with contextlib.closing(stranger.raw()) as villain, user.raw() as victim, user.raw() as next_:
+        member = enrol(victim)
+        position, _ = register(victim, member, name)
+        key = database.rows("SELECT sqlsem.lock_class(1), beacon FROM sqlsem.member WHERE member_id = ?", member)[0]
+        pid = victim.info.backend_pid
+        # In the queue for the beacon: it has it the moment that the victim is gone.
+        villain.execute("SET lock_timeout = '60s'")
+        villain.pgconn.send_query(b"SELECT pg_advisory_lock(%d, %d)" % key)
+        until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE NOT granted AND pid = ?", villain.info.backend_pid))
+        assert next_.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
+        victim.close()
+        until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))
+        until(
+            lambda: database.rows(
+                "SELECT 1 FROM pg_locks WHERE granted AND pid = ? AND locktype = 'advisory'", villain.info.backend_pid
+            )
+        )
+        assert database.rows("SELECT state FROM sqlsem.status(?)", name) == [("dead",)]
+        assert next_.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
+        assert database.rows("SELECT outcome FROM sqlsem.past(?, 9)", name) == [("reaped",)]
+        assert position not in [row[0] for row in database.queue(name)]
+        next_.execute("SELECT sqlsem.release(%s)", (name,))
+
+
+def test_numbers_whose_locks_are_taken_are_passed_over(user, login, database, name):
+    with login().raw() as villain, user.raw() as connection:
+        member = enrol(connection)
+        beacon = database.rows("SELECT beacon FROM sqlsem.member WHERE member_id = ?", member)[0][0]
+        position, _ = register(connection, member, name("a"))
+        one, two = (database.rows("SELECT sqlsem.lock_class(?)", kind)[0][0] for kind in (1, 2))
+        villain.execute(
+            "SELECT pg_advisory_lock(%s, n) FROM generate_series(%s + 1, %s + 300) AS n", (one, beacon, beacon)
+        )
+        villain.execute(
+            "SELECT pg_advisory_lock(%s, n::integer) FROM generate_series(%s + 1, %s + 20) AS n",
+            (two, position, position),
+        )
+        connection.execute("SET statement_timeout = '20s'")
+        enrol(connection)
+        later, granted = register(connection, member, name("b"), uid="v")
+        assert granted
+        assert later > position + 20
+        connection.execute("SELECT sqlsem.resign(%s)", (member,))
+
+
+# -- the installation -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def empty(postgres_server):
+    name = random_name()
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE ROLE {name}_villain LOGIN")
+        connection.execute(f"GRANT CREATE ON DATABASE {name} TO {name}_villain")
+    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}_villain")
+
+
+def villain_of(database):
+    name = psycopg.conninfo.conninfo_to_dict(database.url)["dbname"]
+    return Database("postgresql", database.server.url(name, user=f"{name}_villain"), {}, database.server)
+
+
+def test_a_schema_of_somebody_elses_is_refused(empty):
+    villain_of(empty).rows("CREATE SCHEMA sqlsem")
+    with pytest.raises(sqlsem.ConfigurationError, match=r"schema sqlsem belongs to \w+_villain.*ALTER SCHEMA"):
+        empty.install()
+    assert empty.rows("SELECT to_regclass('sqlsem.setting')") == [(None,)]
+    empty.rows("ALTER SCHEMA sqlsem OWNER TO postgres")
+    empty.install()
+
+
+@pytest.mark.parametrize(
+    "thing", ["FUNCTION sqlsem.plain(text) RETURNS text LANGUAGE sql AS 'SELECT $1'", "TABLE sqlsem.notes ()"]
+)
+def test_somebody_elses_things_in_the_schema_are_refused(empty, thing):
+    villain = villain_of(empty)
+    empty.rows("CREATE SCHEMA sqlsem")
+    empty.rows(f"GRANT USAGE, CREATE ON SCHEMA sqlsem TO {name_of(villain)}")
+    with pytest.raises(sqlsem.ConfigurationError, match=r"_villain may create things in schema sqlsem"):
+        empty.install()
+    villain.rows(f"CREATE {thing}")
+    empty.rows(f"REVOKE CREATE ON SCHEMA sqlsem FROM {name_of(villain)}")
+    with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to \w+_villain, and not to the owner"):
+        empty.install()
+
+
+def test_what_init_says_to_who_may_not(empty, login):
+    stranger = login()
+    name = psycopg.conninfo.conninfo_to_dict(empty.url)["dbname"]
+    theirs = Database("postgresql", empty.server.url(name, user=name_of(stranger)), {}, empty.server)
+    with pytest.raises(sqlsem.ConfigurationError, match="GRANT CREATE ON DATABASE") as caught:
+        theirs.install()
+    assert "sqlsem_user" not in str(caught.value)
+    empty.install()
+    with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to|owner") as caught:
+        theirs.install()
+    assert "GRANT sqlsem_user" not in str(caught.value)
+
+
+def test_stale_grants_are_taken_back(empty):
+    empty.install()
+    empty.rows("GRANT EXECUTE ON FUNCTION sqlsem.reap() TO sqlsem_user")
+    empty.rows("GRANT EXECUTE ON FUNCTION sqlsem.reap() TO PUBLIC")
+    empty.rows("GRANT SELECT, DELETE ON sqlsem.member TO sqlsem_user")
+    empty.rows("GRANT UPDATE ON sqlsem.member TO sqlsem_reader")
+    empty.install()
+    assert empty.rows("SELECT has_function_privilege('sqlsem_user', 'sqlsem.reap()', 'EXECUTE')") == [(False,)]
+    for role, rights in (("user", []), ("reader", ["SELECT"]), ("operator", ["SELECT"]), ("worker", [])):
+        assert [
+            right
+            for right in ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE")
+            if empty.rows("SELECT has_table_privilege(?, 'sqlsem.member', ?)", f"sqlsem_{role}", right) == [(True,)]
+        ] == rights
+
+
+def test_a_version_that_is_no_number(empty):
+    empty.install()
+    empty.rows("UPDATE sqlsem.setting SET value = 'three' WHERE name = 'schema_version'")
+    with pytest.raises(sqlsem.SchemaError, match="'three', which is no number"):
+        empty.install()
+    with contextlib.closing(empty.coordinator()) as coordinator, pytest.raises(sqlsem.SchemaError, match="'three'"):
+        coordinator.mutex("x").acquire(timeout=1)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u@h/db%00x", "postgresql://u%00@h/db", "postgresql://h/db?application_name=%00"]
+)
+def test_a_url_with_a_nul(url):
+    with pytest.raises(sqlsem.ConfigurationError, match="not a URL that PostgreSQL understands"):
+        sqlsem.connect(url).mutex("x").acquire(timeout=1)
+
+
+# -- the dead -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orphan(database, name):
+    """``orphan(grace)``: a member with a lock, whose session has ended."""
+
+    def orphan(grace=300, resource=None):
+        with database.raw() as connection:
+            member = enrol(connection, grace=grace)
+            position, granted = register(connection, member, resource or str(name), uid=random_name())
+            assert granted
+            pid = connection.info.backend_pid
+        until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))
+        return member, position
+
+    return orphan
+
+
+def state_of(login, name):
+    return login.rows("SELECT state, missing_for IS NOT NULL, grace FROM sqlsem.entries(?)", name)[0]
+
+
+def test_who_only_looks_sees_the_dead_and_writes_nothing(orphan, login, database, name):
+    reader = login("sqlsem_reader")
+    member, _ = orphan(grace=600_000)
+    assert state_of(reader, name) == ("holds", True, 600.0)
+    database.rows("UPDATE sqlsem.member SET seen_at = seen_at - interval '1 hour' WHERE member_id = ?", member)
+    assert state_of(reader, name) == ("holds", True, 600.0), (
+        "the server has not heard of anybody for longer than it runs"
+    )
+
+
+def test_the_first_try_after_the_grace_gets_in(orphan, login, user, database, name):
+    """Nobody waited meanwhile, and nobody had looked."""
+    reader = login("sqlsem_reader")
+    member, position = orphan(grace=300)
+    until(lambda: state_of(reader, name) == ("dead", True, 0.3))
+    assert database.rows("SELECT missing_since FROM sqlsem.member WHERE member_id = ?", member) == [(None,)]
+    with user.raw() as connection:
+        assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
+        connection.execute("SELECT sqlsem.release(%s)", (name,))
+    gone = database.rows(
+        "SELECT outcome, held < 0.3, host, pid, ended_by, queue_position FROM sqlsem.past(?, 1, 60, 0, 'reaped')", name
+    )
+    assert gone == [("reaped", True, "h", 7, name_of(user), position)]
+    assert database.rows("SELECT count(*) FROM sqlsem.past(?, 9, NULL, 3600)", name) == [(0,)]
+
+
+def test_a_sign_of_life_with_each_grant(database, name):
+    with database.raw() as connection:
+        member = enrol(connection, grace=800)
+
+        def seen():
+            return database.rows("SELECT seen_at FROM sqlsem.member WHERE member_id = ?", member)[0][0]
+
+        first = seen()
+        until(lambda: database.rows("SELECT clock_timestamp() > ?::timestamptz + interval '0.1 s'", first) == [(True,)])
+        position, _ = register(connection, member, name)
+        second = seen()
+        assert second > first
+        connection.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position))
+        connection.execute("SELECT sqlsem.ping(%s)", (member,))
+        assert seen() > second
+        connection.execute("SELECT sqlsem.resign(%s)", (member,))
+
+
+def test_after_a_failover_members_have_their_grace(orphan, user, database, name):
+    """What the new primary has not seen it must not hold against anybody."""
+    orphan(grace=100)
+    until(lambda: state_of(database, name)[0] == "dead")
+    database.rows("UPDATE sqlsem.setting SET value = '000000FF 0' WHERE name = 'timeline'")
+    database.rows("UPDATE sqlsem.member SET grace_ms = 600000 WHERE host = 'h'")
+    with user.raw() as connection:
+        assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == -1
+        assert state_of(database, name)[0] == "holds"
+        assert database.rows(
+            "SELECT split_part(value, ' ', 1) = '000000FF' FROM sqlsem.setting WHERE name = 'timeline'"
+        ) == [(False,)]
+        database.rows("UPDATE sqlsem.member SET grace_ms = 100 WHERE host = 'h'")
+        until(lambda: state_of(database, name)[0] == "dead")
+        assert connection.execute("CALL sqlsem.try(%s)", (name,)).fetchone()[0] == 0
+        connection.execute("SELECT sqlsem.release(%s)", (name,))
+
+
+def test_the_tasks_of_a_dead_worker(database, connect, login, name):
+    queue = connect().queue(name)
+    numbers = [queue.put(sqlsem.Sql("SELECT 1")) for _ in range(3)]
+    with database.raw() as connection:
+        member = enrol(connection, grace=200)
+        for number in numbers:
+            connection.execute("SELECT sqlsem.claim_task(%s, %s, 'o', %s, false)", (member, name, str(number)))
+        pid = connection.info.backend_pid
+    until(lambda: not database.rows("SELECT 1 FROM pg_stat_activity WHERE pid = ?", pid))
+    until(
+        lambda: [(one.task_id, one.status) for one in queue.tasks("lost")] == [(number, "lost") for number in numbers]
+    )
+    assert queue.tasks("running") == []
+    operator = login("sqlsem_operator")
+    assert operator.rows("SELECT sqlsem.set_task(?, 'retry')", numbers[1]) == [(0,)]
+    assert operator.rows("SELECT sqlsem.set_task(?, 'cancel')", numbers[0]) == [(0,)]
+    assert [(one.outcome, one.host, one.pid) for one in queue.log(numbers[1])] == [("lost", "h", 7)]
+    Worker(queue, idle_exit=0).run()
+    assert [one.status for one in sorted(queue.tasks(), key=lambda one: one.task_id)] == [
+        "cancelled",
+        "finished",
+        "finished",
+    ]
+
+
+def test_a_session_does_not_wait_for_itself(user, database, name):
+    """The first example of docs/protocol.md, pasted as it stood: it hung."""
+    with user.raw() as connection:
+        connection.execute("SET statement_timeout = '20s'")
+        assert connection.execute("CALL sqlsem.try(%s, 3, weight => 2)", (name,)).fetchone()[0] == 0
+        again = "CALL sqlsem.acquire(%s, lease_seconds => 120, requesting_id => 'job 7')"
+        assert connection.execute(again, (name,)).fetchone()[0] == -3
+        assert len(database.queue(name)) == 1
+        connection.execute("SELECT sqlsem.release(%s)", (name,))
+        if connection.info.server_version >= 140000 and sys.platform == "linux":
+            assert connection.execute("SHOW client_connection_check_interval").fetchone() == ("2s",)
+
+
+def test_the_doctor_tells_of_encryption_and_replication(database):
+    done = subprocess.run(
+        [sys.executable, "-m", "sqlsem", "--url", database.url, "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "tls" in done.stdout
+    assert "sslmode=verify-full" in done.stdout
+    assert "timeline 1" in done.stdout

@@ -1,0 +1,384 @@
+"""Nobody stands in for what our SQL uses: operators and functions of a schema in the caller's search_path, with
+argument types near those that are meant, are never run (the class of CVE-2018-1058).
+
+The names come out of our own texts, so that what is added to them is tried too. A trap writes down who ran it.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from support import PATIENCE, Database
+
+import sqlsem
+from sqlsem import sql
+
+pytestmark = pytest.mark.engines("postgresql")
+
+#: Types that near misses are made of: those our texts use, and what converts to them or from them.
+TYPES = (
+    "text",
+    "varchar",
+    "name",
+    '"char"',
+    "integer",
+    "bigint",
+    "smallint",
+    "float8",
+    "float4",
+    "numeric",
+    "oid",
+    "boolean",
+)
+MORE = (
+    "timestamptz",
+    "timestamp",
+    "date",
+    "interval",
+    "json",
+    "jsonb",
+    "regclass",
+    "regproc",
+    "regrole",
+    "bytea",
+    "xid",
+)
+ARRAYS = ("text[]", "varchar[]", "name[]", "bigint[]", "integer[]", "anyarray", "anyelement", "anynonarray")
+
+
+def texts():
+    return [sql.script("postgresql", name) for name in sql.SCRIPTS if name != "drop"] + [
+        "\n".join(sql.queries("postgresql", file="doctor").values())
+    ]
+
+
+def names_used(connection):
+    """The functions and operators of the system that our texts name, with their numbers of arguments."""
+    words, signs = set(), set()
+    for text in texts():
+        text = re.sub(r"--[^\n]*", "", text)
+        words |= {word.lower() for word in re.findall(r"\b([A-Za-z_][A-Za-z0-9_]*)\s*\(", text)}
+        signs |= set(re.findall(r"[-+*/<>=~!@#%^&|?]+", re.sub(r"'[^']*'|=>|:=|\$\$", " ", text)))
+    functions = connection.execute(
+        "SELECT DISTINCT p.proname, a.n, p.prokind = 'a' FROM pg_proc p "
+        "CROSS JOIN LATERAL generate_series(greatest(p.pronargs - p.pronargdefaults, 0), greatest(p.pronargs, 1)) "
+        "AS a (n) "
+        "WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind IN ('f', 'a', 'w') AND p.proname = ANY (%s)",
+        (sorted(words),),
+    ).fetchall()
+    operators = connection.execute(
+        "SELECT DISTINCT oprname, oprkind = 'l' FROM pg_operator "
+        "WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname = ANY (%s)",
+        # What stands for an operator without looking like one: IN, CASE … WHEN, LIKE, IS DISTINCT FROM, BETWEEN.
+        (sorted(signs | {"=", "<>", "<", "<=", ">", ">=", "~~", "!~~", "-", "+"}),),
+    ).fetchall()
+    return functions, operators
+
+
+def signatures(number):
+    """Lists of argument types for so many arguments."""
+    all_types = (*TYPES, *MORE, *ARRAYS)
+    if number == 0:
+        yield ()
+    elif number == 1:
+        yield from ((one,) for one in all_types)
+    elif number == 2:
+        yield from ((one, two) for one in (*TYPES, "timestamptz", "interval", "jsonb") for two in (*TYPES, "interval"))
+        yield from ((one, two) for one in MORE for two in ("text", "varchar", "integer", "float8", "anyelement", one))
+        yield from ((one, two) for one in ARRAYS for two in ("anyelement", "anyarray", "text", "integer", "text[]"))
+    else:
+        for kind in ("text", "varchar", "integer", "bigint", "float8", "anyelement", "boolean", "name"):
+            yield (kind,) * number
+        for first in ("text", "varchar", "integer", "bigint"):
+            for rest in ("text", "varchar", "integer", "bigint", "boolean", "numeric"):
+                yield (first,) + (rest,) * (number - 1)
+                yield (first,) * (number - 1) + (rest,)
+
+
+def make_traps(connection, schema):
+    """Traps for all that, in a schema; how many. Whoever runs one is told so, and as whom."""
+    functions, operators = names_used(connection)
+    assert len(functions) > 60, "the texts were not understood"
+    assert len(operators) > 12
+    made = 0
+    statements = []
+    body = (
+        "LANGUAGE plpgsql AS $t$ BEGIN RAISE EXCEPTION 'TRAP % sprung, as %', {what}, current_user "
+        "USING ERRCODE = 'TRAP0'; END $t$"
+    )
+
+    def polymorphic(types):
+        return any(one.startswith("any") for one in types)
+
+    for name, number, aggregate in sorted(functions):
+        for types in signatures(min(number, 8)):
+            result = "boolean"
+            told = psycopg.sql.Literal(f"{name}({', '.join(types)})").as_string(connection)
+            quoted = f'{schema}."{name}"'
+            statements.append(f"CREATE FUNCTION {quoted}({', '.join(types)}) RETURNS {result} {body.format(what=told)}")
+            if aggregate and len(types) == 1 and not polymorphic(types):
+                step = f'{schema}."{name}_step"'
+                statements.append(f"CREATE FUNCTION {step}(bigint, {types[0]}) RETURNS bigint {body.format(what=told)}")
+                statements.append(f"DROP FUNCTION {quoted}({types[0]})")
+                statements.append(
+                    f"CREATE AGGREGATE {quoted}({types[0]}) (SFUNC = {step}, STYPE = bigint, INITCOND = 0)"
+                )
+    for name, prefix in sorted(operators):
+        for types in signatures(1 if prefix else 2):
+            told = psycopg.sql.Literal(f"{name} {types}").as_string(connection)
+            step = f'{schema}."op{made}"'
+            made += 1
+            left = f"LEFTARG = {types[0]}, RIGHTARG = {types[1]}" if len(types) == 2 else f"RIGHTARG = {types[0]}"
+            statements.append(f"CREATE FUNCTION {step}({', '.join(types)}) RETURNS boolean {body.format(what=told)}")
+            statements.append(f"CREATE OPERATOR {schema}.{name} (FUNCTION = {step}, {left})")
+    connection.execute(
+        "CREATE FUNCTION pg_temp.make(statement text) RETURNS boolean LANGUAGE plpgsql AS $$ "
+        "BEGIN EXECUTE statement; RETURN true; "
+        "EXCEPTION WHEN syntax_error OR invalid_function_definition OR duplicate_function OR undefined_function "
+        "OR datatype_mismatch OR wrong_object_type THEN RETURN false; END $$"  # no such signature can be made
+    )
+    made = refused = 0
+    for first in range(0, len(statements), 500):
+        for (done,) in connection.execute(
+            "SELECT pg_temp.make(s) FROM pg_catalog.unnest(%s::text[]) WITH ORDINALITY AS u (s, n) ORDER BY n",
+            (statements[first : first + 500],),
+        ):
+            made, refused = made + done, refused + (not done)
+    assert refused < made / 4, (made, refused)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trapped(postgres_server):
+    """A database in which somebody with no role of ours has filled the schema that all look in, before anything of ours
+    was there.
+    """
+    from support import random_name
+
+    name = random_name()
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE ROLE {name}_villain LOGIN")
+    with psycopg.connect(postgres_server.url(name), autocommit=True) as connection:
+        connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    with psycopg.connect(postgres_server.url(name, user=f"{name}_villain"), autocommit=True) as connection:
+        assert make_traps(connection, "public") > 3000
+    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}_villain")
+
+
+def command(database, *arguments, expected=(0,)):
+    done = subprocess.run(
+        [sys.executable, "-m", "sqlsem", *arguments],
+        env={**os.environ, "SQLSEM_URL": database.url},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    told = done.stdout + done.stderr
+    assert "TRAP" not in told, (arguments, told)
+    assert done.returncode in expected, (arguments, done.returncode, told)
+    return told
+
+
+def test_the_traps_spring(trapped):
+    """Where somebody is careless, they do."""
+    with trapped.raw() as connection:
+        for careless in ("SELECT 1.5::float8 * 2", "SELECT 'a'::varchar = 'a'", "SELECT pg_advisory_xact_lock(7)"):
+            with pytest.raises(psycopg.Error, match="TRAP"):
+                connection.execute(careless)
+
+
+@pytest.fixture(scope="module")
+def logins(trapped):
+    """The tables are installed amid the traps, by a superuser. Logins with each of the roles, and with all."""
+    assert "Done." in command(trapped, "init")
+    command(trapped, "init")
+    name = trapped.url.rpartition("/")[2]
+    roles = {one: [one] for one in ("user", "putter", "worker", "operator", "reader")}
+    roles["everybody"] = ["user", "putter", "worker", "operator"]
+    found = {"superuser": trapped}
+    with psycopg.connect(trapped.url, autocommit=True) as connection:
+        for login, granted in roles.items():
+            connection.execute(f"CREATE ROLE {name}_{login} LOGIN")
+            for role in granted:
+                connection.execute(f"GRANT sqlsem_{role} TO {name}_{login}")
+            url = trapped.server.url(name, user=f"{name}_{login}")
+            found[login] = Database("postgresql", url, {}, trapped.server)
+    yield found
+    with psycopg.connect(trapped.server.url(), autocommit=True) as connection:
+        for login in roles:
+            connection.execute(f"DROP ROLE {name}_{login}")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("login", ["superuser", "everybody"])
+def test_no_command_springs_a_trap(logins, login):
+    the_commands(logins[login])
+
+
+@pytest.mark.parametrize("login", ["user", "putter", "worker", "operator", "reader"])
+def test_the_doctor_springs_no_trap(logins, login):
+    command(logins[login], "doctor", expected=(0, 1))
+
+
+@pytest.mark.parametrize("login", ["superuser", "everybody"])
+def test_the_client_springs_no_trap(logins, login):
+    the_client(logins[login])
+
+
+@pytest.mark.parametrize("login", ["superuser", "everybody"])
+def test_no_session_springs_a_trap(logins, login):
+    the_sessions(logins[login])
+
+
+def test_no_routine_springs_a_trap(logins):
+    every_routine(logins["superuser"])
+
+
+def the_commands(database):
+    command(database, "doctor")
+    command(database, "run", "--mutex", "etl", "--note", "why", "--", sys.executable, "-c", "pass")
+    command(database, "--lease", "30", "run", "--limit", "etl=3", "--", sys.executable, "-c", "pass")
+    command(database, "run", "--read", "dim", "--mutex", "b", "--", sys.executable, "-c", "pass")
+    command(database, "ls")
+    command(database, "ls", "--json")
+    command(database, "history")
+    command(database, "set", "etl", "--limit", "2")
+    command(database, "pause", "etl")
+    command(database, "resume", "etl")
+    command(database, "reap")
+    command(database, "put", "queue", "--sql", "SELECT 1")
+    command(database, "put", "queue", "--order", "2", "--", sys.executable, "-c", "pass")
+    command(database, "work", "queue", "--idle-exit", "0")
+    command(database, "tasks")
+    number = (
+        psycopg.connect(database.url)
+        .execute("SELECT max(t.task_id) FROM sqlsem.list_tasks('queue') AS t")
+        .fetchone()[0]
+    )
+    command(database, "tasks", "log", str(number), expected=(0, 1, 65))
+    command(database, "tasks", "retry", str(number), expected=(0, 1, 65))
+    command(database, "tasks", "cancel", str(number), expected=(0, 1, 65))
+    command(database, "tasks", "wait", "queue", expected=(0, 1, 65, 70))
+    command(database, "rounds")
+    command(database, "release", "999999999", expected=(0, 1, 65))
+
+
+def the_client(database):
+    for lease in (None, 20):
+        with contextlib.closing(database.coordinator(lease=lease)) as one:
+            with contextlib.closing(database.coordinator(lease=lease)) as two:
+                with one.mutex("m", note="n") as grant:
+                    with database.raw(autocommit=False) as connection:
+                        grant.assert_held(connection.cursor())
+                    assert two.mutex("m").acquire(timeout=0) is False
+                    assert two.mutex("m").acquire(timeout=0.5) is False
+                with one.read("c") as reader:
+                    reader.upgrade()
+                    reader.downgrade()
+                with sqlsem.all_of(one.mutex("a"), one.limit("b", 2), one.stage("s", 1)):
+                    one.entries()
+                queue = one.queue("q")
+                queue.put({"a": [1]})
+                queue.put(2, order=3)
+                for task in queue.claim(wait=0):
+                    with task:
+                        pass
+                queue.tasks()
+                made = sqlsem.round("r", ["x", "y"], window=60, coordinator=one)
+                with made.then(sqlsem.Sql("SELECT 1")).part("x"):
+                    pass
+                with made.part("y"):
+                    pass
+                one.history("m")
+                one.resources()
+                one.reap()
+
+
+def the_sessions(database):
+    with database.raw() as one, database.raw() as two:
+        for arguments in (
+            "'s'",
+            "'s', 3, weight => 2",
+            "'s', access => 'read'",
+            "'s', lease_seconds => 20, requesting_id => 'x'",
+        ):
+            code, position, _ = one.execute(f"CALL sqlsem.acquire({arguments})").fetchone()
+            assert code == 0
+            assert two.execute("CALL sqlsem.try('s')").fetchone()[0] == -1
+            assert two.execute("CALL sqlsem.acquire('s', timeout_ms => 50)").fetchone()[0] == -1
+            who = "'x'" if "requesting_id" in arguments else "NULL"
+            assert one.execute(f"SELECT sqlsem.renew('s'::text, {position}::bigint, {who}::text)").fetchone() == (0,)
+            with one.transaction():
+                one.execute(f"CALL sqlsem.assert_holding('s', {position}, {who})")
+            one.execute("SELECT state FROM sqlsem.status()")
+            assert one.execute(f"SELECT sqlsem.release('s', {position}, {who})").fetchone() == (0,)
+        assert one.execute("CALL sqlsem.acquire('s')").fetchone()[0] == 0
+        assert one.execute("CALL sqlsem.acquire('s')").fetchone()[0] == -3
+        one.execute("SELECT sqlsem.release('s')")
+        one.execute("SELECT sqlsem.put('w', 'SELECT 1', note => 'n', after_seconds => 0, backoff_seconds => 1.5)")
+        one.execute("SELECT sqlsem.put('w', 'SELECT no_such_thing')")
+        one.execute("SELECT sqlsem.put('w', '{}', 'json', \"order\" => 1)")
+        assert one.execute("CALL sqlsem.work('w', 0.2)").fetchone() == (1, 1)
+        one.execute("SELECT sqlsem.round_part_start('p', 'a', 'a, b', 60)")
+        one.execute("SELECT * FROM sqlsem.round_part_done('p', 'a')")
+        one.execute("SELECT sqlsem.round_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
+        assert one.execute("SELECT is_last FROM sqlsem.round_part_done('p', 'b')").fetchone() == (1,)
+        one.execute("SELECT sqlsem.round_continued('p')")
+        one.execute("SELECT sqlsem.round_resume('p')")
+        for text in (
+            "set_limit('s', 2)",
+            "set_limit('s', NULL)",
+            "pause('s')",
+            "resume('s')",
+            "reap()",
+            "revoke(1, true)",
+        ):
+            one.execute(f"SELECT sqlsem.{text}")
+
+
+#: A value for each type of a parameter.
+VALUES = {
+    "bigint": "1",
+    "integer": "1",
+    "text": "'x'",
+    "character varying": "'x'",
+    "boolean": "true",
+    "jsonb": "'[]'",
+    "json": "'[]'",
+    "double precision": "1.5",
+    "timestamp with time zone": "'2020-01-01'",
+    "text[]": "'{a}'",
+    "character varying[]": "'{a}'",
+    "name": "'x'",
+}
+
+
+def every_routine(database):
+    """Each by itself, with anything, as a superuser with all roles: whatever it answers, no trap."""
+    with database.raw() as connection:
+        found = connection.execute(
+            "SELECT p.oid::regproc::text, p.prokind::text, "
+            "ARRAY(SELECT pg_catalog.format_type(t, NULL) FROM pg_catalog.unnest(p.proargtypes) AS t) "
+            "FROM pg_catalog.pg_proc AS p WHERE p.pronamespace OPERATOR(pg_catalog.=) 'sqlsem'::regnamespace "
+            "AND p.prorettype OPERATOR(pg_catalog.<>) 'trigger'::regtype::oid"
+        ).fetchall()
+        assert len(found) > 80
+        connection.execute("SET statement_timeout = '5s'")
+        for name, kind, types in found:
+            for null in (False, True):
+                given = ", ".join(f"{'NULL' if null else VALUES.get(one, 'NULL')}::{one}" for one in types)
+                told = None
+                try:
+                    connection.execute(f"{'CALL' if kind == 'p' else 'SELECT'} {name}({given})")
+                except psycopg.Error as exc:
+                    told = str(exc)
+                assert "TRAP" not in (told or ""), (name, given, told)

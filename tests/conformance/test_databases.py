@@ -1,0 +1,115 @@
+"""What a database may be named by: a URL (SQLAlchemy's too), a path, an engine of SQLAlchemy; and what is refused."""
+
+import urllib.parse
+
+import pytest
+
+import sqlsem
+from sqlsem import engines
+
+
+def with_driver(database):
+    names = {"postgresql": "postgresql+psycopg", "mssql": "mssql+pyodbc", "sqlite": "sqlite+pysqlite"}
+    scheme, _, rest = database.url.partition("://")
+    if not rest:
+        return f"mssql+pyodbc:///?odbc_connect={urllib.parse.quote_plus(scheme)}"
+    return f"{names[database.engine]}://{rest}"
+
+
+def test_a_url_of_sqlalchemy(database, name):
+    with sqlsem.connect(with_driver(database), **database.options) as coordinator, coordinator.mutex(name):
+        assert len(database.queue(name)) == 1
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_an_engine_of_sqlalchemy(database, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(with_driver(database), pool_size=1, max_overflow=0)
+    try:
+        with sqlsem.connect(engine) as coordinator:
+            with coordinator.mutex(name), sqlsem.connect(engine) as other:
+                assert not other.mutex(name).acquire(blocking=False)
+                with engine.connect() as connection:  # what is ours is out of its pool
+                    assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
+                assert len(database.queue(name)) == 1
+        if database.engine == "postgresql":
+            with sqlsem.connect("postgresql://", creator=engine.raw_connection) as other, other.mutex(name):
+                assert len(database.queue(name)) == 1
+            assert engine.pool.checkedout() == 0
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.engines("postgresql")
+def test_an_engine_of_another_driver(database, name):
+    """It tells where, and we go there ourselves."""
+
+    class Url:
+        def render_as_string(self, hide_password):
+            assert hide_password is False
+            return database.url.replace("postgresql://", "postgresql+psycopg2://")
+
+    class Dialect:
+        name, driver = "postgresql", "psycopg2"
+
+    class Engine:
+        url, dialect = Url(), Dialect()
+
+        def raw_connection(self):
+            raise AssertionError("its connections are not for us")
+
+    with sqlsem.connect(Engine()) as coordinator, coordinator.mutex(name):
+        assert len(database.queue(name)) == 1
+
+
+def test_a_path(tmp_path):
+    for folder in ("plain", "with blank %20 #1?"):
+        path = tmp_path / folder / "locks.db"
+        with sqlsem.connect(path) as coordinator, coordinator.mutex("a"):
+            assert path.exists()
+            assert coordinator.engine.path == path
+
+
+class Other:
+    """Like an engine of a database that is not ours."""
+
+    class dialect:
+        name, driver = "oracle", "oracledb"
+
+    def raw_connection(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "not by NoneType"),
+        (5, "not by int"),
+        (b"sqlite:///x.db", "not by bytes"),
+        ("", "has no scheme"),
+        ("locks.db", "has no scheme"),
+        ("mysql+pymysql://u:secret@h/d", r"Unknown scheme 'mysql\+pymysql'"),
+        (Other(), r"oracle\+oracledb cannot be used"),
+    ],
+)
+def test_what_is_no_database(given, words):
+    for use in (sqlsem.connect, *([sqlsem.configure] if given is not None else [])):
+        with pytest.raises(sqlsem.ConfigurationError, match=words) as caught:
+            use(given)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("postgresql+psycopg://u@h/d?x=1", "postgresql://u@h/d?x=1"),
+        ("postgres+psycopg2://h/d", "postgres://h/d"),
+        ("mssql+pyodbc://u:p@h/d?driver=X+1", "mssql://u:p@h/d?driver=X+1"),
+        ("mssql+pyodbc:///?odbc_connect=Driver%3D%7BX%7D%3BServer%3Dh", "Driver={X};Server=h"),
+        ("sqlite+pysqlite:////tmp/x+y.db", "sqlite:////tmp/x+y.db"),
+        ("postgresql://u+v@h/d", "postgresql://u+v@h/d"),
+        ("Driver={a+b};Server=x://y", "Driver={a+b};Server=x://y"),
+    ],
+)
+def test_without_the_driver(url, plain):
+    assert engines.plain(url) == plain

@@ -1,0 +1,223 @@
+"""Whoever looks sees that an owner is dead: nobody need have waited for it, and looking changes nothing."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+from support import PATIENCE, remains, session, until
+
+import sqlsem
+
+GRACE = 1.0
+
+
+def entry_of(coordinator, name):
+    found = coordinator.entries(name)
+    return found[0] if found else None
+
+
+def hold(spawn, name, grace=GRACE, **lock):
+    """A process that holds a lock."""
+    child = spawn(session, grace=grace)
+    child.expect("ready")
+    child.send(do="acquire", lock={"kind": "mutex", "name": str(name), **lock})
+    child.expect("granted")
+    return child
+
+
+def test_the_living_are_shown_as_such(spawn, connect, database, name):
+    coordinator = connect()
+    child = hold(spawn, name)
+
+    def shown_living():
+        entry = entry_of(coordinator, name)
+        return (entry.state, entry.missing_for, entry.grace) == ("holds", None, GRACE)
+
+    remains(shown_living, 2.5, "it is shown as it is")
+    child.send(do="release")
+    child.expect("released")
+
+
+def test_ls_shows_the_dead_though_nobody_waits(spawn, connect, database, name):
+    coordinator = connect()
+    child = hold(spawn, name)
+    child.kill()
+    entry = until(lambda: (found := entry_of(coordinator, name)).state == "dead" and found, "it is shown as dead")
+    assert entry.missing_for is not None
+    assert entry.pid == child.pid
+    later = until(lambda: (found := entry_of(coordinator, name)).missing_for > entry.missing_for + 0.2 and found)
+    assert later.state == "dead"
+    assert next(one for one in coordinator.resources() if one.resource == name).holding == 0
+    assert len(database.queue(name)) == 1, "who looks removes nothing"
+    lock = coordinator.mutex(name)
+    assert lock.acquire(blocking=False), "a try gets in at once, though nobody has waited"
+    lock.release()
+
+
+def test_a_try_gets_in_when_the_grace_of_the_dead_is_over(spawn, connect, name):
+    child = hold(spawn, name)
+    child.kill()
+    lock = connect().mutex(name)
+    time.sleep(GRACE * 1.5)  # nobody looks meanwhile: that is what is tested
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+def test_history_tells_who_it_was_and_until_when_it_lived(spawn, connect, database, name):
+    coordinator = connect()
+    child = hold(spawn, name, grace=0.6, note="load")
+    held_since = time.monotonic()
+    time.sleep(0.5)
+    lived = child.kill() - held_since
+    time.sleep(4)  # how long nobody looked must not count
+    lock = coordinator.mutex(name)
+    assert until(lambda: lock.acquire(blocking=False))
+    lock.release()
+    ours, theirs = coordinator.history(name)
+    assert (theirs.outcome, theirs.pid, theirs.limit, theirs.note) == ("reaped", child.pid, 1, "load")
+    assert theirs.host is not None
+    assert theirs.program is not None
+    assert theirs.login is not None
+    assert theirs.ended_by is not None
+    assert 0 <= theirs.held <= lived + 2, "until its last sign of life"
+    assert (ours.outcome, ours.pid, ours.ended_by) == ("released", os.getpid(), None)
+    assert ours.login is not None
+    assert theirs.as_dict()["ended_by"] == theirs.ended_by
+
+
+def test_history_tells_who_took_it_away(connect, database, name):
+    coordinator, operator = connect(grace=0.5), connect()
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    operator.revoke(lock.grant.position, force=True)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    other = coordinator.limit(name("b"), 2)
+    other.acquire()
+    operator.revoke(other.grant.position)
+    until(lambda: other.grant.lost, "it is told")
+    until(lambda: database.queue(name) == [], "it is given back")
+    for which in (name, name("b")):
+        (past,) = coordinator.history(which)
+        assert past.outcome == "revoked"
+        assert past.ended_by is not None
+        assert past.login is not None
+    with contextlib.suppress(sqlsem.LockLost):
+        other.release()
+
+
+def test_history_by_time_and_outcome(connect, database, name):
+    coordinator = connect()
+    with coordinator.mutex(name):
+        assert not connect().mutex(name).acquire(timeout=0.05)
+    with contextlib.closing(database.session()) as looking:
+
+        def outcomes(**which):
+            return [past.outcome for past in looking.history(name, 10, **which)]
+
+        assert outcomes() == ["released", "timeout"]
+        assert outcomes(outcome="timeout") == ["timeout"]
+        assert outcomes(outcome="reaped") == []
+        assert outcomes(since=3600) == ["released", "timeout"]
+        assert outcomes(until=3600) == []
+        time.sleep(0.5)
+        assert outcomes(until=0.25) == ["released", "timeout"]
+        assert outcomes(since=0.25) == []
+
+
+def claims(channel, url, options, names, grace=GRACE):
+    coordinator = sqlsem.connect(url, **options, grace=grace)
+    tasks = [coordinator.queue(name).try_claim() for name in names]
+    channel.tell("claimed", ids=[task.id for task in tasks])
+    channel.ask()
+
+
+def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
+    coordinator = connect()
+    names = [name(what) for what in ("cancel", "retry", "left")]
+    for one in names:
+        coordinator.queue(one).put(1, note=one)
+    child = spawn(claims, names=names)
+    ids = child.expect("claimed")["ids"]
+    for one, number in zip(names, ids, strict=True):
+        (task,) = coordinator.tasks(one)
+        assert (task.task_id, task.status, task.pid) == (number, "running", child.pid)
+        assert task.login is not None
+        assert task.put_by is not None
+        assert [found.task_id for found in coordinator.tasks(one, "running")] == [number]
+        assert coordinator.tasks(one, "lost") == []
+    with pytest.raises(sqlsem.NotHeld, match="it runs"):
+        coordinator.cancel_task(ids[0])
+    child.kill()
+    until(lambda: [task.status for task in coordinator.tasks(names[2])] == ["lost"], "it is shown as lost")
+    assert [task.task_id for task in coordinator.tasks(names[2], "lost")] == [ids[2]]
+    assert coordinator.tasks(names[2], "running") == []
+    assert coordinator.attempts(ids[2])[-1].outcome in ("running", "lost")
+    coordinator.cancel_task(ids[0])
+    coordinator.retry_task(ids[1])
+    assert [coordinator.tasks(one)[0].status for one in names] == ["cancelled", "pending", "lost"]
+    for number in ids[:2]:
+        (attempt,) = coordinator.attempts(number)
+        assert (attempt.outcome, attempt.pid) == ("lost", child.pid)
+        assert attempt.host is not None
+        assert attempt.login is not None
+    task = until(lambda: coordinator.queue(names[2]).try_claim() or coordinator.queue(names[2])._recover())
+    task.finish()
+    assert [attempt.outcome for attempt in coordinator.attempts(ids[2])] == ["lost", "finished"]
+    coordinator.cancel_task(ids[1])
+
+
+def starts_a_part(channel, url, options, name):
+    coordinator = sqlsem.connect(url, **options, grace=GRACE)
+    part = coordinator.round(name, ["a", "b"], window=60).part("a").start()
+    channel.tell("started")
+    channel.ask()
+    part.done()
+
+
+def test_the_part_of_a_dead_process_is_missing(spawn, connect, database, name):
+    coordinator = connect()
+    entry = coordinator.round(name, ["a", "b"], window=60)
+    child = spawn(starts_a_part, name=str(name))
+    child.expect("started")
+    assert entry.entry().opened_by is not None
+    part = entry.entry().parts[0]
+    assert (part.part, part.status, part.missing_for) == ("a", "running", None)
+    assert part.login is not None
+    child.kill()
+    until(lambda: entry.entry().parts[0].missing_for is not None, "it is shown as missing")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_the_paused_are_not_dead(spawn, connect, name):
+    coordinator = connect()
+    child = hold(spawn, name, grace=0.5)
+    child.pause()
+    try:
+        remains(lambda: entry_of(coordinator, name).state == "holds", 3, "it is believed to live")
+        assert not coordinator.mutex(name).acquire(timeout=0)
+    finally:
+        child.resume()
+    child.send(do="release")
+    assert child.expect("released", PATIENCE)
+
+
+def test_a_lease_that_is_over_is_seen(spawn, connect, database, name):
+    coordinator = connect()
+    child = spawn(holds_by_lease, name=str(name))
+    child.expect("held")
+    assert entry_of(coordinator, name).state == "holds"
+    child.kill()
+    until(lambda: entry_of(coordinator, name).state == "dead", "the lease is over")
+    assert entry_of(coordinator, name).missing_for is not None
+    lock = coordinator.mutex(name)
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+def holds_by_lease(channel, url, options, name):
+    sqlsem.connect(url, **options, lease=2).mutex(name).acquire()
+    channel.tell("held")
+    channel.ask()

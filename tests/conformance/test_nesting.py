@@ -1,0 +1,268 @@
+"""``sqlsem run`` under ``sqlsem run``, and programs under it: nothing waits for what is held until it ends itself."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from datetime import datetime, timezone
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem import nesting
+from sqlsem.model import Entry, Resource
+
+pytestmark = [
+    pytest.mark.engines("sqlite", "postgresql", "mssql"),
+    pytest.mark.skipif(os.name != "posix", reason="shells"),
+]
+#: A program that takes a lock by the library, and says what became of it.
+PROGRAM = """
+import sys, sqlsem
+try:
+    with sqlsem.connect(sys.argv[1], schema=sys.argv[2]).mutex(sys.argv[3]):
+        print("had")
+except sqlsem.Deadlock as exc:
+    print("refused", exc)
+    raise SystemExit(75)
+"""
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    monkeypatch.delenv(nesting.HELD, raising=False)
+    return {**os.environ, "COLUMNS": "300"}
+
+
+@pytest.fixture
+def run(database, environment):
+    """``run("--mutex", "x", "--", …)``: the words of such a command, and the means to start it."""
+    started = []
+
+    def words(*arguments):
+        options = [word for key, value in database.options.items() for word in (f"--{key}", str(value))]
+        return [sys.executable, "-m", "sqlsem", "--url", database.url, *options, "run", *arguments]
+
+    def start(*arguments, env=environment):
+        started.append(
+            subprocess.Popen(words(*arguments), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    start.words = words
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def program(database):
+    """``program("x")``: the words of a program that takes that mutex."""
+    return lambda name: [
+        sys.executable, "-c", PROGRAM, database.url, database.options.get("schema", "sqlsem"), name
+    ]  # fmt: skip
+
+
+def ended(process):
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, " ".join((out + err).split())
+
+
+def test_the_same_lock_is_refused_at_once(run, name, program):
+    code, said = ended(run("--mutex", name, "--", *run.words("--mutex", name, "--", "true")))
+    assert code == 75
+    assert f"runs under 'sqlsem run', which holds mutex on '{name}' (position " in said
+    code, said = ended(run("--read", name, "--", *run.words("--write", name, "--", "true")))
+    assert (code, "until it ends" in said) == (75, True)
+    code, said = ended(run("--mutex", name, "--", *program(name)))
+    assert (code, "refused This process runs under" in said) == (75, True)
+    code, said = ended(
+        run("--mutex", name, "--", *run.words("--mutex", name, "--timeout", "0", "-E", "9", "--", "true"))
+    )
+    assert (code, "runs under" in said) == (9, False)
+
+
+def test_what_has_room_is_had(run, name, program):
+    inner = run.words("--limit", f"{name}=3", "--", *run.words("--read", name("b"), "--", "echo", "inside"))
+    assert ended(run("--limit", f"{name}=3", "--read", name("b"), "--", *inner)) == (0, "inside")
+    assert ended(run("--mutex", name, "--", *program(name("b")))) == (0, "had")
+
+
+def test_a_limit_that_those_above_have_filled(run, name):
+    """Found by the search: each of the three could be let in, if only the others were not above it."""
+    third = run.words("--limit", f"{name}=2", "--", "true")
+    code, said = ended(run("--limit", f"{name}=2", "--", *run.words("--limit", f"{name}=2", "--", *third)))
+    assert code == 75
+    assert "Deadlock: " in said
+    assert " under " in said
+
+
+@pytest.mark.parametrize("kind", ["run", "program"])
+def test_opposite_orders(run, name, program, tmp_path, kind):
+    def side(mine, other, number):
+        inner = run.words("--mutex", other, "--", "true") if kind == "run" or number else program(other)
+        wait = f"touch {tmp_path}/{number}; while [ ! -e {tmp_path}/{1 - number} ]; do sleep 0.01; done; "
+        return run("--mutex", mine, "--", "sh", "-c", wait + shlex.join(inner))
+
+    sides = [side(name("x"), name("y"), 0), side(name("y"), name("x"), 1)]
+    outcomes = sorted(map(ended, sides))
+    assert [code for code, _ in outcomes] == [0, 75]
+    said = outcomes[1][1]
+    assert "Deadlock: " in said
+    for one in ("x", "y"):
+        assert f"holds '{name(one)}' at " in said
+        assert f"waits for '{name(one)}' at " in said
+
+
+@pytest.mark.parametrize("younger", ["thread", "run"])
+def test_a_thread_of_another_program_in_the_circle(run, connect, name, database, tmp_path, younger):
+    """It has nobody above it, so who is below gives up, whoever is younger."""
+    coordinator = connect()
+    wait = f"touch {tmp_path}/first; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; "
+    inner = shlex.join(run.words("--mutex", name("y"), "--", "true"))
+    command = run("--mutex", name("x"), "--", "sh", "-c", wait + inner)
+    until((tmp_path / "first").exists, "the outer lock")
+    with coordinator.mutex(name("y")):
+        if younger == "thread":
+            (tmp_path / "go").touch()
+            until(lambda: len(database.queue(name)) == 3, "the inner request")
+        else:
+            threading.Timer(0.5, (tmp_path / "go").touch).start()
+        with coordinator.mutex(name("x"), timeout=PATIENCE):  # had when the command has ended
+            pass
+    code, said = ended(command)
+    assert (code, "Deadlock: " in said) == (75, True)
+
+
+def test_what_outlives_the_command_may_take_it(run, name, environment, program, tmp_path):
+    """It still finds in its environment what was held above it; but nobody holds that any more."""
+    kept = tmp_path / "environment"
+    code, _ = ended(run("--mutex", name, "--", "sh", "-c", f'printf %s "${nesting.HELD}" > {kept}'))
+    assert code == 0
+    (held,) = json.loads(kept.read_text())
+    assert held[0] == name
+    later = {**environment, nesting.HELD: kept.read_text()}
+    assert ended(run("--mutex", name, "--", "echo", "free", env=later)) == (0, "free")
+
+
+def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
+    """Threads and tasks; and what is held in another database does not matter."""
+    outer = connect().mutex(name)
+    outer.acquire()
+    elsewhere = nesting.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
+    monkeypatch.setenv(
+        nesting.HELD, json.dumps([*json.loads(nesting.tell(outer.grant, {})), dataclasses.astuple(elsewhere)])
+    )
+    inner = connect()
+    with pytest.raises(sqlsem.Deadlock, match="runs under"):
+        inner.mutex(name).acquire()
+    assert inner.mutex(name).acquire(blocking=False) is False
+    with inner.mutex(name("b")):
+        assert inner.entries(name("b"))[0].owner.endswith(f" under {outer.grant.position}")
+
+    async def main():
+        with pytest.raises(sqlsem.Deadlock, match="runs under"):
+            async with inner.mutex(name):
+                pass
+
+    asyncio.run(main())
+    outer.release()
+    with inner.mutex(name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "5", "[5]", '[["a"]]', '[["a", "write", 1, 1, 2, 3, 4]]', '[["a", "write", 0, 1, 2, "r"]]']
+)
+def test_an_environment_that_is_not_ours(connect, name, monkeypatch, caplog, text):
+    monkeypatch.setenv(nesting.HELD, text)
+    with connect().mutex(name):
+        pass
+    assert "is not what sqlsem run puts there" in caplog.text
+
+
+# -- the search, by rows
+
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Queue:
+    """A session that shows these rows: position, resource, member, owner, granted; mutexes, if nothing else is said."""
+
+    def __init__(self, *rows, caps=None, limit=1):
+        self.caps = caps or {}
+        self.rows = [
+            Entry(
+                resource, position, "holds" if granted else "waits", "write", limit, 1, f"r{position}", member, owner,
+                f"host{member}", member, "p", None, NOW, NOW if granted else None, 1.0, None,
+            )
+            for position, resource, member, owner, granted in rows
+        ]  # fmt: skip
+
+    def entries(self, resource):
+        return self.rows
+
+    def resources(self):
+        return [Resource(name, cap, False, None, 0, 0) for name, cap in self.caps.items()]
+
+    def found(self):
+        return [
+            (member, found.victim, [(one.ahead, one.position, one.behind) for one in found.steps])
+            for member in range(1, 10)
+            if (found := nesting.find_deadlock(self, member)) is not None
+        ]
+
+
+def test_the_search():
+    # 1 holds x, its command 2 wants y, which 3 holds, whose command 4 wants x.
+    rows = [
+        (1, "x", 1, "run#1", True),
+        (2, "y", 3, "run#1", True),
+        (3, "y", 2, "run#1 under 1", False),
+        (4, "x", 4, "run#1 under 2", False),
+    ]
+    assert Queue(*rows).found() == [(4, 4, [(2, 4, 1), (1, 3, 2)])]
+    assert Queue(*rows[:3]).found() == []
+    text = sqlsem.deadlocks.message(nesting.find_deadlock(Queue(*rows), 4))
+    assert "host4:4 (run#1 under 2) holds 'y' at 2, waits for 'x' at 4 behind 1" in text
+    # Through a command that waits for nothing but its own.
+    middle = [rows[0], rows[1], (5, "z", 5, "run#1 under 1", True), (6, "y", 6, "run#1 under 5", False), rows[3]]
+    assert Queue(*middle).found() == [(6, 6, [(1, 6, 2), (2, 4, 1)])]
+    # One of whom nobody is above: who is below gives up, though it is older.
+    other = [rows[0], (2, "y", 7, "T#1", True), rows[2], (8, "x", 7, "T#1", False)]
+    assert Queue(*other).found() == [(2, 3, [(1, 3, 2), (2, 8, 1)])]
+
+
+def test_no_false_alarm():
+    # What the usual search finds is left to it.
+    plain = [(1, "x", 1, "a#1", True), (2, "y", 2, "b#1", True), (3, "y", 1, "a#1", False), (4, "x", 2, "b#1", False)]
+    assert Queue(*plain, (5, "z", 3, "run#1", True), (6, "x", 4, "run#1 under 5", False)).found() == []
+    # The row above is gone, or another thread of the one below still works.
+    assert Queue((2, "y", 3, "run#1", True), (3, "y", 2, "run#1 under 1", False)).found() == []
+    busy = [
+        (1, "x", 1, "run#1", True),
+        (2, "y", 2, "A#1 under 1", True),
+        (3, "y", 2, "B#2 under 1", False),
+    ]
+    assert Queue(*busy).found() == [], "A will leave"
+    # Two of a limit, one of which has nobody waiting below.
+    limit = [
+        (1, "x", 1, "run#1", True),
+        (2, "x", 2, "T#1", True),
+        (3, "x", 3, "run#1 under 1", False),
+    ]
+    assert Queue(*limit, limit=2).found() == []
+    assert Queue(*limit, limit=2, caps={"x": 1}).found() == [(3, 3, [(1, 3, 1)])]
+    # Who may be dead holds nobody up for long.
+    queue = Queue((1, "x", 1, "run#1", True), (3, "x", 2, "run#1 under 1", False))
+    assert len(queue.found()) == 1
+    queue.rows[0] = dataclasses.replace(queue.rows[0], missing_for=1.0)
+    assert queue.found() == []

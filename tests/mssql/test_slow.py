@@ -1,0 +1,92 @@
+"""A server that takes long over what it does for the first time, as for compiling: whoever asks gets through."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support import PATIENCE
+from tdsserver import Later, done, member, result
+
+import sqlsem
+from sqlsem import Unavailable
+from sqlsem.engines.base import Allowance
+from sqlsem.engines.mssql import SqlServerEngine
+
+
+class Compiling:
+    """Answers at once, once it has been let work so long on one request without a break."""
+
+    def __init__(self, seconds, answer):
+        self.seconds, self.answer = seconds, answer
+        self.compiled = threading.Event()
+        self.asked = 0
+
+    def __call__(self, said):
+        del said
+        self.asked += 1
+        return self.answer() if self.compiled.is_set() else Later(self.seconds, self.answer(), self.compiled.set)
+
+
+def test_while_a_connection_is_made_ready(tds, url_of, monkeypatch):
+    """Longer than a call tries for, too: there is an answer to come."""
+    monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.5)
+    slow = Compiling(1.5, done)
+    server = tds(member(warm_up=slow))
+    with sqlsem.connect(url_of(server), retry=0.3) as coordinator, coordinator.mutex("a"):
+        assert slow.compiled.is_set()
+    assert 2 <= slow.asked <= 5
+
+
+def test_the_first_call(tds, url_of):
+    """Which is cut off when the others would take this process for dead."""
+    numbers = iter(range(1, 100))
+    slow = Compiling(3.0, lambda: result(("position", "granted"), (next(numbers), 1)))
+    server = tds(member(register=slow))
+    with sqlsem.connect(url_of(server), grace=1, retry=0.3) as coordinator:
+        for _ in range(3):
+            try:
+                with coordinator.mutex("a"):
+                    break
+            except sqlsem.LockLost:  # the row was as old as the answer; but the next one comes at once
+                assert slow.compiled.is_set()
+    assert slow.compiled.is_set()
+
+
+def test_what_never_answers_is_given_up(tds, url_of, monkeypatch):
+    monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.2)
+    server = tds(member(warm_up=Compiling(1000, done)))
+    began = time.monotonic()
+    with (
+        sqlsem.connect(url_of(server), retry=0.3) as coordinator,
+        pytest.raises(Unavailable, match=r"no answer came within 1.6 s"),
+        coordinator.mutex("a"),
+    ):
+        raise AssertionError("let in")
+    assert time.monotonic() - began < PATIENCE
+
+
+def test_who_has_no_time_does_not_wait_for_that(tds, url_of, monkeypatch):
+    monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.2)
+    slow = Compiling(1000, done)
+    server = tds(member(warm_up=slow))
+    with (
+        sqlsem.connect(url_of(server), retry=30) as coordinator,
+        pytest.raises((sqlsem.Timeout, Unavailable)),
+        coordinator.mutex("a", timeout=0.1),
+    ):
+        raise AssertionError("let in")
+    assert slow.asked < 4
+
+
+def test_allowance(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("sqlsem.engines.base.monotonic", lambda: now[0])
+    allowance = Allowance(4.0)
+    seen = []
+    for _ in range(5):
+        seen.append((allowance.seconds, allowance.exceeded()))
+    assert seen == [(4.0, True), (8.0, True), (16.0, True), (32.0, False), (32.0, False)]
+    now[0] += Allowance.FORGOTTEN + 1
+    assert allowance.seconds == 4.0

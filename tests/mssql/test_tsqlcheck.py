@@ -1,0 +1,32 @@
+"""All T-SQL of the project before Microsoft's own parser and model: see `tsqlcheck`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import microsoft
+import pytest
+import tsqlcheck
+
+
+@pytest.mark.timeout(900)  # ten seconds on a quiet machine
+def test_nothing_is_found_and_every_fault_would_be():
+    lacks = microsoft.tsqlcheck_lacks()
+    if lacks:
+        pytest.skip(f"the check of T-SQL needs {lacks}")
+    # In a process of its own, which becomes one of .NET.
+    words = [sys.executable, tsqlcheck.__file__, "--prove"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_all_files_are_looked_at():
+    """Without .NET, too: a file in no folder that is looked at would go unseen."""
+    root = tsqlcheck.ROOT
+    seen = {file for file, _, _ in tsqlcheck.batches(root, lambda path: path.read_text(encoding="utf-8"))}
+    own = {str(one.relative_to(root)) for one in (root / "sqlsem" / "sql" / "mssql").glob("*.sql")}
+    examples = {str(one.relative_to(root)) for one in (root / "clients" / "tsql").glob("*.sql")}
+    assert own
+    assert examples
+    assert own | examples | {"docs/sql.md", "docs/ssis.md", "sqlsem/engines/mssql.py"} <= seen

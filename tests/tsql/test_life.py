@@ -1,0 +1,212 @@
+"""Who lives and who is dead, who is told so, and what is written down about it."""
+
+import json
+import time
+
+import pytest
+from support import until
+
+pytestmark = pytest.mark.engines("mssql")
+
+REGISTER = "EXEC {s}.register ?, N'who', N'owner', NULL, 0, ?, @answer = 1"
+
+
+@pytest.fixture
+def member(new_session):
+    """``member(grace_ms, lease_ms)``: a session, and the number of the member that it is."""
+
+    def member(grace_ms=0, lease_ms=None):
+        one = new_session()
+        text = "DECLARE @m bigint; EXEC {s}.enrol N'host' , 17, N'program', ?, ?, @m OUTPUT; SELECT @m"
+        return one, one.rows(text, grace_ms, lease_ms)[0][0]
+
+    return member
+
+
+def states(database, name):
+    """(state, missing_for, grace) of the rows of a resource."""
+    found = database.rows(f"EXEC {database.schema}.entries ?", name)
+    return [(row[2], row[16], row[17]) for row in found]
+
+
+def past(database, name, *others):
+    """(outcome, host, pid, program, login, ended_by, held) of what has ended, newest first."""
+    marks = "".join(", ?" for _ in others)
+    found = database.rows(f"EXEC {database.schema}.past ?, 100{marks}", name, *others)
+    return [(row[12], *row[14:19], row[11]) for row in found]
+
+
+def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name):
+    """Though nobody waited, or looked, while the holder died. Within its grace nobody gets in."""
+    one, (holder, number) = session(), member(6000)
+    holder.rows(REGISTER, number, name)
+    ((login,),) = holder.rows("SELECT ORIGINAL_LOGIN()")
+    assert states(database, name) == [("holds", None, 6.0)]
+    holder.close()
+    until(lambda: states(database, name)[0][1] is not None, "the beacon going")
+    if states(database, name)[0][0] == "holds":
+        assert one.acquire(name, routine="try").code == -1
+    until(lambda: states(database, name)[0][0] == "dead", "the end of the grace")
+    assert one.acquire(name, routine="try").code == 0
+    assert states(database, name) == [("holds", None, 0.0)]
+    ((*known, held),) = past(database, name)
+    assert known == ["reaped", "host", 17, "program", login, login]
+    assert held < 6, "it held after its last sign of life"
+    one.release(name)
+    assert [row[0] for row in past(database, name)] == ["released", "reaped"]
+    assert past(database, name)[0][5] is None
+
+
+def test_a_lease_that_is_over_is_dead(member, session, database, name):
+    one, (holder, number) = session(), member(0, 1500)
+    holder.rows(REGISTER, number, name)
+    until(lambda: states(database, name)[0][0] == "dead", "the end of the lease")
+    assert one.acquire(name, routine="try").code == 0
+    one.release(name)
+
+
+def test_what_hands_out_gives_a_sign_of_life(member, database, name):
+    one, number = member(0, 80000)
+
+    def age(seconds):
+        database.rows(
+            f"UPDATE {database.beside('member')} SET seen_at = DATEADD(second, ?, SYSUTCDATETIME()), "
+            f"lease_until = DATEADD(second, ?, SYSUTCDATETIME()) WHERE member_id = ?",
+            -seconds,
+            80 - seconds,
+            number,
+        )
+
+    def left():
+        text = f"SELECT DATEDIFF(second, SYSUTCDATETIME(), lease_until) FROM {database.beside('member')}"
+        return database.rows(f"{text} WHERE member_id = ?", number)[0][0]
+
+    asked = json.dumps([{"resource": name("all"), "access": "write", "limit": 1, "weight": 1}])
+    one.rows("EXEC {s}.put ?, N'1'", name)
+    calls = [
+        (REGISTER, number, name("one")),
+        ("EXEC {s}.register_all ?, N'who', N'owner', NULL, 0, ?", number, asked),
+        ("EXEC {s}.claim_task ?, ?, N'owner', N'a'", number, name),
+        ("EXEC {s}.claim_tasks ?, ?, N'owner', N'b', 0, 5", number, name),
+        ("EXEC {s}.start_part ?, ?, N'a', N'a', 60000, N'owner', N'uid'", number, name),
+        ("EXEC {s}.end_part ?, ?, N'a', N'uid', N'succeeded', NULL, N'owner'", number, name),
+    ]
+    for text, *parameters in calls:
+        age(60)
+        one.rows(text, *parameters)
+        assert left() > 70, text
+    age(5)  # younger than an eighth: left alone
+    one.rows(REGISTER, number, name("two"))
+    assert left() <= 75
+    one.rows("EXEC {s}.resign ?", number)
+
+
+def test_a_dead_worker_is_seen_by_who_lists_cancels_and_retries(member, session, database, name):
+    one, (worker, number) = session(), member(1500)
+    first, second = (one.rows("DECLARE @t bigint; EXEC {s}.put ?, N'1', @task_id = @t OUTPUT; SELECT @t", name)[0][0]
+                     for _ in range(2))  # fmt: skip
+    assert len(worker.rows("EXEC {s}.claim_tasks ?, ?, N'owner', N'a', 0, 5", number, name)) == 2
+    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(1,)]
+    worker.close()
+
+    def listed():
+        return {row[0]: row[6] for row in one.rows("EXEC {s}.list_tasks ?", name)}
+
+    until(lambda: listed() == {first: "lost", second: "lost"}, "the worker being dead")
+    assert len(one.rows("EXEC {s}.list_tasks ?, N'lost'", name)) == 2
+    assert one.rows("EXEC {s}.list_tasks ?, N'running'", name) == []
+    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", first) == [(0,)]
+    assert one.rows("EXEC {s}.set_task ?, N'retry', 1", second) == [(0,)]
+    assert listed() == {first: "cancelled", second: "pending"}
+    assert one.rows("EXEC {s}.set_task ?, N'cancel', 1", second) == [(0,)]
+
+
+def test_history_of_a_time_and_an_outcome(session, database, name):
+    one = session()
+    one.acquire(name)
+    one.release(name)
+    one.acquire(name)
+    one.rows("EXEC {s}.release ?, @outcome = N'lost'", name)
+    assert [row[0] for row in past(database, name)] == ["lost", "released"]
+    assert [row[0] for row in past(database, name, None, None, "released")] == ["released"]
+    assert len(past(database, name, 600000, 0, None)) == 2
+    assert past(database, name, 900000, 600000, None) == []
+    time.sleep(0.05)
+    assert past(database, name, 1, None, None) == []
+
+
+def test_only_known_outcomes_come_into_the_history(session, refused, name):
+    one = session()
+    one.acquire(name)
+    for text in ("EXEC {s}.release ?, @outcome = N'reaped'", "EXEC {s}.cancel 0, ?, N'forged'"):
+        with refused(50000, "bad outcome"):
+            one.rows(text, name)
+    assert one.release(name) == 0
+
+
+def test_a_row_that_is_gone_leaves_no_lock_behind(session, database, name):
+    one = session()
+    got = one.acquire(name)
+    lock = f"sqlsem.{database.schema}.entry.{got.position}"
+    mode = "SELECT APPLOCK_MODE({s}.lock_principal(), ?, N'Session')"
+    assert one.rows(mode, lock) == [("Exclusive",)]
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", got.position)
+    one.rows("EXEC {s}.release ?, ?, N'who'", name, got.position)
+    assert one.rows(mode, lock) == [("NoLock",)]
+
+
+def test_no_bare_row_under_a_snapshot(new_session, refused, database, name):
+    one = new_session()
+    one.rows("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
+    with refused(50001, "SNAPSHOT"):
+        one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
+    one.rows("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name)
+    assert states(database, name) == [("holds", None, None)]
+    one.rows(f"DELETE FROM {database.table} WHERE resource_id = ?", name)
+
+
+def test_control_characters(member, refused, database, name):
+    one, number = member()
+    for bad in ("\x1b[2J", "a\x9bb", "a\x7fb", "a\r\nb"):
+        with refused(50000, "control character"):
+            one.rows(REGISTER, number, name(bad))
+        with refused(50000, "control character"):
+            one.rows(f"INSERT INTO {database.table} (resource_id, requesting_id) VALUES (?, N'me')", name(bad))
+    text = "DECLARE @m bigint; EXEC {s}.enrol ?, 1, N'p', 0, 60000, @m OUTPUT; SELECT @m"
+    ((other,),) = one.rows(text, "ho\x1b[2Jst\x9b")
+    assert database.rows(f"SELECT host FROM {database.beside('member')} WHERE member_id = ?", other) == [("ho?[2Jst?",)]
+    for each in (number, other):
+        one.rows("EXEC {s}.resign ?", each)
+
+
+def test_a_per_cent_sign_in_a_name(session, refused, name):
+    with refused(50000, f"limit of '{name}-50%d %s' must be"):
+        session().call("set_limit", name("50%d %s"), 0)
+
+
+def test_a_session_that_has_set_rowcount(session, database, name):
+    one = session()
+    one.rows("SET ROWCOUNT 1")
+    try:
+        for number in range(2):
+            assert one.acquire(name(number)).code == 0
+        found = [row for row in one.rows("EXEC {s}.entries") if row[0].startswith(name)]
+        assert len(found) == 2
+    finally:
+        one.rows("SET ROWCOUNT 0")
+    for number in range(2):
+        assert one.release(name(number)) == 0
+
+
+@pytest.mark.parametrize(("kind", "body"), [("json", "{"), ("json", " "), ("json", "1, 2"), ("call", "nothing")])
+def test_what_is_no_json_is_refused(session, refused, name, kind, body):
+    with refused(50000, "is no JSON"):
+        session().rows("EXEC {s}.put ?, ?, @kind = ?", name, body, kind)
+
+
+@pytest.mark.parametrize("body", ["1", '"a \\" b"', "null", "[1, 2]", '{"a": [true]}'])
+def test_what_is_json_is_taken(session, name, body):
+    one = session()
+    one.rows("EXEC {s}.put ?, ?, @kind = N'json'", name, body)
+    assert [row[4] for row in one.rows("EXEC {s}.list_tasks ?", name)] == [body]

@@ -1,0 +1,527 @@
+"""Checks all T-SQL of the project with Microsoft's own parser (ScriptDom, as of SQL Server 2016 and 2019) and model
+(DacFx, for SQL Server 2016 and Azure SQL): syntax, names of tables, columns, table variables, indexes, procedures and
+parameters, built-in functions and their arguments. No server is needed, and none is asked: what happens at run time is
+not seen.
+
+    python tests/tsqlcheck.py            prints file:line: message for each finding; exit status 1 if there are any
+    python tests/tsqlcheck.py --prove    besides, breaks the texts in many ways, in memory, and says which go unnoticed
+
+It needs what `microsoft` fetches, and pythonnet (dependency group ``tsqlcheck``).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import microsoft
+
+ROOT = Path(__file__).resolve().parent.parent
+#: What the texts use of SQL Server itself; DacFx would want master.dacpac for it, which is in no wheel.
+SYSTEM = """
+CREATE TABLE [tsqlcheck_sys].[databases] (name sysname, database_id int, compatibility_level tinyint,
+    create_date datetime, is_read_committed_snapshot_on bit, snapshot_isolation_state tinyint,
+    delayed_durability_desc nvarchar(60))
+CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time datetime, host_name nvarchar(128),
+    program_name nvarchar(128), last_request_start_time datetime, last_request_end_time datetime, status nvarchar(30),
+    original_login_name nvarchar(128), open_transaction_count int, transaction_isolation_level smallint)
+CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
+CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
+CREATE TABLE [tsqlcheck_sys].[database_principals] (name sysname, principal_id int, type char(1))
+CREATE TABLE [tsqlcheck_sys].[database_permissions] (class tinyint, major_id int, minor_id int,
+    grantee_principal_id int, type char(4), permission_name nvarchar(128), state char(1))
+CREATE TABLE [tsqlcheck_sys].[key_constraints] (name sysname, object_id int, parent_object_id int, type char(2))
+CREATE TABLE [tsqlcheck_sys].[objects] (name sysname, object_id int, schema_id int, parent_object_id int, type char(2))
+CREATE PROCEDURE [dbo].[sp_getapplock] @Resource nvarchar(255), @LockMode varchar(32),
+    @LockOwner varchar(32) = 'Transaction', @LockTimeout int = NULL, @DbPrincipal sysname = N'dbo' AS RETURN 0
+CREATE PROCEDURE [dbo].[sp_releaseapplock] @Resource nvarchar(255), @LockOwner varchar(32) = 'Transaction',
+    @DbPrincipal sysname = N'dbo' AS RETURN 0
+CREATE PROCEDURE [dbo].[sp_set_session_context] @key sysname, @value sql_variant, @read_only bit = 0 AS RETURN 0
+CREATE PROCEDURE [dbo].[sp_executesql] @stmt nvarchar(max), @params nvarchar(max) = NULL AS RETURN 0
+"""
+#: Built-in functions that SqlParser knows and SQL Server 2016 does not.
+NEWER = {"APPROX_COUNT_DISTINCT", "CONCAT_WS", "STRING_AGG", "TRANSLATE", "TRIM"}
+DATED = {"DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATENAME", "DATEPART"}
+#: Statements that become objects of the model; all others are put into a procedure of their own.
+OBJECTS = re.compile(r"(Create|Alter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
+#: Statements that change what an earlier script made. The model gets what comes of all of them.
+CHANGES = {"AlterTableAddTableElementStatement", "AlterTableAlterColumnStatement", "DropIndexStatement"}
+
+BLANK = {"WhiteSpace", "SingleLineComment", "MultilineComment"}
+
+Batch = tuple[str, int, str]  # file, first line, text
+Finding = tuple[str, int, str]
+
+
+# -- what there is to check -----------------------------------------------------------------------------------------
+
+
+def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
+    """All T-SQL of a checkout, batch by batch, with its names filled in."""
+
+    def filled(text: str) -> str:
+        return text.replace("{schema}", "sqlsem").replace("{table}", "ProcessControl")
+
+    def split(file: str, first: int, text: str, separator: str = r"^[ \t]*GO[ \t]*$") -> Iterator[Batch]:
+        at = 0
+        for match in [*re.finditer(separator, text, re.MULTILINE | re.IGNORECASE), None]:
+            end = len(text) if match is None else match.start()
+            if text[at:end].strip():
+                yield file, first + text.count("\n", 0, at), sent(text[at:end])
+            at = end if match is None else match.end()
+
+    folder = root / "sqlsem" / "sql" / "mssql"
+    order = ["schema-*", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions", "drop"]
+    names = [path for pattern in order for path in sorted(folder.glob(f"{pattern}.sql"))]
+    for path in [*names, *sorted(set(folder.glob("*.sql")) - set(names))]:
+        separator = r"^-- name: \w+$" if path.stem in ("client", "doctor") else r"^[ \t]*GO[ \t]*$"
+        yield from split(str(path.relative_to(root)), 1, filled(read(path)), separator)
+    for path in sorted((root / "clients" / "tsql").glob("*.sql")):
+        yield from split(str(path.relative_to(root)), 1, read(path))
+    for path in [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]:
+        text = read(path)
+        for fence in re.finditer(r"^( *)```sql\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
+            code, first = fence[2], text.count("\n", 0, fence.start()) + 2
+            if "-- SQL Server" in code:  # both engines in one block: the lines that say so
+                code = re.sub(r"^.*(?<!-- SQL Server)$", "", code, flags=re.MULTILINE)
+            elif re.search(r"\bEXEC\b|@\w|\{.*call", code):
+                code = re.sub(r"^CALL .*", "", code, flags=re.MULTILINE)
+            elif re.search(r"\bCALL\b|=>|\$\$|RETURNING|\bsqlsem\.\w+\(", code):
+                continue  # PostgreSQL
+            yield from split(str(path.relative_to(root)), first, code)
+    engine = root / "sqlsem" / "engines" / "mssql.py"
+    for node in ast.walk(ast.parse(read(engine))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_execute":
+            text = node.args[1] if len(node.args) > 1 else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield str(engine.relative_to(root)), text.lineno, sent(text.value)
+
+
+def sent(text: str) -> str:
+    """As the server gets it: without the marks of drivers, of the client and of Agent."""
+    text = re.sub(r"\$\((?:ESCAPE_\w+\()?\w+\)?\)", "0", text)
+    text = re.sub(r"\{\s*(\? *= *)?call ([\w.\[\]]+)\s*\((.*?)\)\s*\}", r"EXEC \1\2 \3", text)
+    text = re.sub(r"(?<=LOCK_TIMEOUT ):\w+", "0", text)
+    marks = iter(range(1, 10_000))
+    return re.sub(r"'(?:[^']|'')*'|--[^\n]*|\?", lambda m: f"@p{next(marks)}" if m[0] == "?" else m[0], text)
+
+
+# -- Microsoft's assemblies -----------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Starts the runtime in this process; from then on its namespaces can be imported."""
+    dotnet = microsoft.dotnet()
+    if any(os.environ.get(name) != value for name, value in dotnet.environment.items()):
+        # Where libraries are looked for is read when a process starts.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **dotnet.environment})
+    import pythonnet
+    from clr_loader import get_coreclr
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = microsoft.runtime_config(Path(folder), "tsqlcheck")
+        pythonnet.set_runtime(get_coreclr(runtime_config=str(config), dotnet_root=str(dotnet.root)))
+        pythonnet.load()
+    from System.Reflection import Assembly
+
+    for name in ("SqlServer.TransactSql.ScriptDom", "SqlServer.Dac.Extensions", "SqlServer.SqlParser"):
+        Assembly.LoadFrom(str(microsoft.assemblies() / f"Microsoft.{name}.dll"))
+
+
+def _index(table: Any, index: Any) -> tuple[str, str]:
+    return table.BaseIdentifier.Value.lower(), index.Value.lower()
+
+
+class Changes:
+    """What scripts change of what earlier ones made."""
+
+    def __init__(self, trees: list[Any]) -> None:
+        #: Of a table, the columns that were added, as they were written.
+        self.columns: dict[str, list[str]] = {}
+        #: Of a column, the type that it got.
+        self.types: dict[tuple[str, str], str] = {}
+        self._indexes: dict[tuple[str, str], tuple[int, int]] = {}
+        for number, (_, text, _, nodes) in enumerate(trees):
+
+            def written(node: Any, text: str = text) -> str:
+                return text[node.StartOffset : node.StartOffset + node.FragmentLength]
+
+            for kind, node in nodes:
+                if kind == "AlterTableAddTableElementStatement":
+                    name = node.SchemaObjectName.BaseIdentifier.Value.lower()
+                    added = self.columns.setdefault(name, [])
+                    added += [" ".join(written(one).split()) for one in node.Definition.ColumnDefinitions]
+                elif kind == "AlterTableAlterColumnStatement":
+                    name = node.SchemaObjectName.BaseIdentifier.Value.lower()
+                    self.types[name, node.ColumnIdentifier.Value.lower()] = written(node.DataType)
+                elif kind == "CreateIndexStatement":
+                    self._indexes[_index(node.OnName, node.Name)] = (number, node.StartOffset)
+
+    def lasts(self, number: int, index: Any) -> bool:
+        """Whether an index is not dropped, and made anew, by a later script."""
+        return self._indexes[_index(index.OnName, index.Name)] == (number, index.StartOffset)
+
+
+class Checker:
+    """One look at all the batches."""
+
+    def __init__(self) -> None:
+        import Microsoft.SqlServer.TransactSql.ScriptDom as dom
+        import System
+        from System.Reflection import Assembly, BindingFlags
+
+        self.System, self.dom = System, dom
+        self.any = BindingFlags.Instance | BindingFlags.Static | BindingFlags.Public | BindingFlags.NonPublic
+        self.fragment = Assembly.GetAssembly(dom.TSql130Parser(True).GetType()).GetType(f"{dom.__name__}.TSqlFragment")
+        self.properties: dict[str, list[tuple[Any, bool]]] = {}
+        there = System.AppDomain.CurrentDomain.GetAssemblies()
+        parser = next(one for one in there if one.GetName().Name == "Microsoft.SqlServer.SqlParser")
+        space = "Microsoft.SqlServer.Management.SqlParser.MetadataProvider.Internals.BuiltInFunctionLookup"
+        lookup = parser.GetType(space).GetProperty("Instance", self.any).GetValue(None)
+        self.built_in = {
+            str(self.get(one, "Name")).upper(): (self.get(one, "MinNumberOfArgs"), self.get(one, "MaxNumberOfArgs"))
+            for one in self.get(lookup, "AllBuiltIns")
+            if str(self.get(one, "Name")) not in NEWER
+        }
+        self.date_parts = {str(self.get(one, "Name")) for one in self.get(lookup, "DateParts")}
+
+    def get(self, thing: Any, name: str) -> Any:
+        return thing.GetType().GetProperty(name, self.any).GetValue(thing)
+
+    def array(self, kind: str, items: Any) -> Any:
+        return self.System.Array[getattr(self.System, kind)](list(items))
+
+    def parse(self, text: str, parser: str = "TSql130Parser") -> tuple[Any, list[tuple[int, str]]]:
+        tree, errors = getattr(self.dom, parser)(True).Parse(self.System.IO.StringReader(text))
+        return tree, [(error.Line, str(error.Message)) for error in errors]
+
+    def walk(self, node: Any) -> Iterator[tuple[str, Any]]:
+        """Everything in a tree, with the names of its types."""
+        kind = node.GetType()
+        yield kind.Name, node
+        if kind.Name not in self.properties:
+            self.properties[kind.Name] = [
+                (one, not self.fragment.IsAssignableFrom(one.PropertyType))
+                for one in kind.GetProperties()
+                if not one.GetIndexParameters().Length
+                and self.fragment.IsAssignableFrom(next(iter(one.PropertyType.GetGenericArguments()), one.PropertyType))
+            ]
+        for one, many in self.properties[kind.Name]:
+            value = one.GetValue(node)
+            for child in () if value is None else value if many else (value,):
+                yield from self.walk(child)
+
+    # -- all batches -------------------------------------------------------------------------------------------------
+
+    def check(self, found: list[Batch]) -> list[Finding]:
+        findings: list[Finding] = []
+        trees = []
+        for file, first, text in found:
+            text = "\n" * (first - 1) + text  # so that lines are the file's
+            tree, errors = self.parse(text)
+            errors += [one for one in self.parse(text, "TSql150Parser")[1] if one not in errors]
+            findings += [(file, line, message) for line, message in errors]
+            if not errors:
+                trees.append((file, text, tree, list(self.walk(tree))))
+        procedures = self.procedures(trees)
+        for file, _, _, nodes in trees:
+            findings += [(file, line, message) for line, message in self.calls(nodes, procedures)]
+        if len(trees) == len(found):  # else what does not parse would be missed everywhere
+            found_there = self.model("Sql130", trees)
+            findings += found_there
+            for file, line, message in set(self.model("SqlAzure", trees)) - set(found_there):
+                findings.append((file, line, f"Azure SQL: {message}"))
+        return sorted(set(findings))
+
+    def procedures(self, trees: list[Any]) -> dict[str, dict[str, tuple[bool, bool]]]:
+        """Name of a procedure → its parameters in order → whether one may be left out, whether it is OUTPUT."""
+        texts = [self.parse(one)[0] for one in re.split(r"\n(?=CREATE)", SYSTEM.strip())]
+        found = {}
+        for nodes in [*(list(self.walk(one)) for one in texts), *(one[3] for one in trees)]:
+            for kind, node in nodes:
+                if kind in ("CreateProcedureStatement", "AlterProcedureStatement"):
+                    name = node.ProcedureReference.Name.BaseIdentifier.Value.lower()
+                    found[name] = {
+                        one.VariableName.Value.lower(): (one.Value is not None, str(one.Modifier) == "Output")
+                        for one in node.Parameters
+                    }
+        return found
+
+    def calls(self, nodes: list[Any], procedures: dict[str, Any]) -> Iterator[tuple[int, str]]:
+        """Calls of procedures and built-in functions, and texts in EXEC, that are wrong."""
+        for kind, node in nodes:
+            if kind == "ExecutableProcedureReference" and node.ProcedureReference.ProcedureReference is not None:
+                name = node.ProcedureReference.ProcedureReference.Name.BaseIdentifier.Value
+                known = procedures.get(name.lower())
+                if known is None:
+                    continue  # said by the model
+                left, by_name = dict(known), False
+                for number, one in enumerate(node.Parameters):
+                    if one.Variable is not None:
+                        by_name, parameter = True, one.Variable.Name.lower()
+                    elif by_name:
+                        yield one.StartLine, f"{name}: a value without a name after one with a name"
+                        continue
+                    else:
+                        parameter = list(known)[number] if number < len(known) else f"number {number + 1}"
+                    if parameter not in left:
+                        if name.lower() != "sp_executesql":
+                            yield one.StartLine, f"{name} has no parameter {parameter}, or is given it twice"
+                    elif one.IsOutput and not left.pop(parameter)[1]:
+                        yield one.StartLine, f"{name}: {parameter} is no OUTPUT parameter"
+                    else:
+                        left.pop(parameter, None)
+                missing = [parameter for parameter, (optional, _) in left.items() if not optional]
+                if missing:
+                    yield node.StartLine, f"{name} expects {', '.join(missing)}"
+            elif kind == "FunctionCall" and node.CallTarget is None:
+                name, count = node.FunctionName.Value.upper(), node.Parameters.Count
+                if name not in self.built_in:
+                    yield node.StartLine, f"there is no built-in function {name} in SQL Server 2016"
+                    continue
+                least, most = self.built_in[name]
+                if count < least or count > most >= 0:
+                    yield node.StartLine, f"{name} takes {least} to {most} arguments, not {count}"
+                if name in DATED and count:
+                    part = node.Parameters[0].MultiPartIdentifier.Identifiers[0].Value
+                    if part.lower() not in self.date_parts:
+                        yield node.StartLine, f"{name}: there is no date part {part}"
+            elif kind in ("StatementList", "TSqlBatch"):
+                for one in list(node.Statements)[1:]:  # ScriptDom lets these pass, the server does not
+                    cte = getattr(one, "WithCtesAndXmlNamespaces", None)
+                    if one.GetType().Name == "ThrowStatement" or (
+                        cte is not None and cte.StartOffset == one.StartOffset
+                    ):
+                        at = one.FirstTokenIndex - 1
+                        while one.ScriptTokenStream[at].TokenType.ToString() in BLANK:
+                            at -= 1
+                        if one.ScriptTokenStream[at].Text != ";":
+                            yield one.StartLine, "a semicolon is wanted before THROW, and WITH"
+            elif kind == "ExecutableStringList":
+                texts = list(node.Strings)
+                if all(one.GetType().Name == "StringLiteral" for one in texts):
+                    for _, message in self.parse("".join(one.Value for one in texts))[1]:
+                        yield node.StartLine, f"in the text: {message}"
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+
+    def model(self, version: str, trees: list[Any]) -> list[Finding]:
+        from Microsoft.SqlServer.Dac.Model import SqlServerVersion, TSqlModel, TSqlModelOptions, TSqlObjectOptions
+
+        findings: list[Finding] = []
+        changes = Changes(trees)
+        options = TSqlModelOptions()
+        options.Collation = "Latin1_General_100_CS_AS"  # what passes here passes wherever case does not matter, too
+        model = TSqlModel(getattr(SqlServerVersion, version), options)
+
+        service = model.GetType().GetField("_service", self.any).GetValue(model)
+
+        def call(name: str, *given: Any) -> Any:
+            return service.GetType().GetMethod(name, self.any).Invoke(service, self.array("Object", given))
+
+        call("SetThrowOnModelErrors", False)
+
+        def add(file: str, text: str) -> None:
+            added.append(file)
+            model.AddOrUpdateObjects(text, str(len(added) - 1), TSqlObjectOptions())
+
+        added: list[str] = []
+        for schema in ("sqlsem", "tsqlcheck", "tsqlcheck_sys"):
+            add("tsqlcheck", f"CREATE SCHEMA [{schema}]")
+        for one in re.split(r"\n(?=CREATE)", SYSTEM.strip()):
+            add("tsqlcheck", one)
+        indexes: set[tuple[str, str]] = set()
+        for number, (file, text, tree, nodes) in enumerate(trees):
+            for part in self.objects(number, text, tree, nodes, changes, example=not file.startswith("sqlsem")):
+                add(file, part)
+            for kind, node in nodes:
+                if kind == "CreateIndexStatement":
+                    indexes.add(_index(node.OnName, node.Name))
+                elif kind == "DropIndexStatement":
+                    for one in node.DropIndexClauses:
+                        if _index(one.Object, one.Index) not in indexes:
+                            findings.append((file, node.StartLine, f"there is no index {one.Index.Value}"))
+        for file, _, _, nodes in trees:
+            for kind, node in nodes:
+                if kind == "NamedTableReference":
+                    for hint in node.TableHints:
+                        for one in getattr(hint, "IndexValues", ()) if hint.GetType().Name == "IndexTableHint" else ():
+                            if (node.SchemaObject.BaseIdentifier.Value.lower(), one.Value.lower()) not in indexes:
+                                findings.append((file, node.StartLine, f"there is no index {one.Value}"))
+        told = [(one.SourceName, one.Line, one.Message) for one in model.GetModelErrors()]
+        for one in call("GetModelValidationErrors", self.array("String", ())):
+            told.append((self.get(one, "Document"), self.get(one, "Line"), self.get(one, "Message")))
+        for source, line, message in told:
+            number = re.sub(r"\D+", "", str(source or "").rpartition("::")[2])
+            file = added[int(number)] if number else "?"
+            message = re.sub(r"\[tsqlcheck\]\.\[\d+(@\w+)\]", r"\1", str(message))
+            message = re.sub(r"^SqlProcedure: \[tsqlcheck\]\.\[\d+\]", "it", message).replace(
+                "[tsqlcheck_sys]", "[sys]"
+            )
+            if not file.startswith("sqlsem") and re.search(r"to object \[(dbo\]\.(?!\[sp_)|\w+\]\.$)", message):
+                continue  # an example's own tables, procedures and users
+            findings.append((file, int(line or 0), message))
+        model.Dispose()
+        return findings
+
+    def objects(
+        self, number: int, text: str, tree: Any, nodes: list[Any], changes: Changes, example: bool
+    ) -> Iterator[str]:
+        """A batch as objects of a model, on their old lines. Table variables become tables, to be seen as well."""
+        edits: list[tuple[int, int, str]] = []
+
+        def replace(node: Any, by: str) -> None:
+            edits.append((node.StartOffset, node.StartOffset + node.FragmentLength, by))
+
+        def blank(start: int, end: int) -> str:
+            return re.sub(r"[^\n]", " ", text[start:end])
+
+        def edited(start: int, end: int) -> str:
+            result, at = "\n" * text.count("\n", 0, start), start
+            for first, last, by in sorted(edits):
+                if start <= first and last <= end:
+                    result, at = result + text[at:first] + by, last
+            return result + text[at:end]
+
+        tables = []
+        for kind, node in nodes:
+            if kind == "DeclareTableVariableStatement":
+                body = node.Body
+                first = body.Definition.StartOffset
+                columns = text[first : first + body.Definition.FragmentLength]
+                name = f"[tsqlcheck].[{number}{body.VariableName.Value}]"
+                tables.append("\n" * text.count("\n", 0, first) + f"CREATE TABLE {name} ({columns})")
+                replace(node, blank(node.StartOffset, node.StartOffset + node.FragmentLength))
+            elif kind == "VariableTableReference":
+                replace(node.Variable, f"[tsqlcheck].[{number}{node.Variable.Name}]")
+            elif kind == "NamedTableReference":
+                schema = node.SchemaObject.SchemaIdentifier
+                if schema is not None and schema.Value.lower() == "sys":
+                    replace(schema, "[tsqlcheck_sys]")
+            elif kind == "CreateTableStatement":
+                name = node.SchemaObjectName.BaseIdentifier.Value.lower()
+                for column in node.Definition.ColumnDefinitions:
+                    changed = changes.types.get((name, column.ColumnIdentifier.Value.lower()))
+                    if changed is not None:
+                        replace(column.DataType, changed)
+                end = node.Definition.StartOffset + node.Definition.FragmentLength
+                edits += [(end, end, f", {one}") for one in changes.columns.get(name, ())]
+        yield from tables
+        others = []
+        for batch in tree.Batches:
+            for one in batch.Statements:
+                start, end = one.StartOffset, one.StartOffset + one.FragmentLength
+                kind = one.GetType().Name
+                if kind in CHANGES or (kind == "CreateIndexStatement" and not changes.lasts(number, one)):
+                    continue
+                if OBJECTS.fullmatch(kind):
+                    # A procedure's statement may end before its last semicolon.
+                    yield re.sub(r"^(\s*)ALTER\b", r"\1CREATE", edited(start, end))
+                else:
+                    others.append((start, end))
+        if others:
+            used = {node.Name for kind, node in nodes if kind == "VariableReference"}
+            declared = {node.VariableName.Value for kind, node in nodes if kind == "DeclareVariableElement"}
+            # What a driver puts in: of ours that is "?", of an example's (ADO.NET) any name.
+            marks = sorted(one for one in used - declared if re.fullmatch(r"@p\d+", one) or example)
+            start, end = others[0][0], others[-1][1]
+            if len(others) < sum(batch.Statements.Count for batch in tree.Batches):
+                for batch in tree.Batches:  # objects in between have been seen to
+                    for one in batch.Statements:
+                        kind = one.GetType().Name
+                        if (OBJECTS.fullmatch(kind) or kind in CHANGES) and start < one.StartOffset < end:
+                            first, last = one.StartOffset, one.StartOffset + one.FragmentLength
+                            edits[:] = [edit for edit in edits if not first <= edit[0] < last]
+                            edits.append((first, last, blank(first, last)))
+            body = edited(start, end)
+            parameters = ", ".join(f"{one} sql_variant" for one in marks)
+            head = f"CREATE PROCEDURE [tsqlcheck].[{number}] {parameters} AS BEGIN "
+            yield re.sub(r"\A(\n*)", lambda match: match[1] + head, body) + "\nEND"
+
+
+# -- proof ----------------------------------------------------------------------------------------------------------
+
+Fault = tuple[str, str, str, str, str]
+#: What is broken where, and a word of what shall be said about it.
+BROKEN: list[Fault] = [
+    ("a column", "routines.sql", "@stale = stale_after_ms FROM", "@stale = stale_after FROM", "stale_after]"),
+    ("a column, but for its case", "public.sql", "@lease = m.lease_ms", "@lease = m.Lease_ms", "[Lease_ms]"),
+    ("a column of OUTPUT", "tasks.sql", "OUTPUT deleted.task_id INTO", "OUTPUT deleted.task_no INTO", "task_no"),
+    ("a column that is set", "tasks.sql", "SET status = N'cancelled',", "SET state = N'cancelled',", "state"),
+    ("a column that is inserted", "rounds.sql", "(round_name, window_ms,", "(round_name, window_s,", "window_s"),
+    ("a table variable's column", "deadlocks.sql", "@row SET stuck = 1 WHERE", "@row SET stick = 1 WHERE", "stick"),
+    ("a function's column", "routines.sql", "SELECT @eligible = a.eligible", "SELECT @eligible = a.legible", "legible"),
+    ("a system view's column", "public.sql", "@since = login_time", "@since = login_at", "login_at"),
+    ("a table", "rounds.sql", "INSERT INTO {schema}.round_part ", "INSERT INTO {schema}.round_parts ", "round_parts"),
+    ("an index", "tasks.sql", "WITH (INDEX (task_ended))", "WITH (INDEX (task_over))", "task_over"),
+    ("a procedure", "rounds.sql", "EXEC {schema}.keep_then @id", "EXEC {schema}.keep_than @id", "keep_than"),
+    ("a parameter", "public.sql", "@attended_ms = 5000", "@attended = 5000", "@attended"),
+    ("a system procedure's parameter", "routines.sql", "@LockOwner = ", "@LockOwnr = ", "lockownr"),
+    ("a parameter too many", "client.sql", "{schema}.ping ?", "{schema}.ping ?, ?", "ping has no parameter"),
+    ("a parameter that is missing", "client.sql", "{schema}.pin ?, ?, ?, 1", "{schema}.pin ?, ?", "pin expects"),
+    ("OUTPUT of what is not", "public.sql", "@note, @slice, @pos", "@note, @slice OUTPUT, @pos", "no OUTPUT"),
+    ("a built-in function", "routines.sql", "APPLOCK_MODE(", "APPLOCK_MOOD(", "APPLOCK_MOOD"),
+    ("a built-in function's arguments", "public.sql", "HOST_NAME()", "HOST_NAME(1)", "HOST_NAME takes"),
+    ("a function of 2017", "rounds.sql", "LTRIM(RTRIM(COALESCE(@parts, N'')))", "TRIM(COALESCE(@parts, N''))", "TRIM"),
+    ("a date part", "tasks.sql", "DATEADD(day, -@days", "DATEADD(days, -@days", "date part days"),
+    ("what the client sends", "client.sql", "SET value = ?", "SET worth = ?", "worth"),
+    ("what is documented", "protocol.md", "EXEC @code = sqlsem.acquire @r", "EXEC @code = sqlsem.acquire @aR", "@ar"),
+    ("what SSIS is told", "ssis.md", "sqlsem.renew @resource = ?, @pos", "sqlsem.renew @resource = ?, @apos", "@apos"),
+    ("a variable", "routines.sql", "SET @looked = @looked + 1", "SET @loked = @looked + 1", "@loked"),
+    ("an Agent job's step", "agent-job-step.sql", "@timeout_ms = 3600000", "@timeout = 3600000", "@timeout"),
+]
+BROKEN_MORE: list[Fault] = [  # which hide others
+    ("syntax", "public.sql", "ELSE IF @code = -2", "ELSEIF @code = -2", "Incorrect syntax"),
+    ("no semicolon before THROW", "client.sql", "IDENTIFIER ON;", "IDENTIFIER ON THROW 50000, N'x', 1;", "wanted"),
+    ("no semicolon before WITH", "deadlocks.sql", "@text nvarchar(4000);", "@text nvarchar(4000)", "wanted"),
+    ("syntax in EXEC", "tasks.sql", "PROCEDURE {schema}.work AS R", "PROCEDURE {schema}.work S R", "in the text"),
+    ("what Python sends", "mssql.py", '"BEGIN TRANSACTION"', '"BEGIN TRANSACTIONS NOW"', "Incorrect syntax"),
+]
+
+
+def prove(root: Path, checker: Checker) -> Iterator[str]:
+    """What of the above goes unnoticed, or is not there to be broken."""
+    for broken in (BROKEN, BROKEN_MORE):
+        hit = set()
+
+        def read(path: Path, broken: list[Fault] = broken, hit: set[str] = hit) -> str:
+            text = path.read_text(encoding="utf-8")
+            for what, file, old, new, _ in broken:
+                if path.name == file and old in text:
+                    hit.add(what)
+                    text = text.replace(old, new, 1)
+            return text
+
+        findings = checker.check(list(batches(root, read)))
+        for what, file, old, _, words in broken:
+            if what not in hit:
+                yield f"proof: {what}: {file} has no {old!r} any more: choose something else to break"
+            elif not any(one[0].endswith(file) and words.lower() in one[2].lower() for one in findings):
+                told = "".join(f"\n    {one[1]}: {one[2]}" for one in findings if one[0].endswith(file))
+                yield f"proof: {what} goes unnoticed in {file}; what is found there:{told or ' nothing'}"
+
+
+def main() -> int:
+    arguments = [one for one in sys.argv[1:] if not one.startswith("-")]
+    root = Path(arguments[0]).resolve() if arguments else ROOT
+    sys.setrecursionlimit(20_000)
+    prepare()
+    checker = Checker()
+    found = list(batches(root, lambda path: path.read_text(encoding="utf-8")))
+    wrong: Iterable[str] = [f"{file}:{line}: {message}" for file, line, message in checker.check(found)]
+    if "--prove" in sys.argv:
+        wrong = [*wrong, *prove(root, checker)]
+    for one in wrong:
+        print(one)
+    print(f"{len(found)} batches of {len({file for file, _, _ in found})} files")
+    return 1 if wrong or not found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""What must hold of the T-SQL as a text, since no engine at hand shows it when it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from sqlsem import sql
+
+SCRIPTS = sql.rerunnable("mssql")
+#: Columns and expressions in aggregates that cannot be NULL where they stand.
+NEVER_NULL = frozenset(
+    {"*", "gate", "g.gate", "queue_position", "w.task_id", "e.holds", "1 - e.holds", "n.alone", "n.size"}
+    | {"CAST(weight AS bigint)", "CAST(t.weight AS bigint)"}
+)
+#: It leaves a task the settings of its session; what it calls sets it.
+WITHOUT_ROWCOUNT = frozenset({"work"})
+
+
+def text_of(name: str) -> str:
+    return re.sub(r"--[^\n]*", "", sql.script("mssql", name))
+
+
+def procedures() -> Iterator[tuple[str, str]]:
+    for name in SCRIPTS:
+        for part in re.split(r"(?m)^ALTER PROCEDURE ", text_of(name))[1:]:
+            found = re.match(r"sqlsem\.\[?(\w+)", part)
+            assert found is not None
+            yield found[1], re.split(r"(?m)^GO$", part)[0]
+
+
+PROCEDURES = dict(procedures())
+
+
+def arguments(text: str, start: int) -> str:
+    """What stands between the parenthesis at ``start`` and its end."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return " ".join(text[start + 1 : at].split())
+    raise AssertionError("a parenthesis without an end")
+
+
+def may_be_null(argument: str) -> bool:
+    if argument in NEVER_NULL:
+        return False
+    if argument.startswith("CASE "):
+        return not re.search(r" ELSE (0|[0-9]{9,}) END$", argument)
+    return not re.fullmatch(r"(COALESCE|LEFT\(CONCAT)\(.*\).*", argument)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_aggregate_meets_null(name):
+    """The warning about it (8153) would stand before an error that follows, and drivers report the first."""
+    text = text_of(name)
+    found = [
+        argument
+        for match in re.finditer(r"\b(?:MIN|MAX|SUM|AVG|COUNT|COUNT_BIG)\(", text)
+        if may_be_null(argument := arguments(text, match.end() - 1))
+    ]
+    assert found == []
+
+
+def test_the_test_for_null_finds_it():
+    assert may_be_null("CASE WHEN conflict = 1 THEN weight END")
+    assert may_be_null("o.cap")
+    assert not may_be_null("CASE WHEN conflict = 1 THEN weight ELSE 0 END")
+
+
+def test_messages_made_of_names_are_no_formats():
+    """THROW reads a per cent sign as the beginning of a format."""
+    throwing = {name for name, text in PROCEDURES.items() if re.search(r"\bTHROW\s+(?:@|\w+\s*,\s*@)", text)}
+    assert throwing == {"refuse"}
+    assert "REPLACE(@message, N'%', N'%%')" in PROCEDURES["refuse"]
+    literals = [one for text in PROCEDURES.values() for one in re.findall(r"THROW \d+, (N'(?:[^']|'')*')", text)]
+    assert literals
+    assert not [one for one in literals if "%" in one]
+
+
+def test_whoever_comes_in_meets_no_rowcount():
+    rights = re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text_of("permissions").partition("INSERT INTO @do")[2])
+    called = {name for name, letters in rights if name in PROCEDURES}
+    assert len(called) > 50
+    without = {name for name in called if "SET ROWCOUNT 0;" not in PROCEDURES[name]}
+    assert without == WITHOUT_ROWCOUNT
+
+
+def test_rows_of_a_member_are_found_by_the_index_of_members():
+    """Another would be read through, and every row that others have locked be in the way."""
+    for name, text in PROCEDURES.items():
+        for match in re.finditer(r"SELECT TOP \(1\) [^;]*?FROM sqlsem\.entry\b([^;]*);", text):
+            if re.search(r"WHERE member_id = @\w+ AND", match[1]):
+                assert "INDEX (entry_member)" in match[1], name
+
+
+def test_application_locks_belong_to_one_principal():
+    for name, text in PROCEDURES.items():
+        for call in re.findall(r"@DbPrincipal = ([^,;\s)]+)|\b(?:APPLOCK_MODE|APPLOCK_TEST)\(([^,]+),", text):
+            assert "".join(call) == "@principal", name
+        if "@principal" in text:
+            assert "DECLARE @principal nvarchar(128) = sqlsem.lock_principal();" in text, name
+
+
+def test_numbers_of_members_are_big():
+    for name, text in PROCEDURES.items():
+        assert not re.search(r"@(member|mine|old|member_before|part_member)\s+int\b|\bmember_id int\b", text), name
+
+
+def test_a_row_is_taken_by_the_key_that_others_take_it_by():
+    """Only for reading its name is a row looked for by its number alone: the locks come the other way round there."""
+    for name, text in PROCEDURES.items():
+        for statement in re.findall(r"(?:UPDATE|DELETE FROM) sqlsem\.entry\b[^;]*;", text):
+            assert "WHERE resource_id = @resource AND queue_position = @" in " ".join(statement.split()), name
+
+
+def test_nobody_is_suspected_under_the_gate():
+    for name in ("place", "register", "register_all"):
+        text = PROCEDURES[name]
+        inside = re.findall(r"BEGIN TRANSACTION;(.*?)(?:COMMIT|ROLLBACK) TRANSACTION;", text, re.DOTALL)
+        assert all("suspect" not in one for one in inside), name
+    assert "suspect" not in PROCEDURES["place"]
+    assert "suspect_all" in PROCEDURES["register"]
+
+
+def test_what_people_look_at_waits_for_nobody():
+    for name in ("entries", "resources"):
+        tables = re.findall(r"(?:FROM|JOIN) sqlsem\.(\w+) AS \w+( WITH \(NOLOCK\))?", PROCEDURES[name])
+        assert tables
+        assert all(hint for _, hint in tables), name
+
+
+def test_everything_that_is_made_is_dropped():
+    dropped = set(re.findall(r"DROP \w+ IF EXISTS sqlsem\.\[?(\w+)", text_of("drop")))
+    made = set(PROCEDURES) | set(re.findall(r"CREATE (?:FUNCTION|TRIGGER) sqlsem\.(\w+)", text_of("routines")))
+    made |= set(re.findall(r"CREATE (?:TABLE|SEQUENCE|FUNCTION) sqlsem\.\[?(\w+)", text_of("schema")))
+    assert made <= dropped
+
+
+def test_every_role_that_is_made_is_dropped():
+    made = set(re.findall(r"N'sqlsem_(\w+)', N'[upwor]'", text_of("permissions"))) | {"locks"}
+    assert len(made) == 6
+    assert made == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))
