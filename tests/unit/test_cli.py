@@ -385,9 +385,9 @@ def test_the_dead_are_shown() -> None:
     gone = entry(6, missing_for=2.0)
     session = entry(7, host="127.0.0.1", pid=None)
     ((resource, entries),) = cli._queues([dead, gone, session], [], None)
-    assert (resource.holding, resource.waiting) == (3, 0)
+    assert (resource.holding, resource.waiting) == (2, 0)
     lines = drawn(cli.render_queues([(resource, entries)], 120), 120)
-    assert "3 in, 0 waiting, 1 of them dead" in lines[0]
+    assert "2 in, 0 waiting, 1 dead" in lines[0]
     assert "dead" in lines[2].split()
     assert "[not found for 12s] daily" in lines[2]
     assert "[not found for 2.0s]" in lines[3]
