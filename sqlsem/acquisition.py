@@ -87,6 +87,7 @@ class Acquisition(Generic[G]):
         self.sent = False  # may have rows in the database
         self.withdrawn = False  # a call that is still under way in another thread must leave none behind
         self.waiters: dict[int, Waiter] = {}
+        self.told: set[int] = set()  # positions whose wait has been logged
         self.pause = SOON
         self.suspected: bool | None = None  # whether others may wait for its owner, while it waits
         self.deadlock: deadlocks.Found | None = None
@@ -106,9 +107,14 @@ class Acquisition(Generic[G]):
                 return None
             self.owner += f" under {above[-1].position}"
         tickets = yield from protocol.refine(protocol.acquire(self.requests, self.uid, self.timeout), self._perform)
+        waited = monotonic() - began
         if tickets is None:
+            log.info("Not had within %g s: %s", self.timeout, ", ".join(one.describe() for one in self.requests))
             return None
-        grant = self._make_grant(self.requests, tickets, monotonic() - began)
+        for request, ticket in zip(self.requests, tickets, strict=False):
+            level = logging.INFO if self.waiters else logging.DEBUG
+            log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
+        grant = self._make_grant(self.requests, tickets, waited)
         self.coordinator._remember(grant)
         yield from self._require_rows(grant)
         if self._keep is not None:
@@ -226,6 +232,9 @@ class Acquisition(Generic[G]):
             first = queue[0] is waiter
             if not coordinator._member.knows(ticket):
                 return None  # lost while we waited
+        if log.isEnabledFor(logging.INFO) and ticket.position not in self.told:
+            self.told.add(ticket.position)
+            yield from self._tell_waiting(ticket)
         if self.deadlock is not None:
             granted = yield from self._look(ticket, waiter)  # somebody else may just have given up
             if granted is not False:
@@ -259,6 +268,22 @@ class Acquisition(Generic[G]):
             # Not for ever: the main session's own retries decide when it is an outage.
             return (yield from self._look(ticket, waiter))
         return False
+
+    def _tell_waiting(self, ticket: Ticket) -> Operations[None]:
+        """Log that it waits; in detail, which has to be asked for, where that is wanted."""
+        behind = ""
+        if log.isEnabledFor(logging.DEBUG):
+            try:
+                entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)
+                ahead = [one for one in entries if one.position < ticket.position]
+                if ahead:
+                    first = ahead[0]
+                    who = first.requesting_id if first.host is None else f"{first.host}:{first.pid}"
+                    more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
+                    behind = f", behind {who} ({first.program}), which {first.state} for {first.seconds:.1f} s{more}"
+            except SqlsemError as exc:
+                log.debug("Cannot see who is ahead: %s", exc)
+        log.info("Waiting for %r at %d%s", ticket.resource, ticket.position, behind)
 
     def _look(self, ticket: Ticket, waiter: Waiter) -> Operations[bool | None]:
         look = Call("wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget)

@@ -14,11 +14,12 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
@@ -59,6 +60,8 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
 )
 #: A column is never made narrower than this to fit a terminal.
 NARROWEST = 6
+#: How requests end.
+OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded")
 log = logging.getLogger("sqlsem")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +75,14 @@ def duration(value: str) -> float:
         return model.check_duration("A duration", value)
     except ConfigurationError as exc:
         raise click.BadParameter(str(exc)) from exc
+
+
+def _often(value: str) -> float:
+    """A duration between two looks."""
+    seconds = duration(value)
+    if seconds < 0.1:
+        raise click.BadParameter(f"{value!r} is too often for the database; at least 0.1")
+    return seconds
 
 
 def name_of(what: str) -> Callable[[str], str]:
@@ -185,9 +196,16 @@ class Connecting:
         return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
-    def coordinator(self, *, told: bool = False) -> Iterator[sqlsem.Coordinator]:
-        """A coordinator, closed in the end. Connects when it is used. ``told``: it is known already where that is."""
+    def coordinator(self, *, told: bool = False, looks: bool = False) -> Iterator[sqlsem.Coordinator]:
+        """A coordinator, closed in the end. Connects when it is used.
+
+        Args:
+            told: It is known already where that is.
+            looks: It does not create an SQLite file that is not there (unless nobody has named one).
+        """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
+            if looks and not self.settings.embedded:
+                coordinator.engine.creates = False
             if self.settings.embedded and not told:
                 # Whoever forgot to name a database must not think that others are in the same one.
                 output.say(f"this is {coordinator.engine.where}, {sqlsem.EMBEDDED}")
@@ -368,6 +386,15 @@ def init(options: Connecting, dry_run: bool) -> None:
     session = _open(engine, options.retry)
     try:
         session.install(engine.plan)
+    except ConfigurationError as exc:
+        if getattr(exc.__cause__, "sqlstate", None) != "42501":
+            raise
+        # What the engine advises is for users of the tables.
+        words = " ".join(str(exc.__cause__).split())
+        raise ConfigurationError(
+            f"{engine.where}: {words}; init needs a login that may create a schema in this database or, when the "
+            f"tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
+        ) from exc
     finally:
         session.close()
     output.echo("Done.")
@@ -595,7 +622,7 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
                 told.append(f"{name!r} is paused")
             elif entries:
                 first = entries[0]
-                who = first.requesting_id if first.host is None else f"{first.host}:{first.pid}"
+                who = who_is(first.host, first.pid, first.requesting_id)
                 what = first.program if first.note in (None, first.program) else first.note
                 state = "waits" if first.state == "waits" else "is in"
                 more = f", and {len(entries) - 1} more" if len(entries) > 1 else ""
@@ -645,14 +672,14 @@ def _tell_waiting(coordinator: sqlsem.Coordinator, had: threading.Event) -> None
 
 @main.command()
 @click.argument("resource", required=False, type=resource_name)
-@click.option("--watch", type=duration, metavar="SECONDS", help="Look again every so often, until Ctrl-C.")
+@click.option("--watch", type=_often, metavar="SECONDS", help="Look again every so often, until Ctrl-C.")
 @_json_option
 @connecting
 def ls(options: Connecting, resource: str | None, watch: float | None, as_json: bool) -> None:
     """Show who holds and who waits, in the order of the queue.
 
     FOR is how long it has been held or waited for, WHO the host and process. A note in brackets says that a process
-    cannot be found, and for how long; it is given up when that is longer than its grace.
+    cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to whoever comes.
 
     \b
     Examples:
@@ -660,49 +687,82 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
       sqlsem ls etl --watch 1
       sqlsem ls --json | jq '.[].entries[] | select(.state == "waits")'
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
 
         def look() -> list[tuple[Resource, list[Entry]]]:
             return _queues(coordinator.entries(resource), coordinator.resources(), resource)
 
-        if as_json:
-            while True:
-                output.print_json([_queue_as_dict(queue, entries) for queue, entries in look()])
-                if watch is None:
-                    return
-                time.sleep(watch)
         console = output.console()
         if watch is None:
-            output.show(console, render_queues(look(), console.width, resource))
-        elif console.is_terminal:
-            with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
-                while True:
-                    live.update(render_queues(look(), console.width, resource), refresh=True)
-                    time.sleep(watch)
+            if as_json:
+                output.print_json([_queue_as_dict(queue, entries) for queue, entries in look()])
+            else:
+                output.show(console, render_queues(look(), console.width, resource))
+        elif console.is_terminal and not as_json:
+            _watch(look, console, resource, watch)
         else:
             while True:
-                output.show(console, render_queues(look(), console.width, resource))
+                now = datetime.now().astimezone()
+                try:
+                    found = look()
+                except Unavailable as exc:
+                    output.print_error(f"{exc}; looking again")
+                else:
+                    if as_json:
+                        queues = [_queue_as_dict(queue, entries) for queue, entries in found]
+                        output.print_json({"at": now.isoformat(), "queues": queues})
+                    else:
+                        output.echo(f"-- {now:%Y-%m-%d %H:%M:%S}")
+                        output.show(console, render_queues(found, console.width, resource))
                 time.sleep(watch)
+
+
+def _watch(
+    look: Callable[[], list[tuple[Resource, list[Entry]]]], console: Console, only: str | None, every: float
+) -> None:
+    """Draw the queue again and again; while the database is away, what was seen last."""
+    seen: RenderableType = Text("")
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            try:
+                seen = shown = render_queues(look(), console.width, only)
+            except Unavailable as exc:
+                trouble = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")
+                shown = Group(seen, Text(""), trouble)
+            live.update(shown, refresh=True)
+            time.sleep(every)
 
 
 @main.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
+@click.option("--since", type=duration, metavar="AGE", help="That ended no longer ago than this: 24h.")
+@click.option("--until", type=duration, metavar="AGE", help="That ended no shorter ago than this.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
 @at_most(20)
 @_json_option
 @connecting
-def history(options: Connecting, resource: str | None, most: int, as_json: bool) -> None:
+def history(
+    options: Connecting,
+    resource: str | None,
+    since: float | None,
+    until: float | None,
+    outcome: str | None,
+    most: int,
+    as_json: bool,
+) -> None:
     """Show finished requests, the newest first: how long they waited and held, and how they ended.
 
     OUTCOME is released, timeout or cancelled (gave up waiting), reaped (its process died), revoked (an operator took
-    it away) or lost.
+    it away) or lost; upgraded and downgraded go on as something else. HELD of one that was reaped is until its last
+    sign of life.
 
     \b
     Examples:
-      sqlsem history etl
-      sqlsem history -n 1000 --json
+      sqlsem history etl --since 24h
+      sqlsem history --outcome reaped -n 1000 --json
     """
-    with options.coordinator() as coordinator:
-        past = coordinator.history(resource, most=most)
+    with options.coordinator(looks=True) as coordinator:
+        past = coordinator.history(resource, most=most, since=since, until=until, outcome=outcome)
     if as_json:
         output.print_json([one.as_dict() for one in past])
         return
@@ -722,7 +782,8 @@ def _queues(
     found = []
     for name in names:
         own = grouped.get(name, [])
-        holding = sum(entry.state != "waits" for entry in own)
+        holding = sum(entry.state in ("holds", "revoked") for entry in own)
+        waiting = sum(entry.state == "waits" for entry in own)
         one = settings.get(name)
         found.append(
             (
@@ -732,7 +793,7 @@ def _queues(
                     bool(one and one.paused),
                     one.stale_after if one else None,
                     holding,
-                    len(own) - holding,
+                    waiting,
                 ),
                 own,
             )
@@ -778,8 +839,13 @@ def _owner(owner: str | None) -> str:
     return "" if owner in (None, "", "MainThread") else f" {owner}"
 
 
+def who_is(host: str | None, pid: int | None, otherwise: str = "") -> str:
+    """The host and process, as far as they are known."""
+    return otherwise if host is None else host if pid is None else f"{host}:{pid}"
+
+
 def _cells(entry: Entry) -> tuple[str, ...]:
-    who = entry.requesting_id if entry.host is None else f"{entry.host}:{entry.pid}"
+    who = who_is(entry.host, entry.pid, entry.requesting_id)
     note = entry.note or ""
     if entry.missing_for is not None:
         note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
@@ -812,7 +878,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence
             head, width=width, no_wrap=True, overflow="ellipsis", justify="right" if number in right else "left"
         )
     for row in rows:
-        style = {"waits": "yellow", "revoked": "red"}.get(row[1], "")
+        style = {"waits": "yellow", "revoked": "red", "dead": "red"}.get(row[1], "")
         table.add_row(*(Text(clean(cell)) for cell in row), style=style)
     return table
 
@@ -829,10 +895,13 @@ def render_queues(
     natural = [max(Text(clean(row[column])).cell_len for row in everything) for column in range(len(heads))]
     widths = _fit(natural, width, 2, (4, 5, 6))
     parts: list[RenderableType] = []
-    for resource, _ in queues:
-        title = Text()
+    for resource, entries in queues:
+        title = Text(no_wrap=True, overflow="ellipsis")
         title.append(clean(resource.resource), style="bold")
         title.append(f"  {resource.holding} in, {resource.waiting} waiting")
+        dead = sum(entry.state == "dead" for entry in entries)
+        if dead:
+            title.append(f", {dead} dead", style="bold red")
         if resource.paused:
             title.append("  PAUSED", style="bold red")
         if resource.cap is not None:
@@ -852,25 +921,43 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
     """What ``sqlsem history`` shows, at most ``width`` columns wide."""
     if not past:
         return Text("Nothing has finished yet.")
-    heads = ("POS", "RESOURCE", "ACCESS", "WAITED", "HELD", "ENDED", "OUTCOME", "NOTE")
+    heads = ("POS", "RESOURCE", "ACCESS", "WAITED", "HELD", "ENDED", "OUTCOME", "WHO", "NOTE")
     rows = [
         (
             str(one.position),
             one.resource,
-            _access(one.access, None, one.weight).replace("no limit", "write"),
+            _access(one.access, one.limit, one.weight).replace("no limit", "write"),
             seconds_in_words(one.waited),
             "-" if one.held is None else seconds_in_words(one.held),
             one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            one.outcome,
-            one.note or "",
+            one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}",
+            who_is(one.host, one.pid, one.requesting_id),
+            one.note or one.program or "",
         )
         for one in past
     ]
     natural = [max(Text(clean(row[column])).cell_len for row in [heads, *rows]) for column in range(len(heads))]
-    return _table(heads, rows, _fit(natural, width, 0, (1, 7)), (0, 3, 4))
+    return _table(heads, rows, _fit(natural, width, 0, (1, 6, 7, 8)), (0, 3, 4))
 
 
 from sqlsem import cli_work  # noqa: E402, F401 - its commands, in their place; it needs what is above
+
+_new_option = click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
+
+
+def _know(coordinator: sqlsem.Coordinator, resource: str, new: bool) -> None:
+    """Refuse a name that nobody uses, nor has used lately: it may be misspelt, and the right one is still open."""
+    if new:
+        return
+    known = {one.resource for one in coordinator.resources()}
+    if resource in known or coordinator.history(resource, most=1):
+        return
+    known |= {one.resource for one in coordinator.history(most=1000)}
+    raise ConfigurationError(
+        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for whoever "
+        f"comes: --new"
+    )
+
 
 # -- operating --------------------------------------------------------------------------------------------------------
 
@@ -885,6 +972,7 @@ from sqlsem import cli_work  # noqa: E402, F401 - its commands, in their place; 
     help="Remove rows without a living process behind them (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
 )
 @click.option("--no-stale-after", is_flag=True, help="Never remove them.")
+@_new_option
 @connecting
 def set_(
     options: Connecting,
@@ -893,6 +981,7 @@ def set_(
     no_limit: bool,
     stale_after: float | None,
     no_stale_after: bool,
+    new: bool,
 ) -> None:
     """Set a resource's cap, or the age at which rows of bare participants are removed.
 
@@ -909,7 +998,8 @@ def set_(
         raise click.UsageError("Say what to set: --limit N, --no-limit, --stale-after 2h or --no-stale-after.")
     if stale_after == 0:
         raise click.UsageError("--stale-after must be above 0; to never remove anything: --no-stale-after.")
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
+        _know(coordinator, resource, new)
         if limit is not None or no_limit:
             coordinator.set_limit(resource, limit)
         if stale_after is not None or no_stale_after:
@@ -919,8 +1009,9 @@ def set_(
 
 @main.command()
 @click.argument("resource", type=resource_name)
+@_new_option
 @connecting
-def pause(options: Connecting, resource: str) -> None:
+def pause(options: Connecting, resource: str, new: bool) -> None:
     """Let nobody else in, until `sqlsem resume`.
 
     Those inside stay inside; requests are taken and keep their places.
@@ -929,22 +1020,25 @@ def pause(options: Connecting, resource: str) -> None:
     Example:
       sqlsem pause etl
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
+        _know(coordinator, resource, new)
         coordinator.pause(resource)
         _tell_settings(coordinator, resource)
 
 
 @main.command()
 @click.argument("resource", type=resource_name)
+@_new_option
 @connecting
-def resume(options: Connecting, resource: str) -> None:
+def resume(options: Connecting, resource: str, new: bool) -> None:
     """Let people in again, after `sqlsem pause`.
 
     \b
     Example:
       sqlsem resume etl
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
+        _know(coordinator, resource, new)
         coordinator.resume(resource)
         _tell_settings(coordinator, resource)
 
@@ -979,12 +1073,18 @@ def release(options: Connecting, position: int, force: bool) -> None:
     Exit codes: 0 it is gone, or its holder has been told; 1 there is no
       such row.
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         entry = next((one for one in coordinator.entries() if one.position == position), None)
-        gone = coordinator.revoke(position, force=force)
+        if entry is not None and entry.state == "dead":
+            # Whoever looks for the dead makes sure of that once more.
+            coordinator.reap()
+            gone = all(one.position != position for one in coordinator.entries(entry.resource))
+            gone = gone or coordinator.revoke(position, force=force)
+        else:
+            gone = coordinator.revoke(position, force=force)
     what = f"Position {position}"
     if entry is not None:
-        who = entry.requesting_id if entry.host is None else f"{entry.host}:{entry.pid}"
+        who = who_is(entry.host, entry.pid, entry.requesting_id)
         what += f" of {clean(entry.resource)} ({clean(who)})"
     if gone:
         output.echo(f"{what} is gone.")
@@ -1008,7 +1108,7 @@ def reap(options: Connecting) -> None:
     Example:
       sqlsem reap
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         number = coordinator.reap()
         missing = sum(entry.missing_for is not None for entry in coordinator.entries())
     output.echo(f"{number} row{'' if number == 1 else 's'} removed.")
@@ -1046,7 +1146,8 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")
     for part in ("schema", *sql.rerunnable(name)) if script is None else (script,):
-        output.echo(sql.script(name, part, schema=options.schema, table=options.table).rstrip() + "\n")
+        text = sql.script(name, part, schema=options.schema, table=options.table)
+        output.echo(*text.rstrip().split("\n"), "")
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------
@@ -1149,14 +1250,14 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
 
 
 def _round_trip(options: Connecting) -> Check:
-    """A mutex taken and given back: twice, as the first one connects."""
+    """A mutex taken and given back, once connected."""
     with options.coordinator(told=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
-        for _ in range(2):
-            began = time.perf_counter()
-            if not lock.acquire(timeout=5):
-                return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")
-            lock.release()
+        coordinator._member.ping()
+        began = time.perf_counter()
+        if not lock.acquire(timeout=5):
+            return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")
+        lock.release()
     return Check("round trip", True, f"a mutex taken and given back in {(time.perf_counter() - began) * 1000:.1f} ms")
 
 

@@ -39,6 +39,7 @@ from sqlsem.cli import (
     name_of,
     pass_url_option,
     seconds_in_words,
+    who_is,
 )
 from sqlsem.coordinator import Coordinator
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError, TaskFailed
@@ -55,6 +56,8 @@ REFRESH, LOOK = 0.25, 1.0
 SHOWN = 5
 #: Seconds in which a worker that is told twice to stop has given back what it can.
 AT_MOST = 15.0
+#: What is shown of an error in a list, characters.
+LONGEST_ERROR = 500
 #: Rounds that ``rounds resume`` looks through when it is not told which.
 MANY = 1000
 STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
@@ -246,8 +249,8 @@ def put(
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
     What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
-    a shell. In place of a text, `-` reads it from standard input. On a database server, whoever puts anything but JSON
-    must be an operator, as it runs with the rights of the workers.
+    a shell. In place of a text, `-` reads it from standard input. On a database server this needs the role
+    sqlsem_putter, as what is put runs with the rights of the workers.
 
     \b
     Examples:
@@ -726,10 +729,6 @@ def _until(entry: TaskEntry) -> str:
     return f"in {seconds_in_words(left)}" if left > 0 else ""
 
 
-def _who(host: str | None, pid: int | None) -> str:
-    return "" if host is None else f"{host}:{pid}"
-
-
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
@@ -750,8 +749,9 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
-    FOR is how long it ran, or has been running; of a pending one, when it may start. WHEN is when it was put, started
-    or ended. TRIES counts the times it was started, of those it may be. WHO is the host and process that runs it.
+    FOR is how long it ran, or has been running; of a pending one, when it may start, or which failed task it is behind.
+    The worker of a task that is lost is dead; it will be run again. WHEN is when it was put, started or ended. TRIES
+    counts the times it was started, of those it may be. WHO is the host and process that runs it.
 
     \b
     Examples:
@@ -763,30 +763,78 @@ def tasks_(
     if queue is not None and also is not None:
         raise click.UsageError("Name the queue once.")
     queue = queue or also
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1)
+        failed = found
+        if status == "pending" and found:
+            failed = coordinator.tasks(queue, "failed", most=MANY)  # what they may wait for
+    cut = f"There are more than these {most}; see them with --most." if len(found) > most else ""
     if as_json:
         output.print_json([one.as_dict() for one in found[:most]])
+        if cut:
+            output.say(cut)
         return
     console = output.console()
-    output.show(console, render_tasks(found[:most], console.width, queue))
-    if len(found) > most:
-        output.echo(f"There are more than these {most}; see them with --most.")
+    output.show(console, render_tasks(found[:most], console.width, queue, failed))
+    counts = counted(found[:most], at_least=bool(cut))
+    if counts:
+        output.echo("", *counts)
+    if cut:
+        output.echo(cut)
 
 
-def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None) -> RenderableType:
-    """What ``sqlsem tasks`` shows, at most ``width`` columns wide."""
+def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
+    """How many tasks of each queue are in which state, in words."""
+    numbers: dict[str, dict[str, int]] = {}
+    for one in found:
+        states = numbers.setdefault(one.queue, {})
+        states[one.status] = states.get(one.status, 0) + 1
+    order = ("running", *STATES)
+    lines = []
+    for name, states in numbers.items():
+        told = [f"{states[state]} {state}" for state in dict.fromkeys((*order, *states)) if state in states]
+        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(told)}")
+    return lines
+
+
+def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:
+    """By queue, the first failed task that holds up all later orders."""
+    found: dict[str, TaskEntry] = {}
+    for one in failed:
+        if one.status == "failed" and one.on_failure == "stop":
+            before = found.get(one.queue)
+            if before is None or (one.order, one.task_id) < (before.order, before.task_id):
+                found[one.queue] = one
+    return found
+
+
+def render_tasks(
+    found: Sequence[TaskEntry], width: int, only: str | None = None, failed: Iterable[TaskEntry] | None = None
+) -> RenderableType:
+    """What ``sqlsem tasks`` shows, at most ``width`` columns wide. ``failed``: among these are those that hold up."""
     if not found:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
     heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHO", "WHAT"]
     rows = []
+    holding_up = _holding_up(found if failed is None else failed)
+    held_up: dict[int, int] = {}
     for one in found:
         tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
         lasted = _until(one) if one.status == "pending" else ""
+        first = holding_up.get(one.queue)
+        if one.status == "pending" and first is not None and one.order > first.order:
+            lasted = f"after {first.task_id}"
+            held_up[first.task_id] = held_up.get(first.task_id, 0) + 1
         if one.seconds is not None:
             lasted = seconds_in_words(one.seconds)
-        when = one.ended_at if one.ended_at is not None else one.claimed_at if one.status == "running" else one.put_at
-        row = [str(one.task_id), str(one.order), one.status, tries, lasted, _when(when), _who(one.host, one.pid)]
+        when = (
+            one.ended_at
+            if one.ended_at is not None
+            else one.claimed_at
+            if one.status in ("running", "lost")
+            else one.put_at
+        )
+        row = [str(one.task_id), str(one.order), one.status, tries, lasted, _when(when), who_is(one.host, one.pid)]
         rows.append([*row, shortened(one.kind, one.body, one.note)])
     elastic = [6, 7]
     if only is None:
@@ -801,8 +849,17 @@ def render_tasks(found: Sequence[TaskEntry], width: int, only: str | None = None
     if errors:
         parts.append(Text(""))
     for number, words in errors:
-        told = Text(f"{number}: ", no_wrap=True, overflow="ellipsis")
-        parts.append(told.append(clean(words), style="red"))
+        # Not cut: the cause may stand at the end.
+        told = Text(f"{number}: ", overflow="fold")
+        parts.append(told.append(clean(words[:LONGEST_ERROR]), style="red"))
+    for number, count in held_up.items():
+        parts.append(
+            Text(
+                f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "
+                f"with: sqlsem tasks log {number}, then retry or cancel it",
+                overflow="fold",
+            )
+        )
     return Group(*parts)
 
 
@@ -823,7 +880,7 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     \b
     Exit codes: 0 there was something to show, 1 nothing.
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         attempts = coordinator.attempts(task_id)
     if as_json:
         output.print_json([one.as_dict() for one in attempts])
@@ -842,7 +899,7 @@ def _show_attempt(one: Attempt) -> None:
     if one.started_at is not None:
         words.append(f"started {one.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
     if one.host is not None:
-        words.append(f"by {one.host}:{one.pid}")
+        words.append(f"by {who_is(one.host, one.pid)}")
     if one.owner:
         words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
     output.echo(clean(" ".join(words)))
@@ -888,7 +945,7 @@ def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
 
 def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[Coordinator, int], None], done: str) -> int:
     code = 0
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         for number in task_ids:
             try:
                 change(coordinator, number)
@@ -916,7 +973,7 @@ def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool
       --on-failure continue), 75 time is up, 78 nothing has ever been put
       into a queue of that name (--new: that is well).
     """
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         if not new:
             _know_queue(coordinator, queue, warn=False)
         try:
@@ -950,7 +1007,7 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
     if name is not None and also is not None:
         raise click.UsageError("Name the round once.")
     name = name or also
-    with options.coordinator() as coordinator:
+    with options.coordinator(looks=True) as coordinator:
         found = rounds.list_rounds(coordinator, name, most)
     if as_json:
         output.print_json([one.as_dict() for one in found])
@@ -986,7 +1043,7 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
                 note = f"the last {note}".rstrip()
             lasted = "" if part.seconds is None else seconds_in_words(part.seconds)
             cells = (part.part, part.status, str(part.attempt), lasted, _when(part.started_at))
-            rows.append((*cells, _who(part.host, part.pid), note))
+            rows.append((*cells, who_is(part.host, part.pid), note))
         parts.append(_grid(heads, rows, width, 2, (0, 5, 6), (2, 3), state=1))
         if one.then_status != "none":
             parts.append(_continuation(one))

@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -36,6 +37,7 @@ from sqlsem.model import (
     WRITE,
     Attempt,
     Duration,
+    End,
     Entry,
     Past,
     Request,
@@ -73,8 +75,12 @@ T = TypeVar("T")
 _LOCK_OPTIONS = LockOptions.__optional_keys__
 #: Connections that may wait in the database at the same time; more waiters than these look from time to time.
 MOST_WAITING_SESSIONS = 8
+#: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
+UNDONE = 60.0
 #: Connections kept for the next wait. With the main session that makes three.
 MOST_IDLE_SESSIONS = 2
+#: What an engine answers for a task that cannot be changed because it runs.
+RUNS = 1
 #: Seconds between looks for deadlocks, while anybody of ours may be in one.
 LOOK_EVERY = 0.75
 #: Seconds for which the answer may be awaited.
@@ -151,6 +157,7 @@ class Coordinator:
         self._grants: set[BaseGrant] = set()
         # (A task that nobody knows any more gives itself back.)
         self._claims = _Claims()
+        self._ended: deque[tuple[float, End]] = deque(maxlen=256)  # what was ended last, and when
         self._bell = threading.Condition()
         self.rung = 0
         self._held: dict[tuple[int, str], list[BaseGrant]] = {}
@@ -369,6 +376,7 @@ class Coordinator:
             if grant._why_lost is None:
                 for ticket in grant._tickets:
                     yield from self._return(ticket, outcome, grant)
+                    log.debug("Released %r at %d", ticket.resource, ticket.position)
         except BaseException:
             self._abandon(grant)
             raise
@@ -421,6 +429,13 @@ class Coordinator:
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
         return bool(self._grants or self._claims)
+
+    def undone(self) -> Iterator[Callable[[Session, int], object]]:
+        """Ends of tasks: whoever forgets one has the task running, by a member that lives, for ever."""
+        ends = [end for at, end in list(self._ended) if monotonic() - at < UNDONE]
+        if ends and self.engine.beacon_may_fail:
+            uid = f"{self._secret}{os.getpid():x}.again"
+            yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
     def unblock(self) -> None:
         """End waits whose answer is overdue: the line may be dead without a word."""
@@ -623,9 +638,33 @@ class Coordinator:
         """The queue as it is now: who holds and who waits, one or all resources."""
         return self._look(lambda session: session.entries(resource))
 
-    def history(self, resource: str | None = None, *, most: int = 100) -> list[Past]:
-        """Finished requests, newest first."""
-        return self._look(lambda session: session.history(resource, most))
+    def history(
+        self,
+        resource: str | None = None,
+        *,
+        most: int = 100,
+        since: Duration | None = None,
+        until: Duration | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        """Finished requests, newest first.
+
+        Args:
+            resource: Of this one only.
+            most: So many at the most.
+            since: That ended no longer ago than this (``"24h"``), by the database's clock.
+            until: That ended no shorter ago than this.
+            outcome: That ended so: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``, ``"revoked"`` or
+                ``"lost"``.
+        """
+        wanted: dict[str, Any] = {}
+        if since is not None:
+            wanted["since"] = check_duration("since", since)
+        if until is not None:
+            wanted["until"] = check_duration("until", until)
+        if outcome is not None:
+            wanted["outcome"] = outcome
+        return self._look(lambda session: session.history(resource, most, **wanted))
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -686,9 +725,21 @@ class Coordinator:
         self._set_task(task_id, "cancel", "pending or failed")
 
     def _set_task(self, task_id: int, what: str, states: str) -> None:
-        code = self._look(lambda session: session.set_task(task_id, what))
+
+        def change(session: Session) -> int:
+            code = session.set_task(task_id, what)
+            if code == RUNS:
+                # Its worker may be dead, without anybody having looked.
+                with contextlib.suppress(ConfigurationError):  # not everybody may look
+                    if session.recover_tasks(None, None):
+                        code = session.set_task(task_id, what)
+                        # It is pending again by that.
+                        return 0 if what == "retry" and code < RUNS else code
+            return code
+
+        code = self._look(change)
         if code != 0:
-            why = {1: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.ring()
 
@@ -716,11 +767,16 @@ class Coordinator:
     def _look(self, call: Callable[[Session], T]) -> T:
         """Do something that needs no membership, on a connection of its own."""
         self._require_open()
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if state.outcome is not None:
+                log.warning("A look failed, trying again: %s", state.outcome.exception())
+
         for attempt in tenacity.Retrying(
             stop=tenacity.stop_after_delay(self.retry),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             retry=tenacity.retry_if_exception_type((Disconnected, Busy)),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+            before_sleep=tell,
             reraise=True,
         ):
             with attempt:

@@ -18,20 +18,20 @@ from sqlsem.printable import clean, clean_json, clean_trace
 __all__ = ["CleanConsole", "console", "echo", "print_error", "print_json", "print_trace", "print_usage", "say", "show"]
 
 
-def echo(text: str, *, err: bool = False) -> None:
-    """Print lines of ours, into which texts of others may have come. (Not their line breaks: `clean` those before.)"""
-    click.echo("\n".join(clean(line) for line in text.split("\n")), err=err)
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines; a line break within one of them is not ours, and is escaped."""
+    click.echo("\n".join(map(clean, lines)), err=err)
 
 
 def say(text: str) -> None:
     """A line on stderr beside what a command does. The terminal may be gone, which must not keep us from doing it."""
     with contextlib.suppress(OSError):
-        echo(f"sqlsem: {clean(text)}", err=True)
+        echo(f"sqlsem: {text}", err=True)
 
 
 def print_error(text: object) -> None:
     """What went wrong: one line on stderr, whatever a driver put into its message."""
-    echo(f"sqlsem: error: {clean(' '.join(str(text).split()))}", err=True)
+    echo(f"sqlsem: error: {' '.join(str(text).split())}", err=True)
 
 
 def print_json(value: Any) -> None:
@@ -41,7 +41,7 @@ def print_json(value: Any) -> None:
 
 def print_trace() -> None:
     """The traceback of what is being handled."""
-    echo(clean_trace(traceback.format_exc()), err=True)
+    echo(*clean_trace(traceback.format_exc()).split("\n"), err=True)
 
 
 def print_usage(error: click.ClickException) -> None:
@@ -52,7 +52,7 @@ def print_usage(error: click.ClickException) -> None:
     plain = click.UsageError(told, error.ctx) if isinstance(error, click.UsageError) else click.ClickException(told)
     words = io.StringIO()
     plain.show(words)
-    echo(words.getvalue().rstrip().expandtabs(4), err=True)
+    echo(*words.getvalue().rstrip().expandtabs(4).split("\n"), err=True)
 
 
 class CleanConsole(Console):
@@ -85,4 +85,4 @@ def show(on: Console, what: RenderableType) -> None:
         return
     with on.capture() as captured:
         on.print(what)
-    echo("\n".join(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))
+    echo(*(line.rstrip() for line in captured.get().removesuffix("\n").split("\n")))

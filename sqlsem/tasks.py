@@ -162,6 +162,7 @@ class Task:
             raise
         finally:
             self._coordinator.ring()
+        self._coordinator._ended.append((monotonic(), end))
         self._ended_as(status)
         if status is None:
             self._require()
@@ -359,6 +360,7 @@ class Queue:
                 statuses, claimed = [status], _all(one)
             else:
                 statuses, claimed = session.next_tasks(me, ends, self.name, owner, uid, again, most)
+            coordinator._ended.extend((monotonic(), end) for end in ends)
             tasks = [Task(self, one, uid) for one in claimed]
             for task in tasks:
                 coordinator._claims.add(task)
@@ -379,21 +381,22 @@ class Queue:
                 member.later(lambda session, me: session.next_tasks(me, ends, self.name, owner, uid, True, 0))
             raise
 
-    def _recover(self) -> None:
-        """Now and then, look after tasks whose workers died."""
+    def _recover(self, *, now: bool = False) -> int:
+        """Now and then, or now, look after tasks whose workers died; how many are pending again."""
         coordinator = self._coordinator
         every = max(0.25, min(2.0, coordinator.engine.options.grace / 4))
-        if monotonic() - self._recovered < every:
-            return
+        if monotonic() - self._recovered < every and not now:
+            return 0
         self._recovered = monotonic()
         try:
             count = coordinator._member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
         except Deadlock as exc:
             log.info("Looking after the dead again in a moment: %s", exc)
-            return
+            return 0
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.name)
             coordinator.ring()
+        return count
 
     def state(self) -> QueueState:
         """What is left to do, now."""

@@ -226,6 +226,9 @@ class Worker:
                     break
                 try:
                     task = self.queue._wait_for_one(LOOK, self._stopping)
+                    if task is None and self._is_idle() and self.queue._recover(now=True):
+                        self._active = monotonic()  # somebody has died and left something to be done
+                        continue
                 except Unavailable as exc:
                     self._require_patience(exc)
                     continue
@@ -237,9 +240,13 @@ class Worker:
                         return group
                     if self._groups:
                         self._active = monotonic()
-                    elif self.idle_exit is not None and monotonic() - self._active >= self.idle_exit:
+                    elif self._is_idle():
                         self._stopping.set()
         return None
+
+    def _is_idle(self) -> bool:
+        """Whether it has been idle for long enough to leave."""
+        return self.idle_exit is not None and not self._groups and monotonic() - self._active >= self.idle_exit
 
     def _perform(self, task: Task) -> _Attempt:
         """Run a task, unless it is too late for that."""

@@ -38,6 +38,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(url) as coordinator:
+        coordinator.resources()  # the tables are there
         yield coordinator
 
 
@@ -79,7 +80,7 @@ def test_version() -> None:
     assert done("--version").strip() == f"sqlsem, version {sqlsem.__version__}"
 
 
-def test_as_a_module(url: str) -> None:
+def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "sqlsem", "ls"],
         env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
@@ -241,7 +242,8 @@ def test_history_fits_80_columns() -> None:
 
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
-    assert "capped at 2, rows stale after 2h00m" in done("set", "x", "--limit", "2", "--stale-after", "2h")
+    told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--new")
+    assert "capped at 2, rows stale after 2h00m" in told
     assert done("pause", "x").startswith("x: paused, capped at 2")
     assert coordinator.resources() == [Resource("x", 2, True, 7200.0, 0, 0)]
     assert done("ls") == "x  0 in, 0 waiting  PAUSED  capped at 2  stale after 2h00m\n"
@@ -277,6 +279,131 @@ def test_wrong_configuration(url: str, option: list[str]) -> None:
     assert result.exit_code == 78
     assert result.stderr.startswith("sqlsem: error: ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
+    with coordinator.mutex("nightly"):
+        pass
+    for words in (["pause", "nigtly"], ["resume", "nigtly"], ["set", "nigtly", "--limit", "2"]):
+        result = call(*words)
+        assert result.exit_code == 78
+        assert "Nobody uses 'nigtly', nor has lately (is it 'nightly'?)" in result.stderr
+        assert coordinator.resources() == []
+        assert done(*words, "--new").startswith("nigtly: ")
+        coordinator.resume("nigtly")
+        coordinator.set_limit("nigtly", None)
+    assert done("pause", "nightly").startswith("nightly: paused")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["ls"], ["history"], ["tasks"], ["tasks", "log", "1"], ["tasks", "wait", "q"], ["tasks", "cancel", "1"]),
+        *(["rounds"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
+    ],
+    ids=" ".join,
+)
+def test_looking_creates_nothing(tmp_path: Path, words: list[str]) -> None:
+    result = call("--url", f"sqlite:///{tmp_path}/misspelt/queue.db", *words)
+    assert result.exit_code == 78
+    assert f"SQLite file {tmp_path}/misspelt/queue.db is not there" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    for often in ("0", "0.05", "0s"):
+        result = call("ls", "--watch", often)
+        assert result.exit_code == 64
+        assert "too often" in result.stderr
+
+    class Enough(KeyboardInterrupt):
+        pass
+
+    looks: list[object] = []
+    see = type(coordinator).entries
+
+    def entries(self: sqlsem.Coordinator, resource: str | None = None) -> object:
+        looks.append(resource)
+        if len(looks) == 2:
+            raise sqlsem.Unavailable("gone fishing")
+        if len(looks) == 4:
+            raise Enough
+        return see(self, resource)
+
+    monkeypatch.setattr(type(coordinator), "entries", entries)
+    with coordinator.mutex("x"):
+        result = call("ls", "--watch", "100ms")
+        assert result.exit_code == 130
+        frames = re.split(r"(?m)^-- \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", result.stdout)
+        assert [frame.strip()[:1] for frame in frames] == ["", "x", "x"]
+        assert "sqlsem: error: gone fishing; looking again" in result.stderr
+        looks.clear()
+        result = call("ls", "--watch", "100ms", "--json")
+        decoder, text, times = json.JSONDecoder(), result.stdout, []
+        while text.strip():
+            found, end = decoder.raw_decode(text)
+            times.append(datetime.fromisoformat(found["at"]))
+            assert [queue["resource"] for queue in found["queues"]] == ["x"]
+            text = text[end:].lstrip()
+        assert len(times) == 2
+        looks.clear()
+        drawn = CliRunner().invoke(
+            cli.main, ["ls", "--watch", "100ms"], env={"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
+        )
+        assert "gone fishing" in drawn.stdout
+        assert drawn.stdout.count("x") >= 2
+
+
+def test_what_history_is_asked_for(coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlsem.engines.sqlite import SqliteSession
+
+    asked: list[object] = []
+
+    def history(self: object, resource: str | None, most: int, **wanted: object) -> list[Past]:
+        asked.append((resource, most, wanted))
+        return []
+
+    monkeypatch.setattr(SqliteSession, "history", history)
+    done("history", "x", "--since", "24h", "--until", "90", "--outcome", "reaped", "-n", "5")
+    done("history")
+    assert asked == [("x", 5, {"since": 86400.0, "until": 90.0, "outcome": "reaped"}), (None, 20, {})]
+    assert call("history", "--outcome", "odd").exit_code == 64
+
+
+def test_history_knows_who_and_which_limit() -> None:
+    past = Past(
+        *("etl", 7, "write", 1, "an id", "t", None, NOW, None, NOW, 90.0, 3.0, "revoked"),
+        **{"limit": 3, "host": "etl01", "pid": 4711, "program": "load.py", "ended_by": "ops"},
+    )
+    line = drawn(cli.render_history([past], 120), 120)[1]
+    for words in ("limit 3", "etl01:4711", "load.py", "revoked by ops"):
+        assert words in line
+
+
+def test_the_dead_are_shown() -> None:
+    dead = entry(5, "dead", granted_at=NOW, missing_for=12.0, grace=5.0, note="daily")
+    gone = entry(6, missing_for=2.0)
+    session = entry(7, host="127.0.0.1", pid=None)
+    ((resource, entries),) = cli._queues([dead, gone, session], [], None)
+    assert (resource.holding, resource.waiting) == (2, 0)
+    lines = drawn(cli.render_queues([(resource, entries)], 120), 120)
+    assert "2 in, 0 waiting, 1 dead" in lines[0]
+    assert "dead" in lines[2].split()
+    assert "[not found for 12s] daily" in lines[2]
+    assert "[not found for 2.0s]" in lines[3]
+    assert "127.0.0.1  " in lines[4]
+    assert "None" not in lines[4]
+
+
+def test_a_long_name_does_not_wrap() -> None:
+    resource = Resource("a long name " * 20, None, True, None, 0, 0)
+    (line,) = drawn(cli.render_queues([(resource, [])], 80), 80)
+    assert len(line) <= 80
+
+
+def test_doctor_leaves_one_line_in_the_history(coordinator: sqlsem.Coordinator) -> None:
+    done("doctor")
+    assert len(coordinator.history()) == 1
 
 
 def test_release(coordinator: sqlsem.Coordinator) -> None:
@@ -325,7 +452,7 @@ def test_sql(url: str, engine: str) -> None:
     assert "{schema}" not in text
     assert "ProcessControl" not in text
     assert "CREATE TABLE" in text
-    assert "DROP" not in done("sql", engine, "schema")
+    assert "DROP TABLE" not in done("sql", engine, "schema")
     assert "DROP" in done("sql", engine, "drop")
 
 
@@ -352,7 +479,7 @@ def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch)
 def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     text = done("init", "--dry-run")
     assert f"not there yet → {sql.LATEST}" in text
-    assert "would run: schema-1.sql, schema-2.sql, routines.sql, permissions.sql" in text
+    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, routines.sql, permissions.sql" in text
     assert list(tmp_path.iterdir()) == []
     text = done("--schema", "locks", "--table", "Queue", "init")
     assert f"{tmp_path}/queue.db, prefix locks_, table Queue" in text

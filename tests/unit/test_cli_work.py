@@ -87,6 +87,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def coordinator(url: str) -> Iterator[sqlsem.Coordinator]:
     with sqlsem.connect(url) as coordinator:
+        coordinator.resources()  # the tables are there
         yield coordinator
 
 
@@ -607,6 +608,32 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert call("tasks", "q", "--most", "0").exit_code == 64
 
 
+def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
+    bad = put("--shell", "echo a long way " + "x" * 100 + "; echo the cause; exit 3", "--order", "1")
+    others = [put("--shell", "true", "--order", str(order)) for order in (2, 3)]
+    work()
+    for words in (["tasks", "q"], ["tasks", "q", "--status", "pending"]):
+        text = done(*words)
+        assert text.count(f"after {bad}") == 2
+        assert f"2 pending tasks wait for {bad}, which has failed" in text
+    text = done("tasks", "q")
+    assert text.rstrip().endswith("q: 2 pending, 1 failed")
+    found = coordinator.tasks("q")
+    narrow = drawn(cli_work.render_tasks(found, 60), 60)
+    assert any("the cause" in line for line in narrow)
+    assert len(others) == 2
+    cut = call("tasks", "q", "-n", "2", "--json")
+    assert "There are more than these 2" in cut.stderr
+    assert len(json.loads(cut.stdout)) == 2
+    assert "q: at least" in done("tasks", "q", "-n", "2")
+
+
+def test_a_lost_task_is_shown_so() -> None:
+    lines = drawn(cli_work.render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
+    assert "lost" in lines[1].split()
+    assert cli_work.counted([task(1, status="lost"), task(2)], at_least=False) == ["nightly: 1 lost, 1 pending"]
+
+
 def test_the_log(url: str) -> None:
     number = put("--max-attempts", "2", "--backoff", "0", "--", "sh", "-c", "echo one; echo two; exit 4")
     assert call("tasks", "log", str(number)).exit_code == 1
@@ -654,7 +681,7 @@ def test_retry_and_cancel(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
         assert call(*wrong).exit_code == 64
 
 
-def test_waiting(bench: Bench) -> None:
+def test_waiting(bench: Bench, coordinator: sqlsem.Coordinator) -> None:
     assert done("tasks", "wait", "q", "--new") == ""
     number = put("--shell", "exit 1")
     result = call("tasks", "wait", "q", "--timeout", "10ms")

@@ -1,0 +1,124 @@
+"""What the logger tells of locks, and of work whose worker is dead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sqlsem
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[sqlsem.Coordinator]:
+    with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
+        coordinator.resources()
+        yield coordinator
+
+
+def test_waiting_is_told_with_whom_it_is_behind(
+    coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wait() -> None:
+        with coordinator.limit("etl", 1):
+            pass
+
+    with caplog.at_level(logging.DEBUG, "sqlsem"):
+        thread = threading.Thread(target=wait)
+        with coordinator.mutex("etl") as grant:
+            thread.start()
+            deadline = time.monotonic() + PATIENCE
+            while not any(one.startswith("Waiting for") for one in caplog.messages):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            other = threading.Thread(target=lambda: coordinator.mutex("etl").acquire(timeout=0))
+            other.start()
+            other.join(PATIENCE)
+        thread.join(PATIENCE)
+    told = {one.message: one.levelname for one in caplog.records if one.name == "sqlsem"}
+    (at_once,) = (one for one in told if one.startswith(f"Granted mutex on 'etl' at {grant.position}, after "))
+    assert told[at_once] == "DEBUG"
+    (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))
+    assert told[waiting] == "INFO"
+    assert f", behind {grant._coordinator._name}" in waiting
+    assert ", which holds for " in waiting
+    assert told["Not had within 0 s: mutex on 'etl'"] == "INFO"
+    assert told[f"Released 'etl' at {grant.position}"] == "DEBUG"
+    position = int(waiting.split()[4].rstrip(","))
+    (after,) = (one for one in told if one.startswith("Granted") and f" at {position}, after" in one)
+    assert told[after] == "INFO"
+
+
+def test_no_look_is_made_unless_it_is_wanted(coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "sqlsem"), coordinator.mutex("etl"):
+        other = threading.Thread(target=lambda: coordinator.mutex("etl").acquire(timeout=0.3))
+        other.start()
+        other.join(PATIENCE)
+    (waiting,) = (one for one in caplog.messages if one.startswith("Waiting for"))
+    assert "behind" not in waiting
+
+
+def test_attempts_to_look_are_told_in_words(
+    coordinator: sqlsem.Coordinator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlsem.engines.base import Disconnected
+
+    connect, failures = type(coordinator.engine).connect, [1]
+
+    def connect_at_last(self: object, purpose: str) -> object:
+        if failures:
+            failures.pop()
+            raise Disconnected("nobody is there")
+        return connect(self, purpose)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(coordinator.engine), "connect", connect_at_last)
+    coordinator.resources()
+    assert caplog.messages == ["A look failed, trying again: nobody is there"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+@pytest.mark.parametrize("what", ["cancel", "retry", "work"])
+def test_a_dead_workers_task(coordinator: sqlsem.Coordinator, tmp_path: Path, what: str) -> None:
+    """Nobody has looked after it meanwhile."""
+    queue = coordinator.queue("q")
+    number = queue.put(sqlsem.Call("os:getpid"))
+    script = """
+import sys, time, sqlsem
+with sqlsem.connect(sys.argv[1], grace=0.2) as coordinator:
+    task = coordinator.queue("q").try_claim()
+    print(task.id, flush=True)
+    time.sleep(600)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, f"sqlite:///{tmp_path}/queue.db"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{number}\n"
+        with pytest.raises(sqlsem.NotHeld, match="it runs"):
+            coordinator.cancel_task(number)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    time.sleep(0.3)  # longer than its grace
+    if what == "cancel":
+        coordinator.cancel_task(number)
+        assert coordinator.tasks("q")[0].status == "cancelled"
+    elif what == "retry":
+        coordinator.retry_task(number)
+        assert coordinator.tasks("q")[0].status == "pending"
+    else:
+        worker = sqlsem.tasks.Worker(queue, idle_exit=0)
+        queue._recovered = float("inf")  # it has just looked, before the other one died
+        worker.run()
+        assert worker.finished == 1
