@@ -27,7 +27,7 @@ from rich.text import Text
 
 import sqlsem
 from sqlsem import config, engines, model, output, sql
-from sqlsem.engines.base import Check, Engine, Options, Session
+from sqlsem.engines.base import Check, Engine, Options, Session, setting_number
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
@@ -362,7 +362,8 @@ def init(options: Connecting, dry_run: bool) -> None:
       newer than this client.
     """
     engine = options.engine()
-    version = _installed(engine)
+    with _rights_to_install(engine):
+        version = _installed(engine)
     place = f"prefix {options.schema}_" if engine.name == "sqlite" else f"schema {options.schema}"
     output.echo(f"{engine.where}, {place}, table {options.table}")
     # Refuses to downgrade.
@@ -385,19 +386,26 @@ def init(options: Connecting, dry_run: bool) -> None:
         return
     session = _open(engine, options.retry)
     try:
-        session.install(engine.plan)
+        with _rights_to_install(engine):
+            session.install(engine.plan)
+    finally:
+        session.close()
+    output.echo("Done.")
+
+
+@contextlib.contextmanager
+def _rights_to_install(engine: Engine) -> Iterator[None]:
+    """What the engine advises a login without rights is for users of the tables; this is for who makes them."""
+    try:
+        yield
     except ConfigurationError as exc:
         if getattr(exc.__cause__, "sqlstate", None) != "42501":
             raise
-        # What the engine advises is for users of the tables.
         words = " ".join(str(exc.__cause__).split())
         raise ConfigurationError(
             f"{engine.where}: {words}; init needs a login that may create a schema in this database or, when the "
             f"tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
         ) from exc
-    finally:
-        session.close()
-    output.echo("Done.")
 
 
 def _installed(engine: Engine) -> int | None:
@@ -414,7 +422,7 @@ def _installed(engine: Engine) -> int | None:
         return None
     finally:
         session.close()
-    return int(settings["schema_version"]) if settings else 0
+    return setting_number(settings, "schema_version") if settings else 0
 
 
 def _installed_sqlite(engine: Any) -> int:
@@ -428,7 +436,7 @@ def _installed_sqlite(engine: Any) -> int:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
             if connection.execute(queries["version"]).fetchone() is None:
                 return 0
-            return int(dict(connection.execute(queries["settings"]).fetchall())["schema_version"])
+            return setting_number(dict(connection.execute(queries["settings"]).fetchall()), "schema_version")
     except sqlite3.Error as exc:
         raise Unavailable(f"Cannot read {engine.where}: {exc}; check the path and its permissions") from exc
 

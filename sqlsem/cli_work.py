@@ -435,7 +435,8 @@ def _for_tasks(options: Connecting, pass_url: bool) -> Iterator[None]:
 
 def _know_queue(coordinator: Coordinator, queue: str, *, warn: bool) -> None:
     """The name of a queue without any task is perhaps another one's, misspelt: warn of it, or refuse it."""
-    if coordinator.tasks(queue, most=1):
+    state = coordinator.queue(queue).state()
+    if not state.done or state.failed is not None or coordinator.tasks(queue, most=1):
         return
     known = sorted({one.queue for one in coordinator.tasks(most=MANY)})
     listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -489,6 +490,16 @@ def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     assert "up to date" in text
     assert "would run again: routines.sql, permissions.sql" in text
     assert done("--schema", "locks", "--table", "Queue", "init").endswith("Done.\n")
+
+
+def test_a_version_that_is_no_number(url: str, tmp_path: Path) -> None:
+    done("init")
+    with contextlib.closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
+        connection.execute("UPDATE sqlsem_setting SET value = 'three' WHERE name = 'schema_version'")
+    for words in (["init"], ["init", "--dry-run"], ["ls"], ["tasks"]):
+        result = call(*words)
+        assert result.exit_code == 78
+        assert "'three', which is no number" in result.stderr
 
 
 def test_init_never_downgrades(url: str, tmp_path: Path) -> None:
