@@ -782,10 +782,8 @@ def _queues(
     found = []
     for name in names:
         own = grouped.get(name, [])
-        holding = sum(
-            entry.state in ("holds", "revoked") or (entry.state == "dead" and entry.granted_at is not None)
-            for entry in own
-        )
+        holding = sum(entry.state in ("holds", "revoked") for entry in own)
+        waiting = sum(entry.state == "waits" for entry in own)
         one = settings.get(name)
         found.append(
             (
@@ -795,7 +793,7 @@ def _queues(
                     bool(one and one.paused),
                     one.stale_after if one else None,
                     holding,
-                    len(own) - holding,
+                    waiting,
                 ),
                 own,
             )
@@ -903,7 +901,7 @@ def render_queues(
         title.append(f"  {resource.holding} in, {resource.waiting} waiting")
         dead = sum(entry.state == "dead" for entry in entries)
         if dead:
-            title.append(f", {dead} of them dead", style="bold red")
+            title.append(f", {dead} dead", style="bold red")
         if resource.paused:
             title.append("  PAUSED", style="bold red")
         if resource.cap is not None:
@@ -1077,7 +1075,13 @@ def release(options: Connecting, position: int, force: bool) -> None:
     """
     with options.coordinator(looks=True) as coordinator:
         entry = next((one for one in coordinator.entries() if one.position == position), None)
-        gone = coordinator.revoke(position, force=force)
+        if entry is not None and entry.state == "dead":
+            # Whoever looks for the dead makes sure of that once more.
+            coordinator.reap()
+            gone = all(one.position != position for one in coordinator.entries(entry.resource))
+            gone = gone or coordinator.revoke(position, force=force)
+        else:
+            gone = coordinator.revoke(position, force=force)
     what = f"Position {position}"
     if entry is not None:
         who = who_is(entry.host, entry.pid, entry.requesting_id)

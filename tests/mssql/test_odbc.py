@@ -486,3 +486,30 @@ def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
     finally:
         child.kill()
         child.communicate()
+
+
+# -- through the coordinator ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [b"", EATEN], ids=["alone", "warned"])
+@pytest.mark.parametrize("routine", ["enrol", "register", "release", "ping", "settings"])
+def test_a_deadlock_between_rows_is_nobodys_business(tds, url_of, routine, before):
+    """Neither Deadlock nor Unavailable: it is done again."""
+    whole = member()
+    victims = [1]
+    asked = []
+
+    def answer(said):
+        if "@@ERROR" in said.text:
+            return result(("",), (1205,))
+        if f".{routine}" in said.text:
+            asked.append(said.text)
+            if victims:
+                victims.pop()
+                return before + failure(1205, "Transaction was deadlocked on lock resources", 13)
+        return whole(said)
+
+    with sqlsem.connect(url_of(tds(answer)), retry=PATIENCE, grace=1) as coordinator:
+        with coordinator.mutex("a"):
+            until(lambda: len(asked) >= 2 or routine != "ping")
+        assert len(asked) >= 2

@@ -385,9 +385,9 @@ def test_the_dead_are_shown() -> None:
     gone = entry(6, missing_for=2.0)
     session = entry(7, host="127.0.0.1", pid=None)
     ((resource, entries),) = cli._queues([dead, gone, session], [], None)
-    assert (resource.holding, resource.waiting) == (3, 0)
+    assert (resource.holding, resource.waiting) == (2, 0)
     lines = drawn(cli.render_queues([(resource, entries)], 120), 120)
-    assert "3 in, 0 waiting, 1 of them dead" in lines[0]
+    assert "2 in, 0 waiting, 1 dead" in lines[0]
     assert "dead" in lines[2].split()
     assert "[not found for 12s] daily" in lines[2]
     assert "[not found for 2.0s]" in lines[3]
@@ -452,7 +452,7 @@ def test_sql(url: str, engine: str) -> None:
     assert "{schema}" not in text
     assert "ProcessControl" not in text
     assert "CREATE TABLE" in text
-    assert "DROP" not in done("sql", engine, "schema")
+    assert "DROP TABLE" not in done("sql", engine, "schema")
     assert "DROP" in done("sql", engine, "drop")
 
 
@@ -479,7 +479,7 @@ def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch)
 def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     text = done("init", "--dry-run")
     assert f"not there yet → {sql.LATEST}" in text
-    assert "would run: schema-1.sql, schema-2.sql, routines.sql, permissions.sql" in text
+    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, routines.sql, permissions.sql" in text
     assert list(tmp_path.iterdir()) == []
     text = done("--schema", "locks", "--table", "Queue", "init")
     assert f"{tmp_path}/queue.db, prefix locks_, table Queue" in text
