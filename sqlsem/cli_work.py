@@ -249,8 +249,8 @@ def put(
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
     What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
-    a shell. In place of a text, `-` reads it from standard input. On a database server, whoever puts anything but JSON
-    must be an operator, as it runs with the rights of the workers.
+    a shell. In place of a text, `-` reads it from standard input. On a database server this needs the role
+    sqlsem_putter, as what is put runs with the rights of the workers.
 
     \b
     Examples:

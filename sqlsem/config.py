@@ -17,7 +17,6 @@ secrets are put into URLs: no passwords from files, and of the environment only 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -155,6 +154,8 @@ def environment(url: str, *, hand_on: bool) -> dict[str, str]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Words to add to a message about a name that is not known: the one that may be meant."""
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (is it {close[0]!r}?)" if close else ""
 

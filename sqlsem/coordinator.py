@@ -15,10 +15,10 @@ import contextlib
 import itertools
 import logging
 import os
-import secrets
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -37,6 +37,7 @@ from sqlsem.model import (
     WRITE,
     Attempt,
     Duration,
+    End,
     Entry,
     Past,
     Request,
@@ -74,6 +75,8 @@ T = TypeVar("T")
 _LOCK_OPTIONS = LockOptions.__optional_keys__
 #: Connections that may wait in the database at the same time; more waiters than these look from time to time.
 MOST_WAITING_SESSIONS = 8
+#: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
+UNDONE = 60.0
 #: Connections kept for the next wait. With the main session that makes three.
 MOST_IDLE_SESSIONS = 2
 #: What an engine answers for a task that cannot be changed because it runs.
@@ -149,11 +152,12 @@ class Coordinator:
         self._member = Membership(self.engine, self, self.retry)
         self._state_lock = self._member.state_lock
         self._name = f"{socket.gethostname()}:{os.getpid()}"
-        self._secret = secrets.token_hex(4)
+        self._secret = os.urandom(4).hex()
         self._uids = itertools.count(1)
         self._grants: set[BaseGrant] = set()
         # (A task that nobody knows any more gives itself back.)
         self._claims = _Claims()
+        self._ended: deque[tuple[float, End]] = deque(maxlen=256)  # what was ended last, and when
         self._bell = threading.Condition()
         self.rung = 0
         self._held: dict[tuple[int, str], list[BaseGrant]] = {}
@@ -425,6 +429,13 @@ class Coordinator:
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
         return bool(self._grants or self._claims)
+
+    def undone(self) -> Iterator[Callable[[Session, int], object]]:
+        """Ends of tasks: whoever forgets one has the task running, by a member that lives, for ever."""
+        ends = [end for at, end in list(self._ended) if monotonic() - at < UNDONE]
+        if ends and self.engine.beacon_may_fail:
+            uid = f"{self._secret}{os.getpid():x}.again"
+            yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
     def unblock(self) -> None:
         """End waits whose answer is overdue: the line may be dead without a word."""

@@ -5,9 +5,7 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 
 from __future__ import annotations
 
-import copy
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -15,8 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-import wrapt
 
 from sqlsem import protocol
 from sqlsem.coordinator import Coordinator, Grant
@@ -357,7 +353,9 @@ class Lock:
                 )
             return result
 
-        return cast(F, _Decorated(function, awaited if any(map(inspect.iscoroutinefunction, kinds)) else guarded))
+        from sqlsem.decorated import Decorated  # wrapt takes longer to load than all of ours
+
+        return cast(F, Decorated(function, awaited if any(map(inspect.iscoroutinefunction, kinds)) else guarded))
 
     def _requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Request]:
         # A name is computed from all that the function is given, self or cls included.
@@ -377,51 +375,6 @@ def _unpickled(kind: type[Lock], asked: Sequence[_Asked], options: dict[str, Any
             f"lock; call sqlsem.configure in this process too (multiprocessing: initializer=), or set $SQLSEM_URL"
         )
     return kind(asked, **options)
-
-
-if TYPE_CHECKING:
-    _FunctionWrapper = wrapt.FunctionWrapper[..., Any]
-    _BoundWrapper = wrapt.BoundFunctionWrapper[..., Any]
-else:
-    _FunctionWrapper, _BoundWrapper = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
-
-
-class _Bound(_BoundWrapper):
-    """A decorated method of an object or a class. Pickled by the object or the class, and its name there."""
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        method = self.__wrapped__
-        owner = getattr(method, "__self__", None)
-        if owner is not None:
-            return getattr, (owner, method.__name__)
-        return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        make, (first, name) = self.__reduce_ex__(4)
-        return make(copy.deepcopy(first, memo), name)
-
-
-class _Decorated(_FunctionWrapper):
-    """A decorated function or method. Pickled by its name, as any function is."""
-
-    __bound_function_wrapper__ = _Bound
-
-    def __reduce_ex__(self, protocol: Any) -> str:
-        name: str = self.__wrapped__.__qualname__
-        return name
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self
-
-
-def _of_name(module: str, name: str) -> Any:
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 def _in_notebook_cell() -> bool:

@@ -75,6 +75,9 @@ class Owner(Protocol):
     def unblock(self) -> None:
         """End waits whose answer is overdue."""
 
+    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+        """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
+
     def returned(self, ticket: Ticket) -> None:
         """A number was given back."""
 
@@ -269,11 +272,13 @@ class Membership:
         except BaseException:
             session.close()
             raise
-        came_back = self._member_id is not None
+        came_back = self._member_id == member_id
         self._member_id, self._main = member_id, session
         self._prove(began)
         if came_back:
-            self.urge()  # a server that took over, or was restored, may not know all that we believe
+            # A server that took over, or was restored, may not know all that we believe.
+            self.leftovers.extend(self._owner.undone())
+            self.urge()
         if not self._threads:
             jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
             for name, job in jobs:

@@ -19,7 +19,6 @@ import json
 import logging
 import math
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -163,6 +162,7 @@ class Task:
             raise
         finally:
             self._coordinator.ring()
+        self._coordinator._ended.append((monotonic(), end))
         self._ended_as(status)
         if status is None:
             self._require()
@@ -291,7 +291,7 @@ class Queue:
         tasks = [replace(common, kind=kind, body=text) for kind, text in map(encode, bodies)]
         numbers: list[int] = []
         for some in _portions(tasks):
-            uid = secrets.token_hex(12)
+            uid = os.urandom(12).hex()
             numbers += self._coordinator._member.call(
                 "put",
                 lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
@@ -360,6 +360,7 @@ class Queue:
                 statuses, claimed = [status], _all(one)
             else:
                 statuses, claimed = session.next_tasks(me, ends, self.name, owner, uid, again, most)
+            coordinator._ended.extend((monotonic(), end) for end in ends)
             tasks = [Task(self, one, uid) for one in claimed]
             for task in tasks:
                 coordinator._claims.add(task)

@@ -128,7 +128,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for what, lacks in (
         ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
-        ("the .NET client on .NET Core", microsoft.dotnet_lacks()),
+        ("the .NET client on .NET Core", microsoft.compiler_lacks()),
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")

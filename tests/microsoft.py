@@ -14,11 +14,13 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +58,8 @@ WHEELS = {
         "mssql-cli==1.0.0",
         "edb3850ab8ffa077c64270f27263f6377fdb5bd5bb5c5b4990c5fb08f49627b6",
         r"/bin/(Microsoft\.(SqlServer\.(TransactSql|Dac|SqlParser|Types)|Data\.Tools)|System\.(ComponentModel"
-        r"\.Composition|IO\.Packaging|Data\.SqlClient|Configuration|Text\.Encoding\.CodePages))[\w.]*\.dll$",
+        r"\.Composition|IO\.Packaging|Data\.SqlClient|Configuration|Text\.Encoding\.CodePages))[\w.]*\.dll$"
+        r"|/bin/refs/",
     ),
     "openssl": Wheel(
         "psycopg2-binary==2.9.9",
@@ -221,6 +224,20 @@ def assemblies() -> Path:
     return next(_there("tools").glob("**/Microsoft.SqlServer.TransactSql.ScriptDom.dll")).parent
 
 
+def compile_core(sources: Sequence[Path], folder: Path, name: str) -> list[str]:
+    """Compile C# for .NET Core, by Mono's compiler; the words that run it. It has no ODBC: WITHOUT_ODBC is defined."""
+    program = folder / f"{name}.dll"
+    words = ["mcs", "-warn:4", "-warnaserror", "-nowarn:1701,1702", "-nostdlib", "-noconfig", "-define:WITHOUT_ODBC"]
+    facades = {"mscorlib", "netstandard", "System", "System.Core", "System.Data"}
+    words += [f"-r:{one}" for one in (assemblies() / "refs").glob("*.dll") if one.stem not in facades]
+    words += ["-target:exe", f"-out:{program}", *map(str, sources)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    shutil.copy(assemblies() / "System.Data.SqlClient.dll", folder)
+    config = runtime_config(folder, name)
+    return [str(dotnet().program), "exec", "--runtimeconfig", str(config), str(program)]
+
+
 def runtime_config(folder: Path, name: str) -> Path:
     """A file that says which .NET a program wants."""
     file = folder / f"{name}.runtimeconfig.json"
@@ -248,6 +265,13 @@ def odbc_lacks() -> str | None:
     except ImportError:
         return "unixODBC (on Debian: apt-get install unixodbc)"
     return _lack(odbc_driver)
+
+
+def compiler_lacks() -> str | None:
+    """What is missing to compile for .NET Core, and run it; None: nothing."""
+    if shutil.which("mcs") is None:
+        return "mcs (on Debian: apt-get install mono-mcs)"
+    return dotnet_lacks()
 
 
 def dotnet_lacks() -> str | None:

@@ -483,13 +483,21 @@ def member(**answers: Answer | Callable[[Said], Answer]) -> Callable[[Said], Ans
     """Answers as a database with the sqlsem tables would, to one process that nobody is in the way of. ``answers``: to
     other procedures, or in place of these, by their names.
     """
-    tickets = iter(range(1, 1_000_000))
+    given: list[int] = []
+
+    def register(_: Said) -> bytes:
+        given.append(len(given) + 1)
+        return result(("position", "granted"), (given[-1], 1))
+
+    def ping(_: Said) -> bytes:
+        return result(("known", "position", "revoked"), (1, None, None), *((1, one, 0) for one in given))
+
     common: dict[str, Any] = {
         "settings": result(("name", "value"), ("schema_version", str(sql.LATEST)), ("oldest_client", "1")),
         "enrol": result(("member_id",), (7,)),
         "resume_member": result(("known",), (1,)),
-        "ping": lambda _: result(("known", "position", "revoked"), (1, None, None)),
-        "register": lambda _: result(("position", "granted"), (next(tickets), 1)),
+        "ping": ping,
+        "register": register,
         "release": result(("code",), (0,)),
         **answers,
     }

@@ -40,7 +40,7 @@ _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr
 _FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _FILE |= getattr(os, "O_NOCTTY", 0)
 #: What says that there is no beacon of that name, and there never was one that could be tested.
-_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}
 _lit: weakref.WeakSet[Beacon] = weakref.WeakSet()
 
 

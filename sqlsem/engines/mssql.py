@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
     Claimed,
@@ -46,6 +46,8 @@ _LONGEST_WAIT = 15.0
 _TEXT, _SQL_WVARCHAR = 4000, -9
 #: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
 _TASKS_A_TRIP = 100
+#: Names of this host.
+_HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})
 #: How long a statement that was cancelled may go on, in seconds, before its connection is shut.
 _CANCEL = 2.0
 #: What comes after a login may take so many seconds, before the connection is shut.
@@ -295,6 +297,23 @@ class SqlServerEngine(Engine):
             if key.lower() in ("pwd", "password", "accesstoken") and value:
                 text = text.replace(value, "…")
         return text
+
+    @property
+    def here(self) -> bool:
+        """Whether the server is on this host, as the URL says."""
+        server = self._word("server", "address", "addr", "servername") or ""
+        return re.split(r"[,\\]", server.removeprefix("tcp:"))[0].lower() in _HERE
+
+    def checks_certificate(self, driver: str) -> bool | None:
+        """Whether the driver makes sure that the server is who it says; None: that is set elsewhere."""
+        trusted = (self._word("trustservercertificate") or "").lower()
+        encrypt = (self._word("encrypt") or "").lower()
+        if self.creator is not None or self._word("dsn", "filedsn") or not re.search(r"msodbcsql|mssql_python", driver):
+            return None
+        newest = re.search(r"msodbcsql\D*1[0-7]\D", driver) is None  # 17 and older do not by themselves
+        return trusted not in ("yes", "true") and (
+            encrypt in ("yes", "true", "mandatory", "strict") or (not encrypt and newest)
+        )
 
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
@@ -837,6 +856,8 @@ class SqlServerSession(Session):
         mend = "" if apart <= 60 else "Harmless here, as only the database's clock counts; but set one of them right."
         check("clock", True, f"the database's and ours are {apart:.1f} s apart", mend)
 
+        checks.append(self._encryption(texts["encryption"]))
+
         # A pool that lends its connections out by the transaction breaks whatever belongs to a session.
         mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
         name = f"sqlsem.{schema}.doctor.{secrets.token_hex(8)}"
@@ -855,6 +876,20 @@ class SqlServerSession(Session):
         else:
             check("beacon", False, "a session's lock does not stay with its connection: a pool shares it", mend)
         return checks
+
+    def _encryption(self, text: str) -> Check:
+        told = "it is not told here whether the line is encrypted (that takes VIEW SERVER STATE)"
+        encrypted = None
+        with contextlib.suppress(SqlsemError, IndexError):
+            encrypted = self._execute("doctor encryption", text, ())[0][0] == "TRUE"
+            told = "the line is encrypted" if encrypted else "the line is not encrypted"
+        checked = self._engine.checks_certificate(self._driver())
+        if encrypted is not False and checked is not None:
+            told += f"; the server's certificate is {'' if checked else 'not '}checked"
+        mend = "Over a network that you do not trust, write Encrypt=yes and TrustServerCertificate=no."
+        if self._engine.here or (encrypted is not False and checked):
+            mend = ""
+        return Check("encryption", True, told, mend)
 
     def _driver(self) -> str:
         module = type(self._connection).__module__.partition(".")[0]

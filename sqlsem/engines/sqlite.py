@@ -157,8 +157,12 @@ class SqliteEngine(Engine):
             with contextlib.suppress(FileNotFoundError):
                 found = path.lstat()
                 if found.st_mode & 0o077 and found.st_uid == mine and not stat.S_ISLNK(found.st_mode):
-                    log.warning("%s was open to other users (%s); closed", path, stat.filemode(found.st_mode))
-                    path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+                    told = (path, stat.filemode(found.st_mode))
+                    try:
+                        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+                        log.warning("%s was open to other users (%s); closed", *told)
+                    except PermissionError as exc:  # some file systems know no permissions
+                        log.warning("%s is open to other users (%s) and cannot be closed: %s", *told, exc)
 
     def reach(self, purpose: str) -> SqliteSession:
         return SqliteSession(self)
@@ -714,8 +718,8 @@ class SqliteSession(Session):
     def resources(self) -> list[Resource]:
         waits: dict[str, list[bool]] = {}
         for entry in self.entries(None):
-            if entry.state != "dead":
-                waits.setdefault(entry.resource, []).append(entry.state == "waits")
+            waiting = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
+            waits.setdefault(entry.resource, []).append(waiting)
         return [
             Resource(name, cap, bool(paused), stale, waits.get(name, []).count(False), waits.get(name, []).count(True))
             for name, cap, paused, stale in self._all("resources")

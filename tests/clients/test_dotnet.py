@@ -1,7 +1,8 @@
 """The .NET client (clients/dotnet/SqlSem.cs), compiled with Mono, beside Python processes.
 
 On PostgreSQL through System.Data.Odbc and psqlODBC; on SQL Server through System.Data.SqlClient, where
-``SQLSEM_TEST_MSSQL_ADO`` holds an ADO.NET connection string of the server that ``SQLSEM_TEST_MSSQL`` names.
+``SQLSEM_TEST_MSSQL_ADO`` holds an ADO.NET connection string of the server that ``SQLSEM_TEST_MSSQL`` names. There it
+runs on .NET Core where that can be had, or on what ``SQLSEM_TEST_DOTNET`` says (``core``, ``mono``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import microsoft
 import pytest
 import support
 from support import PATIENCE, Child, Database, Stay, check_history, overlap, until
@@ -31,6 +33,8 @@ LACKS = {
     "postgresql": mixed.dotnet_lacks(odbc=True),
     "mssql": mixed.dotnet_lacks(odbc=False) or (None if os.environ.get(ADO) else f"${ADO}"),
 }
+#: What runs it on SQL Server.
+RUNTIME = os.environ.get("SQLSEM_TEST_DOTNET") or ("mono" if microsoft.compiler_lacks() else "core")
 ENGINES = [engine for engine, lacks in LACKS.items() if lacks is None]
 if not ENGINES:
     pytest.skip(f".NET needs {LACKS['postgresql']}", allow_module_level=True)
@@ -42,15 +46,16 @@ SOURCES = (mixed.DOTNET_CLIENT, Path(__file__).parent / "dotnet" / "Agent.cs")
 class Agent(Child):
     """A .NET process that does as it is told: tests/clients/dotnet/Agent.cs."""
 
-    def __init__(self, program: Path, *arguments: str) -> None:
+    def __init__(self, program: list[str], *arguments: str) -> None:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
         self.process = subprocess.Popen(
-            ["mono", str(program), *arguments],
+            [*program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             encoding="utf-8",
+            env={**os.environ, **(microsoft.dotnet().environment if program[0] != "mono" else {})},
         )
         self.function = "the agent"
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -89,6 +94,12 @@ def program() -> Path:
     return program
 
 
+@pytest.fixture(scope="session")
+def core_program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The agent for .NET Core: the words that run it."""
+    return microsoft.compile_core(SOURCES, tmp_path_factory.mktemp("core"), "agent")
+
+
 @pytest.fixture
 def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[Callable[[], Agent]]:
     made: list[Agent] = []
@@ -102,7 +113,8 @@ def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[C
         name = re.search(r"(?i)(?:^|;)\s*database\s*=\s*([^;]*)", database.url)
         if "://" not in database.url and name:
             text = support.with_database(text, name[1])
-    program = request.getfixturevalue("program")
+    core = provider == "sqlclient" and RUNTIME == "core"
+    program = request.getfixturevalue("core_program") if core else ["mono", str(request.getfixturevalue("program"))]
 
     def make() -> Agent:
         made.append(Agent(program, provider, text, database.schema))

@@ -62,7 +62,7 @@ def test_every_role(database):
     for (name, procedure), (_, roles) in signatures().items():
         may = {
             role
-            for role in ("user", "operator", "reader")
+            for role in ("user", "putter", "worker", "operator", "reader")
             if all(
                 row[0]
                 for row in database.rows(
@@ -96,8 +96,8 @@ def test_the_examples_run(database, name):
             for statement in filter(None, map(str.strip, whole)):
                 if statement.startswith("UPDATE"):
                     continue  # the reader's own table
-                text = re.sub(r"\b812\b", str(position), statement)
-                text = text.replace("'etl'", f"'{name}'").replace("'dim_customer'", f"'{name('d')}'")
+                text = re.sub(r"\b81[0-9]\b", str(position), statement)
+                text = re.sub(r"'(etl|dim_customer|export)'", lambda one: f"'{name(one[1])}'", text)
                 cursor.execute(text)
                 row = cursor.fetchone() if cursor.description else None
                 if "sqlsem.acquire" in text or "sqlsem.try" in text:
@@ -108,6 +108,6 @@ def test_the_examples_run(database, name):
                 elif row is not None:
                     assert row == (0,), text
                 if statement == "COMMIT":
-                    cursor.execute(f"SELECT sqlsem.release('{name}', {taken})")
-        cursor.execute(f"SELECT sqlsem.release('{name('d')}')")
+                    cursor.execute(f"SELECT sqlsem.release('{name('etl')}', {taken})")
+        cursor.execute(f"SELECT sqlsem.release('{name('dim_customer')}')")
     assert database.queue(name) == []

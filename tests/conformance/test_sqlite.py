@@ -391,6 +391,22 @@ def test_a_default_database_that_was_open_is_closed(tmp_path):
 
 
 @posix
+def test_where_nothing_can_be_closed_it_is_told(tmp_path, monkeypatch, caplog):
+    def refused(path, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "sqlsem").mkdir(mode=0o755)
+    monkeypatch.setattr(Path, "chmod", refused)
+    with sqlsem.connect(f"sqlite:///{tmp_path}/sqlsem/sqlsem.db") as coordinator:
+        if not coordinator.engine.private:
+            pytest.skip("the default folder is another one on this system")
+        with coordinator.mutex("a"):
+            pass
+    assert "cannot be closed" in caplog.text
+
+
+@posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to give a folder away")
 def test_a_default_folder_of_somebody_else_is_refused(tmp_path):
     found, _ = run_default(tmp_path)

@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
-            setup_timeout=None,
+            setup=None,
             where="the model",
             connect=lambda purpose: Session(self),
         )
@@ -166,6 +166,9 @@ class Machine(RuleBasedStateMachine):
 
     def unblock(self):
         pass
+
+    def undone(self):
+        return ()
 
     def returned(self, ticket):
         pass

@@ -33,7 +33,8 @@ from tdsserver import (
 
 import sqlsem
 from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
-from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.base import Busy, Disconnected, Options
+from sqlsem.engines.mssql import SqlServerEngine
 
 EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
 ROWS = rows(("a", "b"), (1, "x"), (None, None))
@@ -340,6 +341,51 @@ def test_a_server_without_tls(tds, engine_of):
     engine_of(server, Encrypt="no").reach("main").close()
 
 
+@pytest.mark.parametrize(
+    ("words", "answer", "told", "mended"),
+    [
+        (
+            {"Encrypt": "yes", "TrustServerCertificate": "yes"},
+            "TRUE",
+            "encrypted; the server's certificate is not",
+            True,
+        ),
+        ({"Encrypt": "no"}, "FALSE", "not encrypted", True),
+        ({"Encrypt": "no"}, None, "takes VIEW SERVER STATE", True),
+    ],
+)
+def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told, mended):
+    denied = failure(300, "VIEW SERVER STATE permission was denied on object 'server', database 'master'.")
+    tls = TLS_ON if words["Encrypt"] == "yes" else NO_TLS
+    server = tds(says(denied if answer is None else result(("",), (answer,))), tls=tls)
+    engine = engine_of(server, **words)
+    session = engine.reach("look")
+    check = session._encryption("SELECT …")
+    assert told in check.detail
+    assert check.ok
+    assert not check.mend  # it is this host
+    monkeypatch.setattr(SqlServerEngine, "here", False)
+    assert bool(session._encryption("SELECT …").mend) is mended
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "driver", "checked"),
+    [
+        ("", "libmsodbcsql-18.6.so.2.1 18.06.0002", True),
+        ("", "libmsodbcsql-17.10.so.6.1 17.10.0006", False),
+        ("Encrypt=yes", "libmsodbcsql-17.10.so.6.1 17.10.0006", True),
+        ("Encrypt=optional", "libmsodbcsql-18.6.so.2.1 18.06.0002", False),
+        ("TrustServerCertificate=Yes", "mssql_python 1.16.0", False),
+        ("", "mssql_python 1.16.0", True),
+        ("", "libtdsodbc.so 1.3", None),
+        ("DSN=books", "libmsodbcsql-18.6.so.2.1 18.06.0002", None),
+    ],
+)
+def test_whether_the_driver_checks_certificates(words, driver, checked):
+    assert SqlServerEngine(f"Server=db;{words}", Options()).checks_certificate(driver) is checked
+
+
 # -- what is sent ---------------------------------------------------------------------------------------------------
 
 
@@ -440,3 +486,30 @@ def test_a_data_source_does_not_reconnect_in_silence(tds, driver, tmp_path):
     finally:
         child.kill()
         child.communicate()
+
+
+# -- through the coordinator ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [b"", EATEN], ids=["alone", "warned"])
+@pytest.mark.parametrize("routine", ["enrol", "register", "release", "ping", "settings"])
+def test_a_deadlock_between_rows_is_nobodys_business(tds, url_of, routine, before):
+    """Neither Deadlock nor Unavailable: it is done again."""
+    whole = member()
+    victims = [1]
+    asked = []
+
+    def answer(said):
+        if "@@ERROR" in said.text:
+            return result(("",), (1205,))
+        if f".{routine}" in said.text:
+            asked.append(said.text)
+            if victims:
+                victims.pop()
+                return before + failure(1205, "Transaction was deadlocked on lock resources", 13)
+        return whole(said)
+
+    with sqlsem.connect(url_of(tds(answer)), retry=PATIENCE, grace=1) as coordinator:
+        with coordinator.mutex("a"):
+            until(lambda: len(asked) >= 2 or routine != "ping")
+        assert len(asked) >= 2

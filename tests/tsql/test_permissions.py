@@ -26,7 +26,7 @@ OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
-            "take_beacon", "worker_sign", "sees_all",
+            "take_beacon", "check_life", "worker_sign", "sees_all",
             "end_session_part", "convert_row", "wake_those_behind"}  # fmt: skip
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}
 
@@ -188,9 +188,15 @@ def grant_all(database, user, request):
     }
     rights = [f"{right} ON {database.schema}.[{one}]" for right, names in everything.items() for one in names]
     rights.append(f"UPDATE ON {database.schema}.beacon")
-    request.addfinalizer(lambda: [database.rows(f"REVOKE {right} FROM {user}") for right in rights])
-    for right in rights:
-        database.rows(f"GRANT {right} TO {user}")
+
+    def change(word, direction):
+        connection = database.raw()  # one for all: connecting is what takes long
+        for right in rights:
+            connection.execute(f"{word} {right} {direction} {user}")
+        connection.close()
+
+    request.addfinalizer(lambda: change("REVOKE", "FROM"))
+    change("GRANT", "TO")
 
 
 def first_value(connection, text, *parameters):

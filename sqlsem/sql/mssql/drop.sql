@@ -95,6 +95,7 @@ DROP PROCEDURE IF EXISTS {schema}.claim_tasks;
 DROP PROCEDURE IF EXISTS {schema}.worker_sign;
 DROP PROCEDURE IF EXISTS {schema}.give_sign;
 DROP PROCEDURE IF EXISTS {schema}.take_beacon;
+DROP PROCEDURE IF EXISTS {schema}.check_life;
 DROP PROCEDURE IF EXISTS {schema}.clean;
 DROP PROCEDURE IF EXISTS {schema}.refuse;
 DROP FUNCTION IF EXISTS {schema}.ahead;

@@ -53,6 +53,7 @@ BEGIN
         EXEC {schema}.refuse 50000, @message;
     END;
     SET @lease_ms = FLOOR(@seconds * 1000);
+    EXEC {schema}.check_life N'lease', @lease_ms;
 END;
 GO
 

@@ -417,6 +417,26 @@ BEGIN
 END;
 GO
 
+-- Whether so long a grace or lease is allowed here (settings max_grace and max_lease, in seconds). Refused rather than cut
+-- short: whoever asks for it goes by what it asked for.
+IF OBJECT_ID(N'{schema}.check_life') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_life AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_life @what nvarchar(10), @ms int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @most float, @message nvarchar(1000);
+    SELECT @most = TRY_CAST(value AS float) FROM {schema}.setting WHERE name = CONCAT(N'max_', @what);
+    IF @ms > @most * 1000
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms / CAST(1000 AS float), N' s is longer than the ', @most,
+            N' s that are allowed here (setting max_', @what, N'); ask for less');
+    ELSE IF @ms < 0 OR (@what = N'lease' AND @ms = 0)
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' of ', @ms, N' ms makes no sense');
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+END;
+GO
+
 -- Takes the next beacon that is free. (Usually the next one is.)
 IF OBJECT_ID(N'{schema}.take_beacon') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_beacon AS RETURN 0');
 GO
@@ -458,6 +478,8 @@ BEGIN
         THROW 50001, N'sqlsem: enrol must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @beacon int, @name nvarchar(255);
+    EXEC {schema}.check_life N'grace', @grace_ms;
+    EXEC {schema}.check_life N'lease', @lease_ms;
     EXEC {schema}.clean @host OUTPUT;
     EXEC {schema}.clean @program OUTPUT;
     BEGIN TRY

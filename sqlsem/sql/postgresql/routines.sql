@@ -680,7 +680,8 @@ BEGIN
         END IF;
         granted := v_ahead.eligible;
         IF p_try AND NOT granted THEN
-            IF {schema}.suspect_all(p_resource, p_member) THEN
+            -- (The blocker once more by itself: anybody can hold its entry lock, which would hide it.)
+            IF {schema}.suspect_all(p_resource, p_member) OR {schema}.suspect(p_resource, v_ahead.blocker, p_member) THEN
                 SELECT eligible INTO granted FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
             END IF;
             IF NOT granted THEN
@@ -840,7 +841,9 @@ BEGIN
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
             -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
-            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id) THEN 1 ELSE -1 END;
+            -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
+            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id)
+                          OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
         -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
         -- than deadlock_timeout, after which the server looks for deadlocks.)

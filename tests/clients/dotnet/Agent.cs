@@ -176,9 +176,12 @@ public static class Agent
         DbConnection connection;
         if (Connections.TryGetValue(name, out connection))
             return connection;
-        connection = arguments[0] == "odbc"
-            ? (DbConnection)new System.Data.Odbc.OdbcConnection(arguments[1])
-            : new System.Data.SqlClient.SqlConnection(arguments[1]);
+#if !WITHOUT_ODBC
+        if (arguments[0] == "odbc")
+            connection = new System.Data.Odbc.OdbcConnection(arguments[1]);
+        else
+#endif
+        connection = new System.Data.SqlClient.SqlConnection(arguments[1]);
         connection.Open();
         Connections[name] = connection;
         return connection;
