@@ -53,6 +53,13 @@ def links(page: Path, text: str) -> Iterator[str]:
             yield f"link to {target}: no such heading"
 
 
+def twice(text: str) -> Iterator[str]:
+    """Headings that a page has more than once: two people wrote about the same, and links find the first one only."""
+    heads = re.findall(r"^## +(.+)$", FENCE.sub("", text), re.MULTILINE)
+    for head in sorted({head for head in heads if heads.count(head) > 1}):
+        yield f"there are several headings {head!r}"
+
+
 def examples(text: str) -> Iterator[str]:
     """Python that does not compile."""
     for indent, language, body in FENCE.findall(text):
@@ -165,7 +172,7 @@ def check() -> int:
     wrong = 0
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        problems = [*links(page, text), *examples(text), *commands(text), *routines(text)]
+        problems = [*links(page, text), *twice(text), *examples(text), *commands(text), *routines(text)]
         if page != CHANGELOG:
             problems += words(text)
         if page == README:

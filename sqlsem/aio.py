@@ -214,7 +214,7 @@ class Lock:
     def __init__(self, lock: locks.Lock) -> None:
         self._lock = lock
         self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Grant]] = weakref.WeakKeyDictionary()
-        self._loose: dict[int, Grant] = {}  # as in `sqlsem.Lock`: what any task of the loop may release
+        self._loose: dict[Grant, Grant] = {}  # as in `sqlsem.Lock`: what any task of the loop may release
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lock, (self._lock,)
@@ -253,7 +253,8 @@ class Lock:
         stack = self._stack()
         while stack and self._is_taken(stack[-1]):
             stack.pop()
-        grant = (None if stack else self._anybodys()) or self.grant
+        # (Without any, `grant` says what to do.)
+        grant = stack[-1] if stack else self._anybodys() or self.grant
         try:
             await grant.release()
         except BaseException:
@@ -265,28 +266,30 @@ class Lock:
                 del stack[-1]
 
     def _loosen(self, grant: Grant) -> None:
-        for position, one in list(self._loose.items()):
+        for one in list(self._loose):
             if one._released:  # through the grant itself, or at the end of its loop
-                self._loose.pop(position, None)
+                self._loose.pop(one, None)
         grant._is_loose = True
-        self._loose[grant.position] = grant
+        self._loose[grant] = grant
 
     def _is_taken(self, grant: Grant) -> bool:
         """Whether another task has released what this one had; if not, it cannot from now on."""
-        return grant._is_loose and self._loose.pop(grant.position, None) is None
+        return grant._is_loose and self._loose.pop(grant, None) is None
 
     def _anybodys(self) -> Grant | None:
         """What was acquired longest ago by another task of this loop, and is now ours to release."""
         loop = asyncio.get_running_loop()
-        for position, grant in list(self._loose.items()):
+        for grant in list(self._loose):
             if grant._driver.loop is loop and not grant._released and grant._pid == os.getpid():
-                return self._loose.pop(position, None) or self._anybodys()
+                return self._loose.pop(grant, None) or self._anybodys()
         return None
 
     @property
     def grant(self) -> Grant:
         """This task's grant. Raises `NotHeld` when it has none."""
         stack = self._stack()
+        while stack and stack[-1]._is_loose and stack[-1] not in self._loose:  # another one has released it
+            stack.pop()
         if not stack:
             raise NotHeld(
                 f"{self!r} is not held by this task; it is released by the task that acquired it, or from any task of "

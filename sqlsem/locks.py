@@ -80,7 +80,7 @@ class Lock:
         self._mine = threading.local()
         # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
         self._semaphore = semaphore and not reentrant
-        self._loose: dict[int, Grant] = {}
+        self._loose: dict[Grant, Grant] = {}
         # Resolved once, unless a name must be computed.
         self._requests = (
             tuple(asked.request for asked in self._asked)
@@ -184,20 +184,20 @@ class Lock:
     # What may be released by anybody stands in one dictionary: whoever pops it there is who releases it.
 
     def _loosen(self, grant: Grant) -> None:
-        for position, one in list(self._loose.items()):
+        for one in list(self._loose):
             if one._released:  # through the grant itself
-                self._loose.pop(position, None)
+                self._loose.pop(one, None)
         grant._is_loose = True
-        self._loose[grant.position] = grant
+        self._loose[grant] = grant
 
     def _is_taken(self, grant: Grant) -> bool:
         """Whether another thread has released what this one had; if not, it cannot from now on."""
-        return grant._is_loose and self._loose.pop(grant.position, None) is None
+        return grant._is_loose and self._loose.pop(grant, None) is None
 
     def _anybodys(self) -> Grant | None:
         """What was acquired longest ago by another thread, and is now ours to release."""
-        for position in list(self._loose):
-            grant = self._loose.pop(position, None)
+        for one in list(self._loose):
+            grant = self._loose.pop(one, None)
             if grant is not None and not grant._released and grant._pid == os.getpid():
                 return grant
         return None
@@ -214,6 +214,8 @@ class Lock:
     def grant(self) -> Grant:
         """This thread's grant. Raises `NotHeld` when it has none."""
         stack = self._stack()
+        while stack and stack[-1]._is_loose and stack[-1] not in self._loose:  # another one has released it
+            stack.pop()
         if not stack:
             raise NotHeld(f"{self!r} is not held by this thread ({threading.current_thread().name})")
         return stack[-1]

@@ -52,6 +52,7 @@ DATED = {"DATEADD", "DATEDIFF", "DATEDIFF_BIG", "DATENAME", "DATEPART"}
 OBJECTS = re.compile(r"(Create|Alter)(Table|Index|Sequence|View|Function|Trigger|Procedure)Statement")
 #: Statements that change what an earlier script made. The model gets what comes of all of them.
 CHANGES = {"AlterTableAddTableElementStatement", "AlterTableAlterColumnStatement", "DropIndexStatement"}
+CHANGES |= {"AlterTableDropTableElementStatement"}
 
 BLANK = {"WhiteSpace", "SingleLineComment", "MultilineComment"}
 
@@ -147,6 +148,7 @@ class Changes:
         #: Of a column, the type that it got.
         self.types: dict[tuple[str, str], str] = {}
         self._indexes: dict[tuple[str, str], tuple[int, int]] = {}
+        dropped: set[tuple[str, str]] = set()
         for number, (_, text, _, nodes) in enumerate(trees):
 
             def written(node: Any, text: str = text) -> str:
@@ -156,7 +158,15 @@ class Changes:
                 if kind == "AlterTableAddTableElementStatement":
                     name = node.SchemaObjectName.BaseIdentifier.Value.lower()
                     added = self.columns.setdefault(name, [])
-                    added += [" ".join(written(one).split()) for one in node.Definition.ColumnDefinitions]
+                    for one in node.Definition.ColumnDefinitions:
+                        column = name, one.ColumnIdentifier.Value.lower()
+                        if column in dropped:  # and made anew
+                            self.types[column] = written(one.DataType)
+                        else:
+                            added.append(" ".join(written(one).split()))
+                elif kind == "AlterTableDropTableElementStatement":
+                    name = node.SchemaObjectName.BaseIdentifier.Value.lower()
+                    dropped |= {(name, one.Name.Value.lower()) for one in node.AlterTableDropTableElements}
                 elif kind == "AlterTableAlterColumnStatement":
                     name = node.SchemaObjectName.BaseIdentifier.Value.lower()
                     self.types[name, node.ColumnIdentifier.Value.lower()] = written(node.DataType)

@@ -127,9 +127,10 @@ def _of_sqlalchemy(given: Any) -> tuple[str, Creator | None]:
     kind, driver = given.dialect.name, given.dialect.driver
     if kind == "sqlite":
         return f"sqlite:///{urllib.parse.quote(given.url.database or '')}", None
-    if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")):
+    awaited = hasattr(given, "sync_engine")
+    if (kind, driver) in (("postgresql", "psycopg"), ("mssql", "pyodbc")) and not awaited:
         return f"{kind}://", given.raw_connection
-    if kind == "postgresql":  # by a driver that is not ours: on connections of our own
+    if kind == "postgresql":  # by a driver that is not ours, or asyncio: on connections of our own
         return plain(given.url.render_as_string(hide_password=False)), None
     raise ConfigurationError(
         f"An engine of SQLAlchemy for {kind}+{driver} cannot be used; there are sqlite, postgresql and mssql+pyodbc"

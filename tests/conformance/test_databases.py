@@ -41,6 +41,22 @@ def test_an_engine_of_sqlalchemy(database, name):
 
 
 @pytest.mark.engines("postgresql")
+def test_an_engine_for_asyncio(database, name):
+    """Its connections are awaited, so we make our own."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    engine = sqlalchemy.create_engine(with_driver(database))
+
+    class Awaited:  # as AsyncEngine, which needs greenlet
+        url, dialect, sync_engine = engine.url, engine.dialect, engine
+
+        async def raw_connection(self):
+            raise AssertionError("its connections are not for us")
+
+    with sqlsem.connect(Awaited()) as coordinator, coordinator.mutex(name):
+        assert len(database.queue(name)) == 1
+
+
+@pytest.mark.engines("postgresql")
 def test_an_engine_of_another_driver(database, name):
     """It tells where, and we go there ourselves."""
 

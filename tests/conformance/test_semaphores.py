@@ -203,9 +203,14 @@ def test_whoever_acquired_it_finds_it_released(connect, name):
     lock.acquire()
     lock.acquire()
     assert in_another(lock.release) is None
+    assert lock.grant.position, "the second one, which is still held"
     lock.release()
     with pytest.raises(sqlsem.NotHeld):
         lock.release()
+    lock.acquire()
+    assert in_another(lock.release) is None
+    with pytest.raises(sqlsem.NotHeld):
+        _ = lock.grant
 
 
 def test_what_a_block_holds_is_nobody_elses(connect, database, name):

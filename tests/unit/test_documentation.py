@@ -30,6 +30,7 @@ def test_nothing_is_wrong(capsys):
         (check.commands, "Say `sqlsem lock etl`.", "no command: sqlsem lock"),
         (check.commands, fenced("sh", "sqlsem --url x ls --wach 1"), "ls has no option --wach"),
         (check.commands, fenced("", "$ sqlsem tasks cancel --al 17"), "cancel has no option --al"),
+        (check.twice, "## Azure\n\n## More\n\n## Azure\n", "several headings 'Azure'"),
         (check.examples, fenced("python", "with sqlsem.mutex('a') as:\n    pass"), "does not compile"),
         (check.routines, fenced("sql", "SELECT sqlsem.unlock('etl');"), "sqlsem.unlock"),
         (check.words, "Whoever waits looks.", "'Whoever'"),

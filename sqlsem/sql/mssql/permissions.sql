@@ -106,6 +106,12 @@ BEGIN TRANSACTION;
 DECLARE @rows bigint;
 IF DATABASE_PRINCIPAL_ID(N'{schema}_locks') IS NOT NULL AND {schema}.lock_principal() = N'public'
    AND NOT EXISTS (SELECT 1 FROM {schema}.member WITH (NOLOCK)) AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK))
+   -- (Where everybody has rights to our objects everybody needs the locks.)
+   AND NOT EXISTS (SELECT 1 FROM sys.database_permissions AS g
+                   WHERE g.grantee_principal_id = DATABASE_PRINCIPAL_ID(N'public') AND g.state IN ('G', 'W')
+                     AND g.permission_name IN (N'EXECUTE', N'INSERT', N'CONTROL')
+                     AND (g.class = 0 OR (g.class = 1 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}')
+                          OR (g.class = 3 AND g.major_id = SCHEMA_ID(N'{schema}'))))
 BEGIN
     SELECT @rows = COUNT(*) FROM {schema}.member WITH (TABLOCKX, HOLDLOCK);
     SELECT @rows = @rows + COUNT(*) FROM {schema}.entry WITH (TABLOCKX, HOLDLOCK);

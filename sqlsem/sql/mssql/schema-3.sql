@@ -20,11 +20,22 @@ ELSE  -- it stays NOT NULL by itself
     EXEC (N'ALTER TABLE {schema}.member ALTER COLUMN member_id bigint');
 -- (They stay nullable: what does not say NOT NULL here is.)
 ALTER TABLE {schema}.entry ALTER COLUMN member_id bigint;
-ALTER TABLE {schema}.history ALTER COLUMN member_id bigint;
-ALTER TABLE {schema}.task ALTER COLUMN member_id bigint;
-ALTER TABLE {schema}.task_log ALTER COLUMN member_id bigint;
 ALTER TABLE {schema}.[round] ALTER COLUMN then_member bigint;
 ALTER TABLE {schema}.round_part ALTER COLUMN member_id bigint;
+GO
+-- What may be large is not written anew, as everybody waits meanwhile. Of a task only who runs it now counts; of what has
+-- ended host, pid and login tell who it was.
+ALTER TABLE {schema}.history DROP COLUMN member_id;
+ALTER TABLE {schema}.history ADD member_id bigint NULL;
+ALTER TABLE {schema}.task_log DROP COLUMN member_id;
+ALTER TABLE {schema}.task_log ADD member_id bigint NULL;
+GO
+DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, member_id bigint NULL);
+INSERT INTO @running (task_id, member_id) SELECT task_id, member_id FROM {schema}.task WHERE status = N'running';
+ALTER TABLE {schema}.task DROP COLUMN member_id;
+ALTER TABLE {schema}.task ADD member_id bigint NULL;  -- who runs it now
+UPDATE {schema}.task SET member_id = (SELECT r.member_id FROM @running AS r WHERE r.task_id = task.task_id)
+WHERE task_id IN (SELECT r.task_id FROM @running AS r);
 GO
 ALTER TABLE {schema}.member ADD CONSTRAINT member_pk PRIMARY KEY (member_id);
 CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at); -- all that a ping reads

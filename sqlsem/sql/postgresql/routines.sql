@@ -1050,7 +1050,8 @@ AS $$
     SELECT h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            extract(epoch FROM coalesce(h.granted_at, h.ended_at) - h.requested_at)::float,
-           greatest(0, extract(epoch FROM coalesce(h.seen_at, h.ended_at) - h.granted_at))::float, h.outcome,
+           CASE WHEN h.granted_at IS NOT NULL
+                THEN greatest(0, extract(epoch FROM coalesce(h.seen_at, h.ended_at) - h.granted_at)) END::float, h.outcome,
            h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
     WHERE (p_resource IS NULL OR h.resource_id = p_resource)
