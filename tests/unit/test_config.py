@@ -72,6 +72,7 @@ def test_the_embedded_default_says_so(home: Path, caplog: pytest.LogCaptureFixtu
 
 def test_a_database_that_was_named_is_told_with_v_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{home}/own.db")
+    assert call("init").exit_code == 0
     assert call("ls").stderr == ""
     told = call("-v", "ls").stderr
     assert f"{home}/own.db" in told

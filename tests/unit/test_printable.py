@@ -215,7 +215,8 @@ class Planted:
             self.insert(
                 "sqlsem_history",
                 **{**own, "note": self.words(20), "outcome": self.word(), "queue_position": number, "weight": 1},
-                **{"requested_at": 1e9, "granted_at": 1e9, "member_id": member},
+                **{"requested_at": 1e9, "granted_at": 1e9, "member_id": member, "host": self.words(2)},
+                **{"program": self.words(2), "login": self.word(), "ended_by": self.word()},
             )
             status = rng.choice(["pending", "running", "finished", "failed", "cancelled"])
             task = self.insert(
@@ -224,6 +225,7 @@ class Planted:
                 **{"body": self.words(5), "note": None if number % 2 else self.words(5), "status": status},
                 **{"is_open": status in ("pending", "running", "failed"), "error": self.words(5)},
                 **{"result": self.words(5), "owner": self.words(3), "member_id": member, "claimed_at": 1e9},
+                **{"host": self.words(2), "put_by": self.word(), "login": self.word()},
             )
             self.insert(
                 "sqlsem_task_log",
