@@ -284,7 +284,7 @@ class OlderClient:
 def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
     install_older(empty, version)
     clients = [OlderClient(empty, str(name)) for _ in range(4)]
-    with empty.raw() as session, empty.raw() as late:
+    with empty.raw() as session, contextlib.closing(empty.raw()) as late:
         assert session.execute("CALL sqlsem.acquire(%s)", (name("s"),)).fetchone()[0] == 0
         for client in clients:
             threads.start(client.ping)
@@ -296,7 +296,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
         )
         began = time.monotonic()
         empty.install()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 30
         assert settings(empty)["schema_version"] == "3"
         # Nobody has lost anything, and the turns go on, from an older client to the next.
         for client, behind in itertools.pairwise(clients):
@@ -397,7 +397,7 @@ def test_init_gives_up_behind_a_lock(empty, name):
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 69, output
         assert "open transaction (a dump, VACUUM FULL?)" in output
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 50
         dump.rollback()
     assert settings(empty)["schema_version"] == "2"
     with empty.raw() as session:

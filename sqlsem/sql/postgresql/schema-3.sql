@@ -11,7 +11,7 @@ SET search_path = pg_catalog, pg_temp;
 DO $$
 DECLARE
     v_before text := current_setting('lock_timeout');
-    v_until  timestamptz := clock_timestamp() + interval '10 seconds';
+    v_until  timestamptz := clock_timestamp() + interval '20 seconds';
     v_spin   timestamptz := clock_timestamp() + interval '1 second';
 BEGIN
     LOOP
@@ -19,16 +19,16 @@ BEGIN
             IF clock_timestamp() < v_spin THEN
                 LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE NOWAIT;
             ELSE
-                PERFORM set_config('lock_timeout', '250ms', true);
+                PERFORM set_config('lock_timeout', '500ms', true);
                 LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE;
             END IF;
-            PERFORM set_config('lock_timeout', '50ms', true);
+            PERFORM set_config('lock_timeout', '200ms', true);
             LOCK TABLE {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, {schema}.task, {schema}.task_log,
                        {schema}.round, {schema}.round_part IN ACCESS EXCLUSIVE MODE;
             EXIT;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             IF clock_timestamp() >= v_until THEN
-                RAISE EXCEPTION 'sqlsem: the tables could not be had for the upgrade within 10 s; nothing was changed'
+                RAISE EXCEPTION 'sqlsem: the tables could not be had for the upgrade within 20 s; nothing was changed'
                     USING ERRCODE = '55P03',
                           HINT = 'Somebody keeps them in an open transaction (a dump, VACUUM FULL?), or they are used too much; try again later.';
             END IF;
