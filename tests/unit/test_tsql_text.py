@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,12 @@ def procedures() -> Iterator[tuple[str, str]]:
 
 
 PROCEDURES = dict(procedures())
+
+
+def granted() -> dict[str, str]:
+    """Of each routine, the letters of the roles that may run it."""
+    text = text_of("permissions").partition("INSERT INTO @right")[2].partition("UNION ALL")[0]
+    return dict(re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text))
 
 
 def arguments(text: str, start: int) -> str:
@@ -81,8 +88,7 @@ def test_messages_made_of_names_are_no_formats():
 
 
 def test_whoever_comes_in_meets_no_rowcount():
-    rights = re.findall(r"\(N'(\w+)', N'([upwor]+)'\)", text_of("permissions").partition("INSERT INTO @do")[2])
-    called = {name for name, letters in rights if name in PROCEDURES}
+    called = {name for name in granted() if name in PROCEDURES}
     assert len(called) > 50
     without = {name for name in called if "SET ROWCOUNT 0;" not in PROCEDURES[name]}
     assert without == WITHOUT_ROWCOUNT
@@ -143,3 +149,20 @@ def test_every_role_that_is_made_is_dropped():
     made = set(re.findall(r"N'sqlsem_(\w+)', N'[upwor]'", text_of("permissions"))) | {"locks"}
     assert len(made) == 6
     assert made == set(re.findall(r"DROP ROLE IF EXISTS sqlsem_(\w+)", text_of("drop")))
+
+
+def test_the_table_of_roles_on_the_page():
+    page = Path(sql.__file__).parents[2] / "docs" / "sql.md"
+    text = page.read_text(encoding="utf-8").partition("\n| routines | ")[2].partition("\n\n")[0].splitlines()
+    roles = [role.strip()[0] for role in text[0].strip("|").split("|")]
+    assert roles == list("upwor")
+    rights = granted()
+    other = {"put_tasks": "put_task", "next_tasks": "claim_tasks"}
+    seen = 0
+    for line in text[2:]:
+        names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        letters = "".join(role for role, cell in zip(roles, cells, strict=True) if cell)
+        for name in re.findall(r"`(\w+)`", names):
+            assert (name, rights[other.get(name, name)]) == (name, letters)
+            seen += 1
+    assert seen > 30
