@@ -769,7 +769,7 @@ class Coordinator:
         self._require_open()
         member = self._member
         for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look at the tables", None)
+            sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look", None)
         ):
             with attempt:
                 session = self.engine.connect("look")
