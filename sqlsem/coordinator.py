@@ -28,7 +28,7 @@ import tenacity
 from sqlsem import engines, nesting, protocol
 from sqlsem.acquisition import Acquisition, Me, Waiter
 from sqlsem.deadlocks import Found
-from sqlsem.engines.base import Allowance, Busy, Creator, Disconnected, Engine, Options, Session, Wire, bounded
+from sqlsem.engines.base import Allowance, Creator, Engine, Options, Session, Wire, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
 from sqlsem.grants import BaseGrant, Grant
 from sqlsem.membership import Membership
@@ -767,17 +767,9 @@ class Coordinator:
     def _look(self, call: Callable[[Session], T]) -> T:
         """Do something that needs no membership, on a connection of its own."""
         self._require_open()
-
-        def tell(state: tenacity.RetryCallState) -> None:
-            if state.outcome is not None:
-                log.warning("A look failed, trying again: %s", state.outcome.exception())
-
+        member = self._member
         for attempt in tenacity.Retrying(
-            stop=tenacity.stop_after_delay(self.retry),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            retry=tenacity.retry_if_exception_type((Disconnected, Busy)),
-            before_sleep=tell,
-            reraise=True,
+            sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look", None)
         ):
             with attempt:
                 session = self.engine.connect("look")

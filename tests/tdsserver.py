@@ -208,7 +208,7 @@ class Later:
 
     seconds: float
     answer: bytes
-    #: Called when the answer is sent: nobody cut it short.
+    #: Called just before the answer is sent: nobody cut it short.
     then: Callable[[], object] = lambda: None
 
 
@@ -367,8 +367,8 @@ class _Conversation:
             self._send(answer)
         elif isinstance(answer, Later):
             if self._quiet(answer.seconds):
-                self._send(answer.answer)
                 answer.then()
+                self._send(answer.answer)
         elif answer is CUT:
             raise _Gone
         elif answer is DEAF:

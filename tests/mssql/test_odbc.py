@@ -196,7 +196,7 @@ def test_a_cut_line(tds, reach):
 
 
 def test_a_line_cut_within_an_answer(tds, reach):
-    server = tds(lambda _: Later(0.2, ROWS, then=lambda: server.cut()))
+    server = tds(lambda _: Later(0.2, ROWS, then=threading.Timer(0.2, lambda: server.cut()).start))
     assert type(told(reach(server))) is Disconnected
 
 

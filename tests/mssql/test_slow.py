@@ -54,6 +54,15 @@ def test_the_first_call(tds, url_of):
     assert slow.compiled.is_set()
 
 
+def test_a_look(tds, url_of):
+    slow = Compiling(1.5, done)
+    server = tds(member(entries=slow))
+    with sqlsem.connect(url_of(server), retry=0.3) as coordinator:
+        assert coordinator.entries() == []
+    assert slow.compiled.is_set()
+    assert slow.asked == 2
+
+
 def test_what_never_answers_is_given_up(tds, url_of, monkeypatch):
     monkeypatch.setattr(SqlServerEngine, "setup_timeout", 0.2)
     server = tds(member(warm_up=Compiling(1000, done)))
