@@ -789,7 +789,7 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
     for one in found:
         states = numbers.setdefault(one.queue, {})
         states[one.status] = states.get(one.status, 0) + 1
-    order = ("running", *STATES)
+    order = ("running", "lost", *STATES)
     lines = []
     for name, states in numbers.items():
         told = [f"{states[state]} {state}" for state in dict.fromkeys((*order, *states)) if state in states]
