@@ -12,12 +12,15 @@ DO $$
 DECLARE
     v_before text := current_setting('lock_timeout');
     v_until  timestamptz := clock_timestamp() + interval '20 seconds';
-    v_spin   timestamptz := clock_timestamp() + interval '1 second';
+    v_spin   timestamptz := clock_timestamp() + interval '12 seconds';
 BEGIN
     LOOP
         BEGIN
             IF clock_timestamp() < v_spin THEN
-                LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE NOWAIT;
+                -- In an instant when nobody is at any of them.
+                LOCK TABLE {schema}.{table}, {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, {schema}.task,
+                           {schema}.task_log, {schema}.round, {schema}.round_part IN ACCESS EXCLUSIVE MODE NOWAIT;
+                EXIT;
             ELSE
                 PERFORM set_config('lock_timeout', '500ms', true);
                 LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE;
