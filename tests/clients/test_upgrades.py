@@ -50,10 +50,10 @@ def settings(database):
     return dict(database.rows("SELECT name, value FROM sqlsem.setting"))
 
 
-def init(database):
+def init(database, url=None):
     return subprocess.Popen(
         [sys.executable, "-m", "sqlsem", "init"],
-        env={**os.environ, "SQLSEM_URL": database.url},
+        env={**os.environ, "SQLSEM_URL": url or database.url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -102,6 +102,8 @@ def test_one_waits_for_another(empty, threads):
 
 
 def test_init_while_locks_are_held_and_waited_for(connect, database, name):
+    place = database.rows("SELECT current_database()")[0][0]
+    owner = database.server.url(place, user=f"{place}_owner")  # who installed it: see conftest
     holder, coordinator = connect(), connect()
     with database.raw() as session, database.raw() as waiting:
         with holder.mutex(name) as grant:
@@ -110,7 +112,7 @@ def test_init_while_locks_are_held_and_waited_for(connect, database, name):
             late = Attempt(coordinator.mutex(name))
             until(lambda: len(database.queue(name)) == 3)
             for _ in range(3):
-                process = init(database)
+                process = init(database, owner)
                 output, _ = process.communicate(timeout=PATIENCE)
                 assert process.returncode == 0, output
                 assert "run again" in output or "running again" in output

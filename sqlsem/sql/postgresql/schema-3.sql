@@ -6,28 +6,27 @@
 SET search_path = pg_catalog, pg_temp;
 
 -- All tables at once, or none: whoever holds one of them and waits for another would wait for us, and we for them. So
--- nobody is left waiting behind us for longer than a moment, and it is tried again. (The older routines keep their locks
--- while they wait for a turn. `sqlsem init` has them stand aside: client.sql, stand_aside.)
+-- nobody is left waiting behind us for longer than a moment, and it is tried again. What is at work now begins with the queue
+-- (a release) or with the members (a waiting session, which is hardly ever away from them), and is met at either in turn. (The
+-- older routines keep their locks while they wait for a turn. `sqlsem init` has them stand aside: client.sql, stand_aside.)
 DO $$
 DECLARE
     v_before text := current_setting('lock_timeout');
     v_until  timestamptz := clock_timestamp() + interval '20 seconds';
-    v_spin   timestamptz := clock_timestamp() + interval '12 seconds';
+    v_try    integer := 0;
 BEGIN
     LOOP
+        v_try := v_try + 1;
         BEGIN
-            IF clock_timestamp() < v_spin THEN
-                -- In an instant when nobody is at any of them.
-                LOCK TABLE {schema}.{table}, {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, {schema}.task,
-                           {schema}.task_log, {schema}.round, {schema}.round_part IN ACCESS EXCLUSIVE MODE NOWAIT;
-                EXIT;
+            PERFORM set_config('lock_timeout', '250ms', true);
+            IF v_try % 2 = 1 THEN
+                LOCK TABLE {schema}.member IN ACCESS EXCLUSIVE MODE;
             ELSE
-                PERFORM set_config('lock_timeout', '500ms', true);
                 LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE;
             END IF;
-            PERFORM set_config('lock_timeout', '200ms', true);
-            LOCK TABLE {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, {schema}.task, {schema}.task_log,
-                       {schema}.round, {schema}.round_part IN ACCESS EXCLUSIVE MODE;
+            PERFORM set_config('lock_timeout', '50ms', true);
+            LOCK TABLE {schema}.{table}, {schema}.member, {schema}.resource, {schema}.history, {schema}.setting, {schema}.task,
+                       {schema}.task_log, {schema}.round, {schema}.round_part IN ACCESS EXCLUSIVE MODE;
             EXIT;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             IF clock_timestamp() >= v_until THEN
@@ -35,7 +34,7 @@ BEGIN
                     USING ERRCODE = '55P03',
                           HINT = 'Somebody keeps them in an open transaction (a dump, VACUUM FULL?), or they are used too much; try again later.';
             END IF;
-            PERFORM pg_sleep(CASE WHEN clock_timestamp() < v_spin THEN 0.001 ELSE 0.1 + random() / 5 END);
+            PERFORM pg_sleep(0.05 + random() / 10);
         END;
     END LOOP;
     PERFORM set_config('lock_timeout', v_before, true);
