@@ -35,15 +35,16 @@ class Member:
 
     def age(self, seconds):
         """So long ago it last gave a sign of life."""
-        begun = {
-            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 + ?",
-            "postgresql": "clock_timestamp() + ?::float * interval '1 second'",
-            "mssql": "DATEADD(millisecond, CAST(? AS int), SYSUTCDATETIME())",
+        ago = {
+            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - ?",
+            "postgresql": "clock_timestamp() - ?::float * interval '1 second'",
+            "mssql": "DATEADD(millisecond, -CAST(? AS int), SYSUTCDATETIME())",
         }[self.database.engine]
-        left = LEASE - seconds
+        scale = 1000 if self.database.engine == "mssql" else 1
         self.database.rows(
-            f"UPDATE {self.database.beside('member')} SET lease_until = {begun} WHERE member_id = ?",
-            int(left * 1000) if self.database.engine == "mssql" else left,
+            f"UPDATE {self.database.beside('member')} SET seen_at = {ago}, lease_until = {ago} WHERE member_id = ?",
+            int(seconds * scale),
+            int((seconds - LEASE) * scale),
             self.number,
         )
 

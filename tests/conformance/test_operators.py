@@ -314,7 +314,7 @@ def test_bad_caps_are_refused(connect, name, bad):
         connect().set_limit(name, bad)
 
 
-@pytest.mark.parametrize("bad", [0, -1, "3", True, float("nan"), float("inf"), 1e12])
+@pytest.mark.parametrize("bad", [0, -1, "three", True, float("nan"), float("inf"), 1e12])
 def test_bad_ages_are_refused(connect, name, bad):
     with pytest.raises(sqlsem.ConfigurationError):
         connect().set_stale_after(name, bad)
