@@ -10,7 +10,8 @@
 //
 // How it works: the database session behind the connection is enrolled as a member, which holds an application lock
 // (its beacon) for as long as the session lives. So keep the connection open while the lock is held; when the process
-// dies, its session ends, and everybody else goes on after the grace. Where no session can be kept, use a lease.
+// dies, its session ends, and everybody else goes on as soon as the last sign of life (Acquire, Check) is older than the
+// grace. Where no session can be kept, use a lease.
 
 using System;
 using System.Collections.Generic;
@@ -210,7 +211,7 @@ public sealed class SqlSemGrant : IDisposable
     private readonly SqlSemSession session;
     private readonly SqlSemCalls calls;
     private readonly SqlSemRequest request;
-    private readonly int member;
+    private readonly long member;
     private readonly int generation;
     private readonly TimeSpan? lease;
     private readonly Stopwatch clock;
@@ -221,7 +222,7 @@ public sealed class SqlSemGrant : IDisposable
     internal bool OfThisSession { get { return generation == session.Generation; } }
 
     internal SqlSemGrant(
-        SqlSemSession session, SqlSemCalls calls, SqlSemRequest request, int member, string requestingId, long position,
+        SqlSemSession session, SqlSemCalls calls, SqlSemRequest request, long member, string requestingId, long position,
         TimeSpan? lease, Stopwatch clock, TimeSpan renewed)
     {
         this.session = session;
@@ -269,11 +270,12 @@ public sealed class SqlSemGrant : IDisposable
 
     internal bool SessionBound { get { return lease == null; } }
 
-    /// <summary>Asks the database, now, whether the lock is still held (and renews its lease).</summary>
+    /// <summary>Asks the database, now, whether the lock is still held (and renews its lease). A sign of life: from then
+    /// on the grace counts, should the session end.</summary>
     /// <param name="transaction">The connection's transaction, where one is open.</param>
     /// <exception cref="SqlSemLostException">It is not.</exception>
     /// <exception cref="SqlSemException">The database did not answer. It is still held while the lease runs, and, where
-    /// the session has only just ended, until the grace is over.</exception>
+    /// the session has ended, until the grace is over since the last call that succeeded.</exception>
     public void Check(DbTransaction transaction = null)
     {
         Ping(calls, transaction);
@@ -459,7 +461,7 @@ internal sealed class SqlSemSession
     internal readonly List<SqlSemGrant> Later = new List<SqlSemGrant>();  // to be given back
     private readonly List<Action> unclean = new List<Action>();  // failed calls to clean up after
     internal int Generation;  // changes with every session behind the connection
-    private readonly Dictionary<string, int> members = new Dictionary<string, int>();  // by schema
+    private readonly Dictionary<string, long> members = new Dictionary<string, long>();  // by schema
     private SqlSemDialect dialect;
 
     private SqlSemSession(DbConnection connection)
@@ -514,7 +516,7 @@ internal sealed class SqlSemSession
             Thread.CurrentThread.ManagedThreadId, uid.Substring(0, 8));
         var owner = options.Owner ?? Thread.CurrentThread.Name;
         var renewed = clock.Elapsed;
-        var member = 0;
+        var member = 0L;
         var attempts = 0;
         try
         {
@@ -563,7 +565,7 @@ internal sealed class SqlSemSession
     }
 
     private static bool Wait(
-        SqlSemCalls calls, SqlSemTicket ticket, int member, TimeSpan? timeout, TimeSpan? lease,
+        SqlSemCalls calls, SqlSemTicket ticket, long member, TimeSpan? timeout, TimeSpan? lease,
         CancellationToken cancel, Stopwatch clock, ref TimeSpan renewed)
     {
         var longest = cancel.CanBeCanceled ? SqlSem.CancellableSlice : SqlSem.Slice;
@@ -623,7 +625,7 @@ internal sealed class SqlSemSession
             calls.Resource, ticket.Position));
     }
 
-    private SqlSemGrant GiveUp(SqlSemCalls calls, int member, string uid, TimeSpan? lease)
+    private SqlSemGrant GiveUp(SqlSemCalls calls, long member, string uid, TimeSpan? lease)
     {
         Clean(calls, member, uid, "timeout", lease);
         return null;
@@ -631,7 +633,7 @@ internal sealed class SqlSemSession
 
     // Leaves no row behind. Does not throw: something else is on its way. What cannot be done now is done with the next
     // Acquire, and a row whose session, or lease, has ended goes by itself.
-    private void Clean(SqlSemCalls calls, int member, string uid, string outcome, TimeSpan? lease)
+    private void Clean(SqlSemCalls calls, long member, string uid, string outcome, TimeSpan? lease)
     {
         for (var attempt = 1; ; attempt++)
         {
@@ -655,11 +657,11 @@ internal sealed class SqlSemSession
     }
 
     // The member that the session behind this connection is: remembered, and verified.
-    private int Member(SqlSemCalls calls, SqlSemOptions options)
+    private long Member(SqlSemCalls calls, SqlSemOptions options)
     {
         for (var attempt = 1; ; attempt++)
         {
-            int member;
+            long member;
             if (!members.TryGetValue(calls.Schema, out member))
             {
                 member = calls.Enrol(options, null);
@@ -792,7 +794,7 @@ internal sealed class SqlSemCalls
         }
     }
 
-    internal int Enrol(SqlSemOptions options, TimeSpan? lease)
+    internal long Enrol(SqlSemOptions options, TimeSpan? lease)
     {
         var program = options.Program ?? AppDomain.CurrentDomain.FriendlyName;
         if (program.Length > 255)
@@ -808,21 +810,21 @@ internal sealed class SqlSemCalls
                 : prefix + "enrol {0}, {1}, {2}, {3}, {4}, @answer = 1",
             null, Environment.MachineName, ProcessId, program, Milliseconds(options.Grace),
             lease == null ? NoNumber : Milliseconds(lease.Value));
-        return (int)Number(rows, 0);
+        return Number(rows, 0);
     }
 
     // Whether the member is known. On PostgreSQL this takes a transaction number, from which the next statement can
     // tell that it is in the same transaction, and refuse: a transaction that has only read is not seen otherwise.
-    internal bool Verify(int member)
+    internal bool Verify(long member)
     {
         if (!postgres)
             return Ping(member, 0, null);
-        var text = "SELECT CAST(known AS integer), txid_current() FROM " + Schema + ".ping(CAST({0} AS integer))";
+        var text = "SELECT CAST(known AS integer), txid_current() FROM " + Schema + ".ping(CAST({0} AS bigint))";
         return Number(Run(TimeSpan.Zero, text, null, member), 0) == 1;
     }
 
     // Whether the member is known and, where a position is given, has that row.
-    internal bool Ping(int member, long position, DbTransaction transaction)
+    internal bool Ping(long member, long position, DbTransaction transaction)
     {
         if (postgres)
         {
@@ -830,7 +832,7 @@ internal sealed class SqlSemCalls
                 TimeSpan.Zero,
                 "SELECT CAST(known AND (CAST({0} AS bigint) = 0 OR coalesce(CAST({1} AS bigint) = ANY (positions), "
                 + "false)) AND NOT coalesce(CAST({2} AS bigint) = ANY (revoked), false) AS integer) FROM " + Schema
-                + ".ping(CAST({3} AS integer))",
+                + ".ping(CAST({3} AS bigint))",
                 transaction, position, position, position, member);
             return Number(rows, 0) == 1;
         }
@@ -846,7 +848,7 @@ internal sealed class SqlSemCalls
 
     // Null when it was only tried, and not free.
     internal SqlSemTicket Register(
-        int member, string requestingId, string owner, string uid, SqlSemRequest request, bool only)
+        long member, string requestingId, string owner, string uid, SqlSemRequest request, bool only)
     {
         // Both wait for the gate for a second, then tell that they are busy.
         var rows = Run(
@@ -854,7 +856,7 @@ internal sealed class SqlSemCalls
             postgres
                 ? "SELECT r.queue_position, CAST(r.granted AS integer) "
                     + "FROM set_config('lock_timeout', '1000', true) AS s (value), LATERAL " + Schema + ".register("
-                    + "CAST({0} AS integer), CAST({1} AS varchar), CAST({2} AS varchar), CAST({3} AS varchar), "
+                    + "CAST({0} AS bigint), CAST({1} AS varchar), CAST({2} AS varchar), CAST({3} AS varchar), "
                     + "CAST({4} AS integer) = 1, CAST({5} AS varchar), CAST({6} AS varchar), CAST({7} AS integer), "
                     + "CAST({8} AS integer), CASE WHEN s.value IS NOT NULL THEN CAST({9} AS varchar) END) AS r"
                 : prefix + "register {0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, 1000, @answer = 1",
@@ -891,18 +893,18 @@ internal sealed class SqlSemCalls
                 null, resource, position, requestingId), 0);
     }
 
-    internal void Cancel(int member, string uid, string outcome)
+    internal void Cancel(long member, string uid, string outcome)
     {
         Run(TimeSpan.Zero,
             postgres
-                ? prefix + "cancel(CAST({0} AS integer), CAST({1} AS varchar), CAST({2} AS varchar))"
+                ? prefix + "cancel(CAST({0} AS bigint), CAST({1} AS varchar), CAST({2} AS varchar))"
                 : prefix + "cancel {0}, {1}, {2}, 1",
             null, member, uid, outcome);
     }
 
-    internal void Resign(int member)
+    internal void Resign(long member)
     {
-        Run(TimeSpan.Zero, postgres ? prefix + "resign(CAST({0} AS integer))" : prefix + "resign {0}", null, member);
+        Run(TimeSpan.Zero, postgres ? prefix + "resign(CAST({0} AS bigint))" : prefix + "resign {0}", null, member);
     }
 
     internal bool Pin(DbTransaction transaction, string resource, long position, string requestingId)

@@ -395,7 +395,8 @@ BEGIN
     SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id,
            g.owner, g.note, g.requested_at, g.granted_at, p_outcome, g.concurrency_limit,
            m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
-           CASE WHEN p_outcome <> 'cancelled' AND session_user IS DISTINCT FROM m.login THEN session_user END
+           CASE WHEN p_outcome = 'revoked' THEN coalesce(g.revoked_by, session_user)
+                WHEN p_outcome <> 'cancelled' AND session_user IS DISTINCT FROM m.login THEN session_user END
     FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id;
     RETURN FOUND;
 END
@@ -930,11 +931,13 @@ BEGIN
         RETURN -1;
     END IF;
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login)
+                                  owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login,
+                                  ended_by)
     SELECT v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
            CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, v_row.concurrency_limit,
-           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login
+           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
+           CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END
     FROM (SELECT v_row.member_id) AS o (member_id) LEFT JOIN {schema}.member AS m ON m.member_id = o.member_id;
     -- Those who wait for the entry lock must not wake before the row is seen gone: take it once more for this
     -- transaction, which frees it after its commit is visible. 'try' fails only where another session holds it.
@@ -1115,7 +1118,8 @@ BEGIN
     END IF;
     BEGIN
         -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
-        UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE queue_position = p_position
+        UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()), revoked_by = coalesce(revoked_by, session_user)
+        WHERE queue_position = p_position
         RETURNING resource_id, granted_at, member_id INTO v_row;
         IF NOT FOUND THEN
             RETURN -1;
@@ -1190,6 +1194,7 @@ BEGIN
     NEW.member_id := NULL;
     NEW.granted_at := NULL;
     NEW.revoked_at := NULL;
+    NEW.revoked_by := NULL;
     NEW.requested_at := clock_timestamp();
     RETURN NEW;
 END

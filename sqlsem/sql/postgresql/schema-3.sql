@@ -60,6 +60,7 @@ ALTER TABLE {schema}.history ADD COLUMN member_id bigint;
 -- When the member last proved that it lives: with its beacon missing it is dead as soon as this is older than its grace.
 ALTER TABLE {schema}.member ADD COLUMN seen_at timestamptz NOT NULL DEFAULT clock_timestamp();
 
+ALTER TABLE {schema}.{table} ADD COLUMN revoked_by name;  -- the operator's login, while revoked_at is set
 ALTER TABLE {schema}.history
     ADD COLUMN concurrency_limit integer,
     ADD COLUMN host     varchar(255),  -- of the owner's member, as are pid, program and login
