@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -324,8 +326,19 @@ def main(
 
     All of them are rows of one table that everybody can look at, in the order of asking.
     """
+    atexit.register(_let_terminal_go)
     ctx.with_resource(_logging(verbose))
     ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
+
+
+def _let_terminal_go() -> None:
+    """A terminal that is gone takes no last words: that must not make the exit code of what went well another one."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as exc:
+            if exc.errno == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _json_option(function: F) -> F:

@@ -52,6 +52,10 @@ def work_until_interrupted(channel, url, options, name, kind):
         except error:
             channel.tell("interrupted")
         except BaseException as exc:
+            # Struck inside of threading.Condition.wait, which then gives back a lock that it has not: it is Python's.
+            if isinstance(exc, RuntimeError) and "unlocked lock" in str(exc) and isinstance(exc.__context__, error):
+                channel.tell("interrupted")
+                continue
             signal.signal(number, signal.SIG_IGN)
             channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
             raise
