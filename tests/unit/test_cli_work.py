@@ -516,7 +516,8 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
     bench.open("a")
     until(lambda: len(coordinator.tasks("q", "finished")) == 2, "the work")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 0
+    # 120 is what Python itself says where its last words could not be written (seen with 3.11.2 only).
+    assert process.wait(PATIENCE) in (0, 120)
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
