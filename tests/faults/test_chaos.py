@@ -89,7 +89,8 @@ def test_chaos(spawn, database, name, tmp_path):
         child = rng.choice(children)
         if what == "kill":
             killed[child.pid] = child.kill()
-            stopped.pop(child.pid, None)
+            if child.pid in stopped:  # it was helpless until its end
+                sleeps.append((child.pid, stopped.pop(child.pid)[1], killed[child.pid]))
             children[children.index(child)] = fresh()
             everybody = [*everybody, *(one for one in children if one not in everybody)]
         elif what == "stop" and child.pid not in stopped and len(stopped) < 2:
