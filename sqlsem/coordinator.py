@@ -27,6 +27,7 @@ import tenacity
 
 from sqlsem import engines, nesting, protocol
 from sqlsem.acquisition import Acquisition, Me, Waiter
+from sqlsem.core.claims import Claims
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Allowance, Creator, Engine, Options, Session, Wire, bounded
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, SqlsemError, Unavailable
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
 
     from sqlsem.aio import Face
     from sqlsem.locks import Lock, Name
-    from sqlsem.rounds import Part, Round, _Continuing
-    from sqlsem.tasks import Queue, Task
+    from sqlsem.rounds import Round
+    from sqlsem.tasks import Queue
 
 __all__ = ["Coordinator", "Grant", "LostCallback", "connect"]
 
@@ -156,7 +157,7 @@ class Coordinator:
         self._uids = itertools.count(1)
         self._grants: set[BaseGrant] = set()
         # (A task that nobody knows any more gives itself back.)
-        self._claims = _Claims()
+        self._claims = Claims(self._member)
         self._ended: deque[tuple[float, End]] = deque(maxlen=256)  # what was ended last, and when
         self._bell = threading.Condition()
         self.rung = 0
@@ -469,10 +470,8 @@ class Coordinator:
             for grant in lost:
                 grant._lose(why)
                 self._grants.discard(grant)
-            claims = self._claims.take() if positions is None else []
-        for claim in claims:
-            claim._lose(why)
-            log.error("Lost %r: %s", claim, why)
+        if positions is None:
+            self._claims.lose(why)
         for grant in lost:
             log.error("Lost the lock on %r at %d: %s", grant.resource, grant.position, why)
             if grant._on_lost is not None:
@@ -828,33 +827,6 @@ class Coordinator:
 
     def __repr__(self) -> str:
         return f"<Coordinator {self.engine.where}{', closed' if self._closed else ''}>"
-
-
-class _Claims:
-    """Tasks, parts and the like that this process has. Weakly: what nobody knows any more must give itself back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: weakref.WeakSet[Task | Part | _Continuing] = weakref.WeakSet()
-
-    def add(self, claim: Task | Part | _Continuing) -> None:
-        with self._lock:
-            self._known.add(claim)
-
-    def discard(self, claim: Task | Part | _Continuing) -> None:
-        with self._lock:
-            self._known.discard(claim)
-
-    def take(self) -> list[Task | Part | _Continuing]:
-        """All that can be lost, and are forgotten; parts and continuations learn at their end what became of them."""
-        with self._lock:
-            claims = [claim for claim in self._known if claim.can_be_lost]
-            for claim in claims:
-                self._known.discard(claim)
-        return claims
-
-    def __bool__(self) -> bool:
-        return len(self._known) > 0
 
 
 _threads = threading.local()

@@ -36,6 +36,11 @@ def clean(text: str, keep: str = "") -> str:
     )
 
 
+def first_line(text: object) -> str:
+    """Of an error, for a message about something else. None has none."""
+    return str(text or "").strip().partition("\n")[0].rstrip()
+
+
 def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) -> str:
     r"""A value as JSON of printable characters only (but for the line breaks between its parts): the same value.
 
