@@ -511,6 +511,26 @@ class Engine(abc.ABC):
     def where(self) -> str:
         """The database in words, for messages: never with a password."""
 
+    @property
+    def place(self) -> str:
+        """Where in the database the tables are, in words."""
+        return f"schema {self.options.schema}"
+
+    def installed_version(self) -> int | None:
+        """The version of the tables (0: not there), without changing anything; None when it cannot be told."""
+        session = self.connect("look")
+        try:
+            settings = session.settings()
+        except SchemaError:
+            return None
+        finally:
+            session.close()
+        return setting_number(settings, "schema_version") if settings else 0
+
+    def denied(self, exc: BaseException) -> bool:
+        """Whether an error of ours says that the database's login lacks a right."""
+        return False
+
     def connect(self, purpose: str) -> Session:
         """Open a session; ``purpose`` ('main', 'wait', 'look', 'work') is shown to DBAs where the engine can.
 

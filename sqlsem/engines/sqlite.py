@@ -113,6 +113,23 @@ class SqliteEngine(Engine):
     def where(self) -> str:
         return f"SQLite file {self.path}"
 
+    @property
+    def place(self) -> str:
+        return f"prefix {self.options.schema}_"
+
+    def installed_version(self) -> int:
+        if not self.path.exists():
+            return 0
+        queries = self.queries()
+        try:
+            file = f"{self.path.as_uri()}?mode=ro"  # `connect` might create it
+            with contextlib.closing(sqlite3.connect(file, uri=True, timeout=5)) as connection:
+                if connection.execute(queries["version"]).fetchone() is None:
+                    return 0
+                return setting_number(dict(connection.execute(queries["settings"]).fetchall()), "schema_version")
+        except sqlite3.Error as exc:
+            raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
+
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
         try:
