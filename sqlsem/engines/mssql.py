@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy, Check, Creator, Disconnected, Engine, Options, Plan, Session
+from sqlsem.engines.roles import already_upgrading
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -561,7 +562,7 @@ class SqlServerSession(Session):
         key = (ticket.resource, ticket.position, ticket.requesting_id)
         code = self._run("begin_upgrade", *key, int(only_if_free), int(self._options.patience * 1000))[0][0]
         if code == -3:
-            raise self._already_upgrading(ticket)
+            raise already_upgrading(self.entries(ticket.resource), ticket)
         return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
 
     def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
@@ -1210,4 +1211,5 @@ def _new_socket(before: dict[int, str] | None, port: int | None = None) -> _Hand
     return new[0] if len(new) == 1 else None
 
 
+SqlServerEngine.session_class = SqlServerSession
 engine = SqlServerEngine

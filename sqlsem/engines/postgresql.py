@@ -31,6 +31,7 @@ from sqlsem.engines.base import (
     Wire,
     setting_number,
 )
+from sqlsem.engines.roles import already_upgrading
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
@@ -453,7 +454,7 @@ class PostgresSession(PostgresWire, Session):
         key = (ticket.resource, ticket.position, ticket.requesting_id)
         code = int(self._first("begin_upgrade", *key, only_if_free)[0])
         if code == -3:
-            raise self._already_upgrading(ticket)
+            raise already_upgrading(self.entries(ticket.resource), ticket)
         return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
 
     def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
@@ -955,4 +956,5 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+PostgresEngine.session_class = PostgresSession
 engine = PostgresEngine
