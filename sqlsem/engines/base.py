@@ -223,6 +223,10 @@ class Engine(abc.ABC):
             session.close()
         return setting_number(settings, "schema_version") if settings else 0
 
+    def denied(self, exc: BaseException) -> bool:
+        """Whether an error of ours says that the database's login lacks a right."""
+        return False
+
     def queries(self) -> dict[str, str]:
         """The client's statements for this engine."""
         return sql.queries(self.name, self.options.schema, self.options.table)

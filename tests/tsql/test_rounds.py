@@ -98,15 +98,8 @@ def test_who_notices_that_a_session_died_is_told(session, new_session, name, con
     victim, one, coordinator = new_session(), new_session(), connect()
     number = start(victim, name, "a", "a, b, c")
     start(one, name, "b", "a, b, c")
-    victim.close()
-
-    def notices():
-        """(What ends a part is not to be repeated: then the session is gone first.)"""
-        if "part" in call:
-            until(lambda: one.rows("SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = ?", victim.spid) == [])
-        return told(one, "EXEC {s}." + call, name)
-
-    (message,) = until(notices)
+    victim.die()
+    (message,) = told(one, "EXEC {s}." + call, name)
     assert message.endswith(
         f"sqlsem: round {number} of '{name}' has failed parts: a (its process died); run these parts again"
     )
@@ -133,7 +126,7 @@ def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, datab
     (entry,) = rounds.list_rounds(connect(), name)
     ((dead,),), ((member,),) = (database.rows(row, part, entry.round_id) for part in ("a", "b"))
     with held_member(dead):
-        victim.close()
+        victim.die()
         recovering = one.later(one.call, "recover_rounds", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(

@@ -40,6 +40,9 @@ class PostgresDatabase(Engine):
         places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
         return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
 
+    def denied(self, exc: BaseException) -> bool:
+        return isinstance(exc.__cause__, errors.InsufficientPrivilege)
+
     @property
     def tls_mode(self) -> str:
         """What libpq goes by, where the URL or the environment says."""

@@ -125,7 +125,7 @@ BEGIN
         v_text := pg_get_functiondef(v_old);
         v_name := split_part(v_name, '(', 1);
         EXECUTE overlay(v_text PLACING v_name || '_before(' FROM strpos(v_text, v_name || '(') FOR length(v_name) + 1);
-        EXECUTE regexp_replace(v_text, '^ AS \$function\$.*$', ' AS $function$
+        EXECUTE left(v_text, strpos(v_text, 'AS $function$') - 1) || 'AS $function$
 BEGIN
     IF NOT pg_try_advisory_lock_shared(hashtext(''sqlsem.install.{schema}'')) THEN
         PERFORM pg_sleep(0.05);
@@ -134,7 +134,7 @@ BEGIN
     PERFORM pg_advisory_unlock_shared(hashtext(''sqlsem.install.{schema}''));
     RETURN {schema}.' || v_name || '_before(' || CASE v_name WHEN 'wait' THEN '$1, $2, $3' ELSE '$1, $2, $3, $4' END || ');
 END
-$function$', 'ns');
+$function$';
     END LOOP;
 END
 $$
