@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sqlsem.core import ending
 from sqlsem.core.callers import Caller
 from sqlsem.core.membership import Membership
 from sqlsem.core.steps import Operations
@@ -234,6 +235,7 @@ class Holdings:
             self.disown(grant)
             raise
         if holding.why_lost is not None:
+            ending.stay_asleep()
             holding.require()
 
     def _return(self, ticket: Ticket, holding: Holding) -> Operations[None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from sqlsem.core import ending
 from sqlsem.core.membership import Membership
 from sqlsem.engines.base import AsyncSession, Wire
 
@@ -50,6 +51,7 @@ class Loops:
         try:
             return threads.submit(call, *arguments)
         except RuntimeError:
+            ending.stay_asleep()
             self._member.require_open()  # closed this instant
             raise
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from sqlsem.core import nesting
+from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
 from sqlsem.core.callers import Caller
 from sqlsem.core.claims import Claims
@@ -98,6 +98,8 @@ class Process:
 
     def perform(self, operation: Operation) -> Any:
         """Carry out an operation, blocking."""
+        if self.closed:
+            ending.stay_asleep()
         if isinstance(operation, Call):
             return self.member.perform(operation)
         if isinstance(operation, WaitFor):
@@ -187,7 +189,9 @@ class Process:
 
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `close`."""
-        self.member.require_open()
+        if self.closed:
+            ending.stay_asleep()
+            self.member.require_open()
 
     def close(self) -> None:
         """Give everything back, close the connections, end the threads."""
@@ -245,5 +249,6 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _at_exit() -> None:
+    ending.begin()
     for process in list(_processes):
         process.close()

@@ -53,7 +53,12 @@ def load(name: str) -> type[Engine]:
 
 
 def of_url(url: str) -> type[Engine]:
-    """The engine class that a URL or an ODBC connection string asks for.
+    """The engine class that a URL or an ODBC connection string asks for; raises as `name_of_url`."""
+    return load(name_of_url(url))
+
+
+def name_of_url(url: str) -> str:
+    """The name of the engine that a URL or an ODBC connection string asks for; its driver need not be there.
 
     Raises `ConfigurationError` for a scheme that no engine knows. Never repeats the URL: it may hold a password.
     """
@@ -64,9 +69,9 @@ def of_url(url: str) -> type[Engine]:
             raise ConfigurationError(
                 f"Unknown scheme {scheme[:40]!r} in the database URL; known are {', '.join(sorted(SCHEMES))}"
             )
-        return load(SCHEMES[scheme.lower()])
+        return SCHEMES[scheme.lower()]
     if "=" in url and ("driver" in url.lower() or "dsn" in url.lower() or "server" in url.lower()):
-        return load("mssql")
+        return "mssql"
     raise ConfigurationError(
         "The database URL has no scheme; write sqlite:///file.db, postgresql://user@host/database, "
         "mssql://user@host/database, or an ODBC string (Driver=…;Server=…)"
