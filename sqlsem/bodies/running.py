@@ -7,15 +7,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlsem.bodies.commands import run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
+from sqlsem.core.process import Process
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
-
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
 
 __all__ = ["Allowed", "Started", "Stop", "run"]
 
@@ -72,7 +70,7 @@ Started = Callable[[Stop], None]
 def run(
     kind: str,
     body: str,
-    process: Coordinator,
+    process: Process,
     *,
     started: Started = lambda _: None,
     allowed: Allowed | None = None,
@@ -89,9 +87,9 @@ def run(
     raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
 
 
-def _run_sql(text: str, process: Coordinator, started: Started) -> str | None:
+def _run_sql(text: str, process: Process, started: Started) -> str | None:
     try:
-        return process._execute(text, lambda session: started(session.cancel_running))
+        return process.execute(text, lambda session: started(session.cancel_running))
     except TaskFailed:
         raise
     except SqlsemError as exc:

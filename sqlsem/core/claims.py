@@ -22,9 +22,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from sqlsem.core.membership import Membership
 from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, LockLost, NotHeld, SqlsemError
-from sqlsem.membership import Membership
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,8 +54,8 @@ class Claim:
     why_lost: str | None = None
     _ended = True  # until it is open: an interrupt can strike before
 
-    def _open(self, claims: Claims, closing: Ending) -> None:
-        """The database has it as ours, or will have at once. ``closing``: see above."""
+    def opened(self, claims: Claims, closing: Ending) -> None:
+        """The database has it as ours, or may have from now on. (For the package.)"""
         self._claims = claims
         self._closing = closing
         self._pid = os.getpid()
@@ -96,7 +96,8 @@ class Claim:
         if not self._ended and not self.is_inherited:
             self._claims.member.leftovers.append(self._closing)  # no lock here, and so no more than this
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raise `NotHeld` or `LockLost` unless it is ours to end. (For the package.)"""
         if not self._ended and self.is_inherited:
             raise NotHeld(f"{self.title} belongs to the process that this one was forked from")
         if self.why_lost is not None:
@@ -105,7 +106,7 @@ class Claim:
         if self._ended:
             raise NotHeld(f"{self.title} was ended before")
 
-    def _end(
+    def end_by(
         self,
         what: str,
         call: Callable[[Session, int], T],
@@ -113,7 +114,9 @@ class Claim:
         otherwise: Ending | None = None,
         budget: float | None = None,
     ) -> T:
-        """Record its end. What is not known to be recorded is left to the pulse, ``otherwise`` in another way."""
+        """Record its end. What is not known to be recorded is left to the pulse, ``otherwise`` in another way.
+        (For the package.)
+        """
         self._closing = otherwise or call
         try:
             answer = call_repeatedly(self._claims.member, what, call, budget=budget)
@@ -134,7 +137,7 @@ class Claim:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._require_open()
+        self.require_open()
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: object) -> None:

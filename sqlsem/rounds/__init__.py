@@ -18,8 +18,7 @@ continuation  what comes after a round, claimed and run
 declaration   what these have in common
 """
 
-from sqlsem.rounds.declaration import Alarm
 from sqlsem.rounds.part import Part
 from sqlsem.rounds.rounds import Round, list_rounds, resume, round
 
-__all__ = ["Alarm", "Part", "Round", "list_rounds", "resume", "round"]
+__all__ = ["Part", "Round", "list_rounds", "resume", "round"]

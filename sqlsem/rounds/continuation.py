@@ -6,17 +6,15 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from sqlsem import bodies
 from sqlsem.core.claims import Claim, call_repeatedly, owner_name
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
 from sqlsem.errors import RoundFailed, SqlsemError
 from sqlsem.model import Continuation
-from sqlsem.rounds.declaration import Alarm, Declaration, brief
-
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.engines.base import Session
+from sqlsem.rounds.declaration import Declaration, brief
 
 __all__ = ["ContinuationClaim", "carry_out", "claim_continuation", "resume", "take_over"]
 
@@ -26,11 +24,11 @@ log = logging.getLogger("sqlsem")
 class ContinuationClaim(Claim):
     """A continuation that is ours to run. Until it has run, its end is that others may."""
 
-    def __init__(self, process: Coordinator, continuation: Continuation, uid: str) -> None:
+    def __init__(self, process: Process, continuation: Continuation, uid: str) -> None:
         self._process = process
         self.continuation = continuation
         self.title = f"The continuation of round {continuation.round_id} of {continuation.name!r}"
-        self._open(process._claims, lambda session, me: session.return_then(me, uid))
+        self.opened(process.claims, lambda session, me: session.return_then(me, uid))
 
     def run(self, function: Callable[[], object] | None, alarm: Alarm) -> None:
         """Run it, as kept or as this function, and record how it ended. Raises `RoundFailed` when it failed."""
@@ -45,7 +43,7 @@ class ContinuationClaim(Claim):
                 if not isinstance(exc, Exception):
                     raise
                 raise failure from exc
-            self._require_open()
+            self.require_open()
             if not self._record(None):
                 failure = self._failure(
                     "has ended, but this process had been out of the database's reach for longer than its grace: "
@@ -78,14 +76,14 @@ class ContinuationClaim(Claim):
     def _record(self, error: str | None) -> bool:
         """How it ended; False when it was given up meanwhile."""
         round_id, attempt = self.continuation.round_id, self.continuation.attempt
-        return self._end("end of a continuation", lambda session, me: session.end_then(me, round_id, attempt, error))
+        return self.end_by("end of a continuation", lambda session, me: session.end_then(me, round_id, attempt, error))
 
     def _failure(self, what: str) -> RoundFailed:
         return RoundFailed(f"{self.title} {what}", resource=self.continuation.name, round_id=self.continuation.round_id)
 
 
 def claim_continuation(
-    process: Coordinator, name: str | None, round_id: int | None, *, own: bool
+    process: Process, name: str | None, round_id: int | None, *, own: bool
 ) -> ContinuationClaim | None:
     """A continuation that nobody runs, of a round of this name or number. ``own``: this process declares it."""
     uid, owner = uuid.uuid4().hex, owner_name()
@@ -95,9 +93,9 @@ def claim_continuation(
         return None if found is None else ContinuationClaim(process, found, uid)
 
     try:
-        return call_repeatedly(process._member, "resuming a round", claim, sign=True)
+        return call_repeatedly(process.member, "resuming a round", claim, sign=True)
     except BaseException:
-        process._member.later(lambda session, me: session.return_then(me, uid))
+        process.member.later(lambda session, me: session.return_then(me, uid))
         raise
 
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlsem import bodies
 from sqlsem.core.claims import call_repeatedly
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
 from sqlsem.errors import ConfigurationError, RoundFailed, SqlsemError
 from sqlsem.model import Duration, RoundEntry, check_duration, check_name
 from sqlsem.printable import first_line
 
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.engines.base import Session
-
-__all__ = ["Alarm", "Declaration", "brief", "errors_in", "listed"]
+__all__ = ["Declaration", "brief", "errors_in", "listed"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
-#: Called with what went wrong, in the process that finds out.
-Alarm = Callable[[RoundFailed], object]
 #: What is quoted of an error in a message about something else.
 MOST_QUOTED_CHARACTERS = 200
 LEAST_WINDOW_SECONDS = 0.001
@@ -44,7 +42,7 @@ class Declaration:
         parts: Iterable[str],
         window: Duration,
         on_failed: Alarm | None,
-        coordinator: Coordinator | None,
+        coordinator: Coordinated | None,
     ) -> None:
         self.name = check_name("The round's name", name)
         if isinstance(parts, str) or not isinstance(parts, Iterable):
@@ -66,13 +64,9 @@ class Declaration:
         self.function: Callable[[], object] | None = None
 
     @property
-    def process(self) -> Coordinator:
+    def process(self) -> Process:
         """In which database; without a coordinator the default one, as it is now."""
-        if self._given is not None:
-            return self._given
-        from sqlsem import default
-
-        return default()
+        return process_of(self._given)
 
     def declare_continuation(self, what: Any) -> None:
         """See `Round.then`."""
@@ -101,7 +95,7 @@ class Declaration:
 
     def call(self, what: str, call: Callable[[Session, int], T]) -> T:
         """A call of the main session, which may be repeated."""
-        return call_repeatedly(self.process._member, what, call)
+        return call_repeatedly(self.process.member, what, call)
 
     def entry(self, round_id: int | None = None) -> RoundEntry | None:
         """A round with its parts; the newest one of this name, if no other is asked for."""

@@ -6,18 +6,15 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from sqlsem.bodies import format_error
 from sqlsem.core.claims import Claim, call_repeatedly, owner_name
 from sqlsem.core.pauses import pauses
+from sqlsem.engines.base import Session
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError
 from sqlsem.model import PartEnd, PartEntry, PartStart, RoundEntry
 from sqlsem.rounds.continuation import ContinuationClaim, carry_out, take_over
 from sqlsem.rounds.declaration import Declaration, brief, listed
-
-if TYPE_CHECKING:
-    from sqlsem.engines.base import Session
 
 __all__ = ["Part"]
 
@@ -65,7 +62,7 @@ class Part(Claim):
         self._uid = uuid.uuid4().hex
         try:
             # It may be recorded as started from here on.
-            self._open(self._process._claims, self._ending("interrupted while it was started"))
+            self.opened(self._process.claims, self._ending("interrupted while it was started"))
             began = self._start()
             if began.code != "started":
                 self.settle()
@@ -88,7 +85,7 @@ class Part(Claim):
         # Where its process is missing, it may be dead: that is known when its grace is over.
         left = pauses(self._process.retry)
         while True:
-            began = call_repeatedly(self._process._member, "start of a part", start, sign=True)
+            began = call_repeatedly(self._process.member, "start of a part", start, sign=True)
             if began.code != "running":
                 return began
             running = _part_of(asked.entry(began.round_id), name)
@@ -136,7 +133,7 @@ class Part(Claim):
         """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
         it raises.
         """
-        self._require_open()
+        self.require_open()
         try:
             # Should it have been recorded all the same, what is done otherwise gives the continuation back.
             ended = self._record(None, otherwise="its end could not be recorded")
@@ -190,7 +187,7 @@ class Part(Claim):
 
     def failed(self, error: BaseException | str) -> None:
         """The part has failed. Tells the alarm hook at once."""
-        self._require_open()
+        self.require_open()
         words = format_error(error) or "it said nothing"
         failure = self._declaration.failure(
             f"has a failed part: {self.name!r} ({brief(words)}); run it again", self.round_id, {self.name: words}
@@ -221,7 +218,7 @@ class Part(Claim):
                 self._continuation = ContinuationClaim(self._process, ended.then, self._uid)
             return ended
 
-        return self._end("end of a part", end, otherwise=self._closing)
+        return self.end_by("end of a part", end, otherwise=self._closing)
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
         """What ends it. (Not of this object itself, which may be on its way out.)"""
@@ -230,10 +227,10 @@ class Part(Claim):
 
     # -- its block ----------------------------------------------------------------------------------------------
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
         if self.round_id is None:
             raise NotHeld(f"{self.title} was not started")
-        super()._require_open()
+        super().require_open()
 
     def __enter__(self) -> Part:
         return self.start()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.options import Alarm
 from sqlsem.core.pauses import pauses
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import Duration, RoundEntry, check_duration, check_name, monotonic
 from sqlsem.rounds import continuation
-from sqlsem.rounds.declaration import Alarm, Declaration, brief, errors_in, listed
+from sqlsem.rounds.declaration import Declaration, brief, errors_in, listed
 from sqlsem.rounds.part import Part
-
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
 
 __all__ = ["Round", "list_rounds", "resume", "round"]
 
@@ -43,7 +42,7 @@ class Round:
         *,
         window: Duration,
         on_failed: Alarm | None = None,
-        coordinator: Coordinator | None = None,
+        coordinator: Coordinated | None = None,
     ) -> None:
         self._declaration = Declaration(name, parts, window, on_failed, coordinator)
         self.name = self._declaration.name
@@ -141,26 +140,26 @@ def _state(name: str, entry: RoundEntry | None) -> str:
     return f"Round {entry.round_id} of {name!r} still waits for {waits}"
 
 
-def list_rounds(coordinator: Coordinator, name: str | None = None, most: int = MOST_ROUNDS) -> list[RoundEntry]:
+def list_rounds(coordinator: Coordinated, name: str | None = None, most: int = MOST_ROUNDS) -> list[RoundEntry]:
     """Rounds with their parts, of one name or all, newest first."""
-    return coordinator._look(lambda session: session.list_rounds(name, None, most))
+    return coordinator.process.look(lambda session: session.list_rounds(name, None, most))
 
 
-def resume(coordinator: Coordinator, which: int | str) -> bool:
+def resume(coordinator: Coordinated, which: int | str) -> bool:
     """Run a continuation that nobody runs: of the oldest such round of a name, or of the round of that number, then
     also one that has failed. False when there is none. Raises `RoundFailed` when it fails, `ConfigurationError` when
     only the process that declared it can run it, or there is no such round.
     """
     name = check_name("The round's name", which) if isinstance(which, str) else None
     round_id = which if isinstance(which, int) else None
-    look = coordinator._look(lambda session: session.list_rounds(name, round_id, MOST_ROUNDS))
+    look = coordinator.process.look(lambda session: session.list_rounds(name, round_id, MOST_ROUNDS))
     if not look:
         raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
     # It logs what it finds out.
     Declaration(look[0].name, [part.part for part in look[0].parts], 1, None, coordinator).recover()
-    claim = continuation.claim_continuation(coordinator, name, round_id, own=False)
+    claim = continuation.claim_continuation(coordinator.process, name, round_id, own=False)
     if claim is None:
-        for entry in coordinator._look(lambda session: session.list_rounds(name, round_id, MOST_ROUNDS)):
+        for entry in coordinator.process.look(lambda session: session.list_rounds(name, round_id, MOST_ROUNDS)):
             if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
                 raise ConfigurationError(
@@ -178,7 +177,7 @@ def round(
     *,
     window: Duration,
     on_failed: Alarm | None = None,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinated | None = None,
 ) -> Round:
     """A round: parts that run side by side, the last of which to succeed starts what comes next, exactly once.
 

@@ -18,9 +18,9 @@ worker    threads that carry tasks out
 groups    how short tasks are claimed and ended together
 """
 
-from sqlsem.bodies import Call, Shell, Sql, encode, run
+from sqlsem.bodies import Call, Shell, Sql, encode
 from sqlsem.tasks.queues import Queue, queue
 from sqlsem.tasks.task import Task
 from sqlsem.tasks.worker import Worker
 
-__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "encode", "queue", "run"]
+__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "encode", "queue"]

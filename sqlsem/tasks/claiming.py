@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from sqlsem.core.claims import owner_name
+from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.pauses import pauses
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.task import Task, remember_ends
-
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.engines.base import Session
 
 __all__ = ["Claiming"]
 
@@ -26,25 +23,20 @@ T = TypeVar("T")
 
 #: Between two looks for workers that died: a part of the grace, from so many seconds to so many.
 RECOVER_PART, RECOVER_SECONDS = 1 / 4, (0.25, 2.0)
-_numbers = itertools.count(1)
 
 
 class Claiming:
     """What is claimed of one queue, by whoever is in this process."""
 
-    def __init__(self, queue: str, coordinator: Coordinator | None) -> None:
+    def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
         self.queue = queue
         self._given = coordinator
         self._recovered_at = 0.0
 
     @property
-    def process(self) -> Coordinator:
+    def process(self) -> Process:
         """In which database; without a coordinator the default one, as it is now."""
-        if self._given is not None:
-            return self._given
-        from sqlsem import default
-
-        return default()
+        return process_of(self._given)
 
     def look_until(
         self,
@@ -59,14 +51,14 @@ class Claiming:
         """
         process, left = self.process, pauses(timeout)
         while stop is None or not stop.is_set():
-            version = process.rung
+            version = process.bell.version()
             found = look()
             if found is not None:
                 return found
             pause = next(left, None)
             if pause is None:
                 return None
-            process.await_ring(version, pause)
+            process.bell.wait_changed(version, pause)
             between()
         return None
 
@@ -85,9 +77,8 @@ class Claiming:
         What is not known to have ended, or been claimed, in time ends or is given back as soon as that can be.
         """
         process, queue = self.process, self.queue
-        member = process._member
-        uid = f"{process._secret}{os.getpid():x}.{next(_numbers)}"
-        owner = owner_name()
+        member = process.member
+        uid, owner = process.new_uid(), owner_name()
         tried: list[int] = []  # as which members
 
         def step(session: Session, me: int) -> tuple[list[str | None], list[Task]]:
@@ -127,11 +118,11 @@ class Claiming:
             return 0
         self._recovered_at = monotonic()
         try:
-            count = process._member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
+            count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
         except Deadlock as exc:
             log.info("Looking after the dead again in a moment: %s", exc)
             return 0
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
-            process.ring()
+            process.bell.notify()
         return count

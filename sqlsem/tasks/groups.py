@@ -55,7 +55,7 @@ class Group:
         with self._lock:
             done, self._done = self._done, []
             ahead, self._ahead = self._ahead, deque()
-        return done + [TaskEnd(task, task.end_as("returned"), begun=False) for task in ahead]
+        return done + [TaskEnd(task, task.make_end("returned"), begun=False) for task in ahead]
 
 
 class Pace:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlsem.bodies import encode
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.operators import Operators
+from sqlsem.core.options import PutOptions, check_options
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.model import (
     MAX_INT,
@@ -21,15 +24,12 @@ from sqlsem.model import (
     check_duration,
     check_name,
 )
-from sqlsem.options import PutOptions, check_options
 from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
 from sqlsem.tasks.task import Task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from sqlsem.coordinator import Coordinator
 
 __all__ = ["Queue", "queue"]
 
@@ -42,7 +42,7 @@ LONGEST_SECONDS = 3.2e8
 class Queue:
     """A named queue of tasks; see `queue`. May be used from many threads at once."""
 
-    def __init__(self, name: str, *, on_failure: str = "stop", coordinator: Coordinator | None = None) -> None:
+    def __init__(self, name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> None:
         self.name = check_name("The queue's name", name)
         self._on_failure = _check_on_failure(on_failure)
         #: For the package; programs have no use for it.
@@ -109,15 +109,15 @@ class Queue:
             note,
         )
         tasks = [replace(common, kind=kind, body=text) for kind, text in map(encode, bodies)]
-        numbers: list[int] = []
+        task_ids: list[int] = []
         for some in _portions(tasks):
             uid = os.urandom(12).hex()
-            numbers += self.claiming.process._member.call(
+            task_ids += self.claiming.process.member.call(
                 "put",
                 lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
             )
-            self.claiming.process.ring()
-        return numbers
+            self.claiming.process.bell.notify()
+        return task_ids
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
         """Claim one task after the other; ends when nothing came for so long (None: never; 0: at once).
@@ -145,7 +145,7 @@ class Queue:
 
     def state(self) -> QueueState:
         """What is left to do, now."""
-        return self.claiming.process._member.call("look at a queue", lambda session, _: session.queue_state(self.name))
+        return self.claiming.process.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until nothing is left that could run; False when that takes longer than ``timeout``. (`join`, and the
@@ -182,11 +182,11 @@ class Queue:
 
     def tasks(self, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
         """Open tasks in the order in which they will run, then those that ended, newest first."""
-        return self.claiming.process.tasks(self.name, status, most=most)
+        return Operators(self.claiming.process).tasks(self.name, status, most=most)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
-        return self.claiming.process.attempts(task_id)
+        return Operators(self.claiming.process).attempts(task_id)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -212,7 +212,7 @@ def _check_on_failure(value: str) -> str:
     return value
 
 
-def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinator | None = None) -> Queue:
+def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> Queue:
     """The work queue of that name; it need not be made.
 
     Args:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
 from sqlsem.core.claims import Claim
+from sqlsem.core.process import Process
 from sqlsem.model import Claimed, End, monotonic
-
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
 
 __all__ = ["Task", "remember_ends"]
 
@@ -35,7 +33,7 @@ class Task(Claim):
 
     can_be_lost: ClassVar[bool] = True
 
-    def __init__(self, process: Coordinator, queue: str, claimed: Claimed, uid: str) -> None:
+    def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
         self._process = process
         self._queue = queue
         self._uid = uid  # of the call that claimed it
@@ -49,8 +47,8 @@ class Task(Claim):
         self.text = claimed.body
         self.began = monotonic()
         self.result: Any = None
-        returned = self.end_as("returned")
-        self._open(process._claims, lambda session, me: session.end_task(me, returned))
+        returned = self.make_end("returned")
+        self.opened(process.claims, lambda session, me: session.end_task(me, returned))
 
     @property
     def body(self) -> Any:
@@ -66,45 +64,46 @@ class Task(Claim):
         super().lose(why)
         self.lost_event.set()
 
-    def end_as(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
-        """Such an end of this attempt. (For the package.)"""
+    def make_end(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
+        """An end of this attempt. (For the package.)"""
         return End(self.id, self.attempt, outcome, result, error)
 
     def finish(self, result: Any = None) -> None:
         """End the attempt well. Raises `LockLost` when the claim was lost, `NotHeld` when it was ended before."""
-        self._end_as(self.end_as("finished", None if result is None else as_json(result)))
+        self._end_with(self.make_end("finished", None if result is None else as_json(result)))
 
     def fail(self, error: BaseException | str) -> None:
         """End the attempt as failed. Errors as for `finish`."""
-        self._end_as(self.end_as("failed", error=format_error(error)))
+        self._end_with(self.make_end("failed", error=format_error(error)))
 
     def give_back(self) -> None:
         """End the attempt as if it had never been: the task is pending at once. Errors as for `finish`."""
-        self._end_as(self.end_as("returned"))
+        self._end_with(self.make_end("returned"))
 
-    def _end_as(self, end: End) -> None:
+    def _end_with(self, end: End) -> None:
         if self.lost:
             self.leave()
-        self._require_open()
+        self.require_open()
         process = self._process
         try:
-            status = self._end(
+            status = self.end_by(
                 "end of a task",
                 lambda session, me: session.end_task(me, end),
-                budget=process._member.seconds_left(),
+                budget=process.member.seconds_left(),
             )
         finally:
-            process.ring()
+            process.bell.notify()
         remember_ends(process, [end])
         self.ended_with(status)
         if self.lost:
-            self._require_open()
+            self.require_open()
 
     def ended_with(self, status: str | None) -> None:
         """Its end has got this answer. (For the package.)"""
         if status is None:
             self.lose("this process was given up meanwhile")
-        self.settle()
+        if self.is_open:
+            self.settle()
 
     def _succeed(self) -> None:
         self.finish(self.result)
@@ -119,6 +118,6 @@ class Task(Claim):
         return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.lost else ''}>"
 
 
-def remember_ends(process: Coordinator, ends: Iterable[End]) -> None:
+def remember_ends(process: Process, ends: Iterable[End]) -> None:
     """A server that takes over, or is restored, may have forgotten them."""
-    process._ended.extend((monotonic(), end) for end in ends)
+    process.unfinished_ends.extend((monotonic(), end) for end in ends)

@@ -138,7 +138,7 @@ class Worker:
             threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
         for group in groups:
             self._lighten(group)
-        self._claiming.process.ring()  # for those who wait for tasks
+        self._claiming.process.bell.notify()  # for those who wait for tasks
         with self._changed:
             # All threads leave, but those in Python code.
             self._changed.wait_for(
@@ -252,7 +252,7 @@ class Worker:
         """Run a task, unless it is too late for that."""
         with self._lock:
             if self._aborted or task.lost:
-                return TaskEnd(task, task.end_as("returned"), begun=False)
+                return TaskEnd(task, task.make_end("returned"), begun=False)
             self.running.add(task)
         task.began = monotonic()
         self._tell(task, None, None)
@@ -275,8 +275,8 @@ class Worker:
                 self._changed.notify_all()
             aborted = self._aborted
         if error is not None and aborted:
-            return TaskEnd(task, task.end_as("returned"))  # by abort, which may be why it failed
-        return TaskEnd(task, task.end_as("finished" if error is None else "failed", result, error))
+            return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
+        return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
 
     def _follow(self, group: Group, pace: Pace) -> Group | None:
         """End what a thread had, and claim what it does next in the same call; None when there is none at once."""
@@ -324,7 +324,7 @@ class Worker:
                 self.failed += outcome == "failed"
             self._changed.notify_all()
         if ends:
-            self._claiming.process.ring()
+            self._claiming.process.bell.notify()
         for one, outcome in ends:
             task, error = one.task, one.end.error
             if outcome == "failed" and error is not None:

@@ -15,6 +15,7 @@ from support import PATIENCE, remains, until
 import sqlsem
 from sqlsem import rounds
 from sqlsem.core import claims
+from sqlsem.core.operators import Operators
 from sqlsem.engines import sqlite
 from sqlsem.engines.base import Disconnected
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout, Unavailable
@@ -527,7 +528,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     until(lambda: made._declaration.recover() or made.entry().then_status == "pending")
 
     def work(coordinator):
-        coordinator._member.ping()
+        coordinator.process.member.ping()
         gather.wait()
         resumed.append(rounds.resume(coordinator, number))
 
@@ -706,7 +707,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
     made = make("a", then=lambda: ran.append(1))
     made.entry()
-    kind = type(made._declaration.process._member._main)
+    kind = type(made._declaration.process.member._main)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -728,7 +729,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     made = make("a")
     made.entry()
-    kind = type(made._declaration.process._member._main)
+    kind = type(made._declaration.process.member._main)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -749,7 +750,7 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     made = make("a", then=lambda: None)
     until(lambda: made._declaration.recover() or call != "claim_then" or made.entry().then_status == "pending")
     made.entry()
-    kind = type(made._declaration.process._member._main)
+    kind = type(made._declaration.process.member._main)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -772,7 +773,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     made = make("a", then=lambda: pytest.fail("must not run"))
     with pytest.raises(RoundFailed, match="given up part 'a'") as caught:
         with made.part("a"):
-            member = made._declaration.process._member._member_id
+            member = made._declaration.process.member._member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
     assert made.alarms[-1] is caught.value
     until(lambda: made._declaration.recover() or made.entry().status == "failed")
@@ -781,7 +782,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
 
 def test_a_continuation_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made._declaration.process._member._member_id
+        member = made._declaration.process.member._member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
     made = make("a", then=then)
@@ -840,7 +841,7 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     def prepare(made):
         if what == "continuation":
             knows_nothing = rounds.round(made.name, ["a"], window=60, coordinator=coordinator)
-            coordinator._member.call("keep", lambda session, me: leave_behind(session, me, made.name))
+            coordinator.process.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
             assert knows_nothing.resume() is False
         elif what == "expired round":
             early = rounds.round(made.name, ["a", "b"], window=60, coordinator=coordinator)
@@ -909,7 +910,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 def deaf(monkeypatch, made, after):
     """From the moment that this call has been answered, no list of rounds can be had."""
     made.entry()
-    kind = type(made._declaration.process._member._main)
+    kind = type(made._declaration.process.member._main)
     right, list_rounds, away = getattr(kind, after), kind.list_rounds, []
 
     def call(self, *arguments):
@@ -950,7 +951,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     made = make("a", then=lambda: pytest.fail("must not run"))
     made.entry()
-    kind = type(made._declaration.process._member._main)
+    kind = type(made._declaration.process.member._main)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
@@ -961,7 +962,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (What was left to do may have been tried, and given up, while that was so.)
-    until(lambda: made.entry().status == "failed" or not made._declaration.process._member.leftovers)
+    until(lambda: made.entry().status == "failed" or not made._declaration.process.member.leftovers)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -1006,7 +1007,7 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     coordinator = connect(lease=30, retry=2)
     made = rounds.round(name, ["a"], window=60, coordinator=coordinator)
     with made.part("a") as one:
-        coordinator._member._main.interrupt()
+        coordinator.process.member._main.interrupt()
         forked(lambda: None)  # before which connections are closed, where that is needed
     assert one.is_last
     assert made.entry().status == "succeeded"
@@ -1100,7 +1101,7 @@ def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, led
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=made._declaration.process).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Operators(made._declaration.process)).part("b"):  # and no new SQL is kept waiting
         pass
     assert run(made, "a").is_last
     assert ledger() == 2

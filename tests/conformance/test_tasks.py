@@ -15,6 +15,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.bodies import END_SECONDS as ENDING
+from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
 from sqlsem.tasks import Task, Worker
 
@@ -176,7 +177,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
         assert task.body == "at once"
         raise ValueError("no")
-    queue.claiming.process.retry_task(task.id)
+    Operators(queue.claiming.process).retry_task(task.id)
     move_clock(database, queue, -3600)
     with queue.try_claim() as task:
         assert task.body == "at once"
@@ -205,7 +206,7 @@ def move_clock(database, queue, seconds):
 def test_what_is_put_in_bulk_is_put_in_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
-    session = queue.claiming.process._member._main
+    session = queue.claiming.process.member._main
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
@@ -305,7 +306,7 @@ def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
         Task(queue.claiming.process, queue.name, object(), "uid")
     Task.__new__(Task)
     assert struck == []
-    assert not queue.claiming.process._member.leftovers
+    assert not queue.claiming.process.member.leftovers
 
 
 def test_ended_twice(queue):
@@ -331,7 +332,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     """What the client does when an answer is lost."""
     queue.put(1)
     coordinator = connect()
-    member = coordinator._member
+    member = coordinator.process.member
     member.ping()
     with contextlib.closing(database.session()) as session:
         me = member._member_id
@@ -422,7 +423,7 @@ def test_a_failed_task_stops_later_orders(queue):
     assert queue.wait(PATIENCE) is True
     with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
         queue.join()
-    queue.claiming.process.cancel_task(first)
+    Operators(queue.claiming.process).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
     queue.join(5)

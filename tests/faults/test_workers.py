@@ -101,7 +101,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         task = mine.queue(name).try_claim()
         # No connection succeeds any more.
         mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-        mine._member._main.interrupt()
+        mine.process.member._main.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
         for other in queue.claim(wait=PATIENCE):
@@ -299,7 +299,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)
     task = queue.try_claim()
-    engine, member = queue.claiming.process.engine, queue.claiming.process._member
+    engine, member = queue.claiming.process.engine, queue.claiming.process.member
     ping, failed = member.ping, threading.Event()
 
     def watched():
