@@ -36,7 +36,8 @@ from typing import Any
 import filelock
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 pytest.register_assert_rewrite("support")
 
 import face as aio_face  # noqa: E402
@@ -44,7 +45,7 @@ import microsoft  # noqa: E402
 import support  # noqa: E402
 
 import sqlsem  # noqa: E402
-from sqlsem import mixed  # noqa: E402
+from clients.mixed import dotnet  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
@@ -132,7 +133,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
-    lacks = mixed.dotnet_lacks(odbc="postgresql" in there)
+    lacks = dotnet.lacks(odbc="postgresql" in there)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
     elif "mssql" in there and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):

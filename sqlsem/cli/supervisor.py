@@ -1,10 +1,7 @@
-"""What ``sqlsem run`` does: hold a lock while a command runs, and end the command when the lock is lost.
+"""Holds a lock while a command runs, and ends the command when the lock is lost: what ``sqlsem run`` does.
 
-Three processes: *we* hold the lock; the *command* is our child; the *guard* is another child of ours, that is this
-file run as a script. The guard does nothing but read a pipe whose other end only we have. When we die in any way
-whatever (``kill -9``, out of memory), the system closes the pipe, and the guard ends the command: nothing goes on
-unlocked and unnoticed. Linux's PR_SET_PDEATHSIG would do the same for the command alone, not for what it started, on
-Linux only, and to set it Python would have to run code between fork and exec, which is not safe beside threads.
+Three processes: *we* hold the lock; the *command* is our child; the *guard* is another child of ours, which ends the
+command when we die (see `sqlsem.guard`).
 
 Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
 found and ended with it. On a terminal it stays in our process group, for Ctrl-C, Ctrl-Z and job control to work as
@@ -15,26 +12,24 @@ parent is we (PR_SET_CHILD_SUBREAPER); and it has our mark in its environment, b
 Elsewhere, or when it has cleared its environment and we are killed, it survives.
 """
 
-# Nothing of sqlsem or its dependencies is imported when this starts: the guard has to be small and quick.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
-import time
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any
 
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from queue import SimpleQueue
-    from types import FrameType, TracebackType
-    from typing import Any
-
-    from sqlsem.coordinator import Coordinator, Grant
-    from sqlsem.locks import Lock
+from sqlsem import guard, nesting
+from sqlsem.coordinator import Coordinator, Grant
+from sqlsem.errors import LockLost
+from sqlsem.locks import Lock
 
 __all__ = ["CANNOT_RUN", "NOT_FOUND", "Signals", "Stopped", "run"]
 
@@ -44,11 +39,11 @@ NOT_FOUND, CANNOT_RUN = 127, 126
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 #: Of these the terminal has sent the command one of its own.
 FROM_KEYBOARD = ("SIGINT", "SIGQUIT", "SIGHUP")
-#: Sleep between looks at processes that are about to end, and a net under signals that did not wake us (seconds).
-LOOK, NET = 0.01, 0.5
-POSIX = os.name == "posix"
-#: The variable by which what a command starts is found, and what makes us the parent of orphans below us (Linux).
-MARKS, PR_SET_CHILD_SUBREAPER = "SQLSEM_RUN", 36
+#: A net under signals that did not wake us.
+NET_SECONDS = 0.5
+#: Of prctl(2): makes us the parent of orphans below us (Linux).
+PR_SET_CHILD_SUBREAPER = 36
+log = logging.getLogger("sqlsem")
 
 
 class Stopped(Exception):
@@ -121,12 +116,6 @@ def run(
     Raises `OSError` when the command cannot be started, and `Stopped` when a signal came while waiting: then the
     coordinator must be closed, which ends the wait.
     """
-    import secrets
-    import threading
-
-    from sqlsem import nesting
-    from sqlsem.errors import LockLost
-
     running = threading.Event()
     ended = threading.Event()
 
@@ -135,20 +124,20 @@ def run(
         # In a thread of the coordinator's, which goes on to give up the row that an operator wants: not before the
         # command has ended. (What was lost in any other way, it does not make later.)
         if running.is_set() and threading.current_thread() is not threading.main_thread():
-            ended.wait(kill_after + NET)
+            ended.wait(kill_after + NET_SECONDS)
 
     lock = make_lock(on_lost)
     # The system frees the beacon of an SQLite member at once: then the guard has no time for politeness.
     options = coordinator.engine.options
     polite = kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
-    with _Guard(polite) as guard:
+    with _Guarding(polite) as guarding:
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
         code, was_lost = 0, grant.lost
         try:
             if not was_lost:
-                mark = secrets.token_hex(8)
+                mark = os.urandom(8).hex()
                 inherited = os.environ if environment is None else environment
                 own = {
                     **inherited,
@@ -158,11 +147,11 @@ def run(
                     # What it must not wait for: all this is held until it has ended.
                     nesting.HELD: nesting.tell(grant, inherited),
                     # Of those above us, too, who shall find what is below them.
-                    MARKS: ":".join([*filter(None, [inherited.get(MARKS)]), mark]),
+                    guard.MARKS: ":".join([*filter(None, [inherited.get(guard.MARKS)]), mark]),
                 }
                 with _adopting() as adopts:
                     code = _supervise(
-                        command, own, mark, adopts, events, guard, kill_after, running, lambda p: started(grant, p)
+                        command, own, mark, adopts, events, guarding, kill_after, running, lambda p: started(grant, p)
                     )
         finally:
             ended.set()
@@ -177,9 +166,6 @@ def run(
 
 def _acquire(lock: Lock, timeout: float | None, events: SimpleQueue[tuple[str, int]]) -> Grant | None:
     """Acquire in a thread, so that this one is free for signals."""
-    import threading
-    from queue import Empty
-
     had: list[Grant] = []
     failed: list[BaseException] = []
 
@@ -197,7 +183,7 @@ def _acquire(lock: Lock, timeout: float | None, events: SimpleQueue[tuple[str, i
     what = ""
     while what != "asked":
         try:
-            what, number = events.get(timeout=NET)
+            what, number = events.get(timeout=NET_SECONDS)
         except Empty:
             continue
         if what == "signal":
@@ -213,26 +199,23 @@ def _supervise(
     mark: str,
     adopts: bool,
     events: SimpleQueue[tuple[str, int]],
-    guard: _Guard,
+    guarding: _Guarding,
     kill_after: float,
     running: threading.Event,
     started: Callable[[int], object],
 ) -> int:
     """Run the command to its end; its exit status, as a shell tells it."""
-    from queue import Empty
-
     terminal = _has_terminal()
-    ours = frozenset(_children()) if adopts else None
+    ours = frozenset(guard.children()) if adopts else None
     # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
     child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
-        command, env=environment, close_fds=not POSIX, start_new_session=POSIX and not terminal
+        command, env=environment, close_fds=not guard.POSIX, start_new_session=guard.POSIX and not terminal
     )
     running.set()
-    tree = _Tree(child.pid, POSIX and not terminal, mark, ours)
-    guard.watch(tree)
+    tree = guard.Tree(child.pid, guard.POSIX and not terminal, mark, ours)
+    guarding.watch(tree)
     started(child.pid)
-    if not POSIX:
-        import threading
+    if not guard.POSIX:
 
         def wait() -> None:
             child.wait()
@@ -242,22 +225,22 @@ def _supervise(
     try:
         while child.poll() is None:
             try:
-                what, number = events.get(timeout=NET)
+                what, number = events.get(timeout=NET_SECONDS)
             except Empty:
                 continue
             if what == "child" and ours is not None:
                 _bury({*ours, child.pid})
             if what == "lost":
-                _end(tree, kill_after, lambda: child.poll() is not None)
+                guard.end(tree, kill_after, lambda: child.poll() is not None)
             elif what == "signal" and child.poll() is None:
                 name = signal.Signals(number).name
                 if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
-                    _send(child.pid, number, tree.whole)
+                    guard.send(child.pid, number, tree.whole)
     except BaseException:
-        _end(tree, kill_after, lambda: child.poll() is not None)
+        guard.end(tree, kill_after, lambda: child.poll() is not None)
         raise
     finally:
-        guard.dismiss()
+        guarding.dismiss()
     code = child.wait()
     return 128 - code if code < 0 else code
 
@@ -267,7 +250,7 @@ def _supervise(
 
 def _has_terminal() -> bool:
     """Whether we have a controlling terminal."""
-    if not POSIX:
+    if not guard.POSIX:
         return True  # Ctrl-C reaches everybody on the console
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
@@ -278,7 +261,7 @@ def _has_terminal() -> bool:
 
 def _in_foreground() -> bool:
     """Whether a key pressed on the terminal signals our process group, and so the command as well."""
-    if not POSIX:
+    if not guard.POSIX:
         return True
     try:
         tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
@@ -292,88 +275,7 @@ def _in_foreground() -> bool:
         os.close(tty)
 
 
-# -- ending processes -------------------------------------------------------------------------------------------------
-
-
-def _send(pid: int, number: int, whole: bool) -> None:
-    try:
-        if whole:
-            os.killpg(pid, number)
-        else:
-            os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # it ended; or it is another user's by now (sudo), and not ours to signal
-
-
-def _processes() -> dict[int, tuple[int, int, str]]:
-    """Every process's parent, session and time of birth; nothing where there is no /proc. Zombies are left out."""
-    try:
-        names = os.listdir("/proc") if sys.platform == "linux" else []
-    except OSError:
-        names = []
-    return {int(name): found for name in names if name.isdigit() and (found := _process(int(name))) is not None}
-
-
-def _process(pid: int) -> tuple[int, int, str] | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    if not fields or fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[1]), int(fields[3]), fields[19].decode()
-
-
-class _Tree:
-    """The command, and how to find what it has started."""
-
-    def __init__(self, root: int, whole: bool, mark: str, ours: frozenset[int] | None) -> None:
-        self.root = root
-        self.born = (_process(root) or (0, 0, ""))[2]  # its number may be another's one day
-        self.whole = whole  # it leads a session of its own
-        self.mark = mark  # one of those in the environment of what it started
-        self.ours = ours  # our other children, when those that lose their parents become ours; else None
-
-    def family(self) -> dict[int, str]:
-        """The process with all that it started, as far as that is found: number and birth."""
-        processes = _processes()
-        me = os.getpid()
-        found = {pid for pid in processes if self.mark in _marks(pid)}
-        if self.root in processes and processes[self.root][2] == self.born:
-            found.add(self.root)
-        if self.ours is not None:
-            found |= {pid for pid, (parent, _, _) in processes.items() if parent == me and pid not in self.ours}
-        grown = True
-        while grown:
-            more = {
-                pid
-                for pid, (parent, session, _) in processes.items()
-                if parent in found or (self.whole and session == self.root)
-            }
-            grown = not more <= found
-            found |= more
-        found.discard(me)
-        return {pid: processes[pid][2] for pid in found if pid in processes}
-
-
-def _marks(pid: int) -> list[str]:
-    """The marks in a process's environment, where we may look at that."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = file.read()
-    except OSError:
-        return []
-    for one in environment.split(b"\0"):
-        name, _, value = one.partition(b"=")
-        if name == MARKS.encode():
-            return value.decode(errors="replace").split(":")
-    return []
-
-
-def _children() -> set[int]:
-    me = os.getpid()
-    return {pid for pid, (parent, _, _) in _processes().items() if parent == me}
+# -- the command's family and its guard --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -381,8 +283,6 @@ def _adopting() -> Iterator[bool]:
     """While it lasts, descendants that lose their parents become our children (on Linux): whether it is so."""
     prctl = None
     if sys.platform == "linux":
-        import logging
-
         try:
             import ctypes
 
@@ -390,7 +290,7 @@ def _adopting() -> Iterator[bool]:
             if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
                 raise OSError(ctypes.get_errno(), "prctl")
         except (ImportError, OSError, AttributeError) as exc:
-            logging.getLogger("sqlsem").info("A daemon that the command starts may survive the lock: %s", exc)
+            log.info("A daemon that the command starts may survive the lock: %s", exc)
             prctl = None
     try:
         yield prctl is not None
@@ -411,87 +311,31 @@ def _bury(others: set[int]) -> None:
             return
 
 
-def _end(tree: _Tree, patience: float, ended: Callable[[], bool]) -> None:
-    """SIGTERM for a process and what it started; after ``patience`` seconds SIGKILL for what is left of them."""
-    root, whole = tree.root, tree.whole
-    if not POSIX:
-        os.kill(root, signal.SIGTERM)  # which is TerminateProcess there
-        return
-    family = tree.family()
-
-    def left() -> set[int]:
-        now = _processes()
-        return {pid for pid, born in family.items() if pid in now and now[pid][2] == born}
-
-    if patience > 0:
-        if whole or not ended():
-            _send(root, signal.SIGTERM, whole)
-        for pid in family:
-            if pid != root and not (whole and _group(pid) == root):
-                _send(pid, signal.SIGTERM, False)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            if ended() and not left() and not (whole and _group_exists(root)):
-                break
-            time.sleep(LOOK)
-    for _ in range(3):  # what is being forked meanwhile is found the next time
-        family.update(tree.family())
-        if not ended() or (whole and _group_exists(root)):
-            _send(root, signal.SIGKILL, whole)
-        alive = left() - {root}
-        for pid in alive:
-            _send(pid, signal.SIGKILL, False)
-        if not alive:
-            return
-
-
-def _group_exists(number: int) -> bool:
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return None
-
-
-# -- the guard --------------------------------------------------------------------------------------------------------
-
-
-class _Guard:
+class _Guarding:
     """Our side of the guard. Where none can be had, things go on without, and the log says so."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Guard:
-        import logging
-
-        if POSIX and sys.executable and os.path.isfile(__file__):
+    def __enter__(self) -> _Guarding:
+        if guard.POSIX and sys.executable and os.path.isfile(guard.__file__):
             try:
                 # A session of its own: what ends our whole group shall not end the guard as well.
-                self._process = subprocess.Popen(  # noqa: S603 - this file
-                    [sys.executable, "-I", "-S", __file__, str(self._patience)],
+                self._process = subprocess.Popen(  # noqa: S603 - a file of ours
+                    [sys.executable, "-I", "-S", guard.__file__, str(self._patience)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
             except OSError as exc:
-                logging.getLogger("sqlsem").warning("No guard: %s", exc)
+                log.warning("No guard: %s", exc)
         else:
-            logging.getLogger("sqlsem").info("No guard here: the command would survive a kill -9 of sqlsem run")
+            log.info("No guard here: the command would survive a kill -9 of sqlsem run")
         return self
 
-    def watch(self, tree: _Tree) -> None:
+    def watch(self, tree: guard.Tree) -> None:
         self._tell(f"{tree.root} {int(tree.whole)} {tree.mark}\n")
 
     def dismiss(self) -> None:
@@ -503,9 +347,7 @@ class _Guard:
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()
             except OSError:
-                import logging
-
-                logging.getLogger("sqlsem").warning("The guard is gone; the command would survive a kill -9")
+                log.warning("The guard is gone; the command would survive a kill -9")
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -515,30 +357,3 @@ class _Guard:
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
             self._process.wait()
-
-
-def _guard(patience: float) -> None:
-    """The guard's side: remember whom to end, and end it when the pipe closes."""
-    tree = _Tree(0, False, "", None)
-    for line in sys.stdin:
-        root, whole, mark = line.split()
-        tree = _Tree(int(root), whole == "1", mark, None)
-
-    def ended() -> bool:
-        if sys.platform == "linux" and os.path.isdir("/proc/self"):
-            now = _process(tree.root)
-            return now is None or now[2] != tree.born
-        try:
-            os.kill(tree.root, 0)
-        except OSError:
-            return True
-        return False
-
-    if tree.root:
-        _end(tree, patience, ended)
-
-
-if __name__ == "__main__":
-    for _name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
-        signal.signal(getattr(signal, _name), signal.SIG_IGN)
-    _guard(float(sys.argv[1]))
