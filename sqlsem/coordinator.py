@@ -273,6 +273,8 @@ class Coordinator:
 
     def _perform(self, operation: protocol.Operation) -> Any:
         """Carry out an operation, blocking."""
+        if self._closed:
+            _stay_asleep_at_the_end()
         if isinstance(operation, protocol.Call):
             return self._member.perform(operation)
         if isinstance(operation, protocol.WaitFor):
@@ -381,6 +383,7 @@ class Coordinator:
             self._abandon(grant)
             raise
         if grant._why_lost is not None:
+            _stay_asleep_at_the_end()
             grant._require()
 
     def _abandon(self, grant: BaseGrant) -> None:
@@ -422,6 +425,7 @@ class Coordinator:
 
     def _require_open(self) -> None:
         if self._closed:
+            _stay_asleep_at_the_end()
             self._member.require_open()
 
     # -- what the membership tells us ---------------------------------------------------------------------------
@@ -601,7 +605,7 @@ class Coordinator:
         with self._state_lock:
             self._waiting[session] = monotonic() + timeout + max(3.0, self._member.trust)
         try:
-            self._require_open()
+            self._member.require_open()
             yield
         finally:
             with self._state_lock:
@@ -621,7 +625,7 @@ class Coordinator:
         threads = self._pools.get(pool)
         if threads is None:
             with self._state_lock:
-                self._require_open()
+                self._member.require_open()
                 if pool not in self._pools:
                     most = 1 if pool == "calls" else self.engine.async_sessions
                     self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
@@ -896,8 +900,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+_ending = False  # the interpreter
+
+
+def _stay_asleep_at_the_end() -> None:
+    """At its end Python stops daemon threads wherever they are. No thread shall come back just then to tell of it:
+    where one is stopped while it writes to standard error, Python aborts the whole process.
+    """
+    if _ending and threading.current_thread().daemon:
+        threading.Event().wait()
+
+
 @atexit.register
 def _at_exit() -> None:
+    global _ending
+    _ending = True
     for coordinator in list(_coordinators):
         coordinator.close()
 

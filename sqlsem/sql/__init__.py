@@ -47,6 +47,7 @@ SCRIPTS = (
 RERUNNABLE = SCRIPTS[1:-2]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_WHERE_LINE = re.compile(r"^-- where (\{\w+\}) is (.+)\n", re.MULTILINE)
 _NAME_LINE = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 
 
@@ -68,6 +69,8 @@ def _read(engine: str, file: str) -> str | None:
 def _fill(text: str, schema: str, table: str) -> str:
     check_identifier("The schema's name", schema)
     check_identifier("The table's name", table)
+    for word, meaning in _WHERE_LINE.findall(text):
+        text = _WHERE_LINE.sub("", text).replace(word, meaning)
     return text.replace("{schema}", schema).replace("{table}", table)
 
 

@@ -282,9 +282,6 @@ class OlderClient:
         self.waiting.close()
 
 
-# Not in the default suite: on a busy machine `init` may give up here, having changed nothing, as the older routines
-# take their locks on the tables in different orders. Then it is to be called again.
-@pytest.mark.soak
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
     install_older(empty, version)

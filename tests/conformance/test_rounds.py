@@ -1089,7 +1089,7 @@ def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, led
             time.sleep(0.01)
         return False
 
-    until(lambda: sqlite._executing and locked(), "the SQL runs")
+    until(lambda: sqlite.fork.executing and locked(), "the SQL runs")
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()

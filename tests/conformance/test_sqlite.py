@@ -17,7 +17,7 @@ from support import TESTS, Database, keep_to_the_permissions
 
 import sqlsem
 from sqlsem import sql
-from sqlsem.engines.beacons import Beacons
+from sqlsem.engines.sqlite.beacons import Beacons
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 

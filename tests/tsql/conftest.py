@@ -96,6 +96,11 @@ class Session:
     def close(self) -> None:
         self.connection.close()
 
+    def die(self) -> None:
+        """Close, and return when the server has noticed: its locks are free then."""
+        self.close()
+        until(lambda: not self.database.rows("SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = ?", self.spid))
+
 
 def _marks(parameters: tuple[Any, ...], named: dict[str, Any]) -> str:
     return ", ".join(["?"] * len(parameters) + [f"@{name} = ?" for name in named])

@@ -98,15 +98,8 @@ def test_who_notices_that_a_session_died_is_told(session, new_session, name, con
     victim, one, coordinator = new_session(), new_session(), connect()
     number = start(victim, name, "a", "a, b, c")
     start(one, name, "b", "a, b, c")
-    victim.close()
-
-    def notices():
-        """(What ends a part is not to be repeated: then the session is gone first.)"""
-        if "part" in call:
-            until(lambda: one.rows("SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = ?", victim.spid) == [])
-        return told(one, "EXEC {s}." + call, name)
-
-    (message,) = until(notices)
+    victim.die()
+    (message,) = told(one, "EXEC {s}." + call, name)
     assert message.endswith(
         f"sqlsem: round {number} of '{name}' has failed parts: a (its process died); run these parts again"
     )
@@ -133,7 +126,7 @@ def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, datab
     (entry,) = rounds.list_rounds(connect(), name)
     ((dead,),), ((member,),) = (database.rows(row, part, entry.round_id) for part in ("a", "b"))
     with held_member(dead):
-        victim.close()
+        victim.die()
         recovering = one.later(one.call, "recover_rounds", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(
@@ -279,7 +272,7 @@ def plain(database):
     """``plain(text, …)``: the first value that a login gets that is no operator, and has all rights to the tables."""
     import pyodbc
 
-    from sqlsem.engines.mssql import _join, _words_of_odbc
+    from sqlsem.engines.mssql.odbc import join, words_of_odbc
 
     user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
     rights = [f"UPDATE ON {database.schema}.beacon"]
@@ -298,9 +291,9 @@ def plain(database):
         for right in rights:
             admin.execute(f"GRANT {right} TO {user}")
             undo.callback(admin.execute, f"REVOKE {right} FROM {user}")
-        words = _words_of_odbc(database.make_engine().odbc_string)
+        words = words_of_odbc(database.make_engine().odbc_string)
         words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
-        connection = pyodbc.connect(_join({**words, "UID": user, "PWD": password}), autocommit=True)
+        connection = pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True)
         undo.callback(connection.close)
 
         def plain(text, *parameters):

@@ -91,7 +91,7 @@ def test_ten_tasks_two_at_a_time(session, database, put, notes, name):
     assert statuses(looker, name) == ["finished"] * 10
     spans, spids = [], set()
     for task in tasks:
-        ((_, attempt, outcome, member, owner, host, _, spid, started, ended, seconds, error, _),) = looker.rows(
+        ((_, attempt, outcome, member, owner, host, _, spid, started, ended, seconds, error, *_),) = looker.rows(
             "EXEC {s}.task_attempts ?", task
         )
         assert (attempt, outcome, error) == (1, "finished", None)
@@ -153,7 +153,7 @@ def test_what_another_recovered_and_a_third_claimed_meanwhile_is_left_alone(
     ((member, none),) = live.rows(claim, name)
     assert none is None
     with held_member(dead):
-        victim.close()
+        victim.die()
         recovering = one.later(one.call, "recover_tasks", name, None)
         remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
         database.rows(

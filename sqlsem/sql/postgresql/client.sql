@@ -30,16 +30,16 @@ SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Sinc
        CASE WHEN %(own)s::boolean THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END
 
 -- name: enrol
-SELECT {schema}.enrol(%(host)s, %(pid)s, %(program)s, %(grace)s, %(lease)s)
+SELECT {schema}.enrol(%s, %s, %s, %s, %s)
 
 -- name: resume_member
-SELECT {schema}.resume_member(%(member)s)
+SELECT {schema}.resume_member(%s)
 
 -- name: ping
-SELECT known, positions, revoked FROM {schema}.ping(%(member)s)
+SELECT known, positions, revoked FROM {schema}.ping(%s)
 
 -- name: resign
-SELECT {schema}.resign(%(member)s)
+SELECT {schema}.resign(%s)
 
 -- name: register
 SELECT queue_position, granted FROM {schema}.register(
@@ -125,7 +125,7 @@ BEGIN
         v_text := pg_get_functiondef(v_old);
         v_name := split_part(v_name, '(', 1);
         EXECUTE overlay(v_text PLACING v_name || '_before(' FROM strpos(v_text, v_name || '(') FOR length(v_name) + 1);
-        EXECUTE regexp_replace(v_text, '^ AS \$function\$.*$', ' AS $function$
+        EXECUTE left(v_text, strpos(v_text, 'AS $function$') - 1) || 'AS $function$
 BEGIN
     IF NOT pg_try_advisory_lock_shared(hashtext(''sqlsem.install.{schema}'')) THEN
         PERFORM pg_sleep(0.05);
@@ -134,7 +134,7 @@ BEGIN
     PERFORM pg_advisory_unlock_shared(hashtext(''sqlsem.install.{schema}''));
     RETURN {schema}.' || v_name || '_before(' || CASE v_name WHEN 'wait' THEN '$1, $2, $3' ELSE '$1, $2, $3, $4' END || ');
 END
-$function$', 'ns');
+$function$';
     END LOOP;
 END
 $$
