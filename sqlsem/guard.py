@@ -62,12 +62,12 @@ def _process(pid: int) -> tuple[int, int, str] | None:
 class Tree:
     """The command, and how to find what it has started."""
 
-    def __init__(self, root: int, whole: bool, mark: str, ours: frozenset[int] | None) -> None:
+    def __init__(self, root: int, whole: bool, mark: str, others: frozenset[int] | None) -> None:
         self.root = root
         self.born = (_process(root) or (0, 0, ""))[2]  # its number may be another's one day
         self.whole = whole  # it leads a session of its own
         self.mark = mark  # one of those in the environment of what it started
-        self.ours = ours  # our other children, when those that lose their parents become ours; else None
+        self.others = others  # our other children, when those that lose their parents become ours; else None
 
     def family(self) -> dict[int, str]:
         """The process with all that it started, as far as that is found: number and birth."""
@@ -76,8 +76,8 @@ class Tree:
         found = {pid for pid in processes if self.mark in _marks(pid)}
         if self.root in processes and processes[self.root][2] == self.born:
             found.add(self.root)
-        if self.ours is not None:
-            found |= {pid for pid, (parent, _, _) in processes.items() if parent == me and pid not in self.ours}
+        if self.others is not None:
+            found |= {pid for pid, (parent, _, _) in processes.items() if parent == me and pid not in self.others}
         grown = True
         while grown:
             more = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
@@ -9,7 +10,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 import click
 
@@ -78,11 +81,7 @@ log = logging.getLogger("sqlsem")
 @connecting
 def run(
     options: Connecting,
-    mutex: Sequence[str],
-    limit: Sequence[tuple[str, int, int]],
-    read: Sequence[str],
-    write: Sequence[str],
-    stage: Sequence[tuple[str, int]],
+    /,
     timeout: float | None,
     note: str | None,
     conflict_exit_code: int,
@@ -90,6 +89,7 @@ def run(
     kill_after: float | None,
     pass_url: bool,
     command: Sequence[str],
+    **locks: Any,
 ) -> int:
     """Run a command while holding a lock: flock(1) for the whole company.
 
@@ -118,74 +118,78 @@ def run(
       126 the command cannot be executed
       127 there is no such command
     """
-    if not (mutex or limit or read or write or stage):
+    wanted = _Wanted(**locks)
+    if not wanted.names:
         raise click.UsageError("Say which lock: --mutex NAME, --limit NAME=N, --read, --write or --stage NAME=ORDER.")
-    code = _cannot_start(command[0])
-    if code:
-        return code
+    if status := _cannot_start(command[0]):
+        return status
     note = os.path.basename(command[0])[:200] if note is None else note
     if kill_after is None:
         kill_after = min(1.0, options.life / 5) / 2
-    events: SimpleQueue[tuple[str, int]] = SimpleQueue()
-    wanted = [*mutex, *(name for name, *_ in limit), *read, *write, *(name for name, _ in stage)]
+    events: supervisor.Events = SimpleQueue()
     with options.coordinator() as coordinator, supervisor.Signals(events):
         if not options.settings.embedded and not options.verbose and sys.stderr.isatty():
-            output.say(f"locking {', '.join(map(repr, wanted))} in {coordinator.engine.where}")
-
-        def make_lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
-            try:
-                locks = [coordinator.mutex(name, note=note) for name in mutex]
-                locks += [coordinator.limit(name, number, weight=weight, note=note) for name, number, weight in limit]
-                locks += [coordinator.read(name, note=note) for name in read]
-                locks += [coordinator.write(name, note=note) for name in write]
-                locks += [coordinator.stage(name, order, note=note) for name, order in stage]
-                return sqlsem.all_of(*locks, on_lost=on_lost)
-            except ConfigurationError as exc:
-                raise click.UsageError(str(exc)) from exc
-
-        def started(grant: sqlsem.Grant, pid: int) -> None:
-            had.set()
-            places = ", ".join(f"{name} at {position}" for name, position in grant.positions.items())
-            log.info("had %s after %.1f s; started %s as process %d", places, grant.waited, command[0], pid)
-
-        had = threading.Event()
+            output.say(f"locking {', '.join(map(repr, wanted.names))} in {coordinator.engine.where}")
+        waiting = _Waiting(coordinator, command[0])
         if options.verbose:
-            threading.Thread(target=_tell_waiting, args=(coordinator, had), daemon=True).start()
+            threading.Thread(target=waiting.tell, daemon=True).start()
+        environment = config.environment(options.chosen_url, hand_on=pass_url)
         try:
-            status, lost = supervisor.run(
-                make_lock,
-                command,
+            ended, lost = supervisor.run(
+                functools.partial(wanted.lock, coordinator, note),
+                supervisor.Job(command, environment, kill_after, waiting.had),
                 coordinator=coordinator,
                 events=events,
                 timeout=timeout,
-                kill_after=kill_after,
-                started=started,
-                environment=config.environment(options.chosen_url, hand_on=pass_url),
             )
         except supervisor.Stopped as exc:
             return 128 + exc.number
-        except FileNotFoundError as exc:
-            output.print_error(f"{command[0]}: {exc.strerror}")
-            return supervisor.NOT_FOUND
         except OSError as exc:
             if isinstance(exc, SqlsemError):
                 raise
             output.print_error(f"{command[0]}: {exc.strerror}")
-            return supervisor.CANNOT_RUN
+            return supervisor.NOT_FOUND if isinstance(exc, FileNotFoundError) else supervisor.CANNOT_RUN
         finally:
-            had.set()
-        if lost is None and status is None:
-            words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted)}"
-            if conflict_exit_code == 0:  # who is content without it needs no mail about it
-                log.info("%s", words)
-            else:
-                output.say(words)
-            return conflict_exit_code
-    if lost is not None:
-        output.print_error(lost)
-        return lost_exit_code
-    assert status is not None
-    return status
+            waiting.over.set()
+        if lost is not None:
+            output.print_error(lost)
+            return lost_exit_code
+        if ended is not None:
+            return ended
+        words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted.names)}"
+        (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
+        return conflict_exit_code
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The locks that the command line names."""
+
+    mutex: Sequence[str]
+    limit: Sequence[tuple[str, int, int]]  # name, limit, weight
+    read: Sequence[str]
+    write: Sequence[str]
+    stage: Sequence[tuple[str, int]]  # name, order
+
+    @property
+    def names(self) -> list[str]:
+        """The resources."""
+        limits, stages = (name for name, *_ in self.limit), (name for name, _ in self.stage)
+        return [*self.mutex, *limits, *self.read, *self.write, *stages]
+
+    def lock(
+        self, coordinator: sqlsem.Coordinator, note: str, on_lost: Callable[[sqlsem.Grant], object]
+    ) -> sqlsem.Lock:
+        """All of them as one."""
+        try:
+            locks = [coordinator.mutex(name, note=note) for name in self.mutex]
+            locks += [coordinator.limit(name, number, weight=weight, note=note) for name, number, weight in self.limit]
+            locks += [coordinator.read(name, note=note) for name in self.read]
+            locks += [coordinator.write(name, note=note) for name in self.write]
+            locks += [coordinator.stage(name, order, note=note) for name, order in self.stage]
+            return sqlsem.all_of(*locks, on_lost=on_lost)
+        except ConfigurationError as exc:
+            raise click.UsageError(str(exc)) from exc
 
 
 def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
@@ -219,22 +223,40 @@ def _cannot_start(program: str) -> int:
     return supervisor.CANNOT_RUN if exists else supervisor.NOT_FOUND
 
 
-def _tell_waiting(coordinator: sqlsem.Coordinator, had: threading.Event) -> None:
-    """Thread of ``run -v``: log who is ahead, whenever that has changed."""
-    host, pid, told, pause = socket.gethostname(), os.getpid(), "", 0.25
-    while not had.wait(pause):
-        pause = min(pause * 1.5, 5.0)
-        try:
-            entries = coordinator.entries()
-        except SqlsemError as exc:
-            log.info("cannot see the queue: %s", exc)
-            continue
+class _Waiting:
+    """What the log says of our wait."""
+
+    def __init__(self, coordinator: sqlsem.Coordinator, program: str) -> None:
+        self.over = threading.Event()
+        self._coordinator = coordinator
+        self._program = program
+
+    def had(self, grant: sqlsem.Grant, pid: int) -> None:
+        """It has come to its end."""
+        self.over.set()
+        places = ", ".join(f"{name} at {position}" for name, position in grant.positions.items())
+        log.info("had %s after %.1f s; started %s as process %d", places, grant.waited, self._program, pid)
+
+    def tell(self) -> None:
+        """Thread of ``run -v``: who is ahead, whenever that has changed."""
+        told, pause = "", 0.25
+        while not self.over.wait(pause):
+            pause = min(pause * 1.5, 5.0)
+            try:
+                text = self._place()
+            except SqlsemError as exc:
+                log.info("cannot see the queue: %s", exc)
+                continue
+            if text and text != told and not self.over.is_set():
+                told = text
+                log.info("waiting for %s", text)
+
+    def _place(self) -> str:
+        """Where we stand, in words."""
         waits = []
+        entries = self._coordinator.entries()
         for entry in entries:
-            if (entry.host, entry.pid, entry.state) == (host, pid, "waits"):
+            if (entry.host, entry.pid, entry.state) == (socket.gethostname(), os.getpid(), "waits"):
                 ahead = [e for e in entries if e.resource == entry.resource and e.position < entry.position]
                 waits.append(f"{entry.resource!r} at position {entry.position}, behind {len(ahead)}")
-        text = "; ".join(waits)
-        if text and text != told and not had.is_set():
-            told = text
-            log.info("waiting for %s", text)
+        return "; ".join(waits)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
@@ -31,7 +32,7 @@ from sqlsem.coordinator import Coordinator, Grant
 from sqlsem.errors import LockLost
 from sqlsem.locks import Lock
 
-__all__ = ["CANNOT_RUN", "NOT_FOUND", "Signals", "Stopped", "run"]
+__all__ = ["CANNOT_RUN", "NOT_FOUND", "Events", "Job", "Signals", "Stopped", "run"]
 
 #: Exit codes of a command that cannot be started, as shells have them.
 NOT_FOUND, CANNOT_RUN = 127, 126
@@ -44,6 +45,8 @@ NET_SECONDS = 0.5
 #: Of prctl(2): makes us the parent of orphans below us (Linux).
 PR_SET_CHILD_SUBREAPER = 36
 log = logging.getLogger("sqlsem")
+#: What happens while we wait: ("signal", its number), ("child", 0) has ended, ("lost", 0), ("asked", 0) for the lock.
+Events = SimpleQueue[tuple[str, int]]
 
 
 class Stopped(Exception):
@@ -60,7 +63,7 @@ class Signals:
     No handler raises: Python drops what is raised while it happens to run a ``__del__``, and the signal were lost.
     """
 
-    def __init__(self, events: SimpleQueue[tuple[str, int]]) -> None:
+    def __init__(self, events: Events) -> None:
         self._events = events
         self._before: dict[int, Any] = {}
 
@@ -89,28 +92,44 @@ class Signals:
         self._events.put(("child", 0))
 
 
+@dataclass(frozen=True)
+class Job:
+    """A command, and how it runs."""
+
+    command: Sequence[str]  # the program and its arguments
+    environment: Mapping[str, str]  # to which the grant is added
+    kill_after: float  # seconds between asking it to end (SIGTERM) and making it (SIGKILL)
+    started: Callable[[Grant, int], object]  # called with the grant and the process id
+
+    def environment_with(self, grant: Grant, mark: str) -> dict[str, str]:
+        """What the command finds of the grant, and what it must not wait for: all that is held until it has ended."""
+        return {
+            **self.environment,
+            "SQLSEM_RESOURCE": grant.resource,
+            "SQLSEM_POSITION": str(grant.position),
+            "SQLSEM_FENCE": str(grant.fence),
+            nesting.HELD: nesting.tell(grant, self.environment),
+            # Of those above us, too, who shall find what is below them.
+            guard.MARKS: ":".join([*filter(None, [self.environment.get(guard.MARKS)]), mark]),
+        }
+
+
 def run(
     make_lock: Callable[[Callable[[Grant], object]], Lock],
-    command: Sequence[str],
+    job: Job,
     *,
     coordinator: Coordinator,
-    events: SimpleQueue[tuple[str, int]],
+    events: Events,
     timeout: float | None,
-    kill_after: float,
-    started: Callable[[Grant, int], object],
-    environment: Mapping[str, str] | None = None,
-) -> tuple[int | None, Exception | None]:
-    """Run ``command`` holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
+) -> tuple[int | None, LockLost | None]:
+    """Run a command holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
 
     Args:
         make_lock: Makes the lock, given what to call when it is lost.
-        command: The program and its arguments.
+        job: The command.
         coordinator: Whose lock it is.
         events: The queue of the `Signals` that have been entered.
         timeout: Seconds to wait for the lock; None for ever, 0 not at all.
-        kill_after: Seconds between asking the command to end (SIGTERM) and making it (SIGKILL).
-        started: Called with the grant and the process id.
-        environment: The command's, to which the grant is added; left out, ours.
 
     Returns the exit status (None: the lock was not had in time) and the error, if the lock was lost.
     Raises `OSError` when the command cannot be started, and `Stopped` when a signal came while waiting: then the
@@ -124,47 +143,36 @@ def run(
         # In a thread of the coordinator's, which goes on to give up the row that an operator wants: not before the
         # command has ended. (What was lost in any other way, it does not make later.)
         if running.is_set() and threading.current_thread() is not threading.main_thread():
-            ended.wait(kill_after + NET_SECONDS)
+            ended.wait(job.kill_after + NET_SECONDS)
 
     lock = make_lock(on_lost)
     # The system frees the beacon of an SQLite member at once: then the guard has no time for politeness.
     options = coordinator.engine.options
-    polite = kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
+    polite = job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
     with _Guarding(polite) as guarding:
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
-        code, was_lost = 0, grant.lost
+        status = 0
         try:
-            if not was_lost:
-                mark = os.urandom(8).hex()
-                inherited = os.environ if environment is None else environment
-                own = {
-                    **inherited,
-                    "SQLSEM_RESOURCE": grant.resource,
-                    "SQLSEM_POSITION": str(grant.position),
-                    "SQLSEM_FENCE": str(grant.fence),
-                    # What it must not wait for: all this is held until it has ended.
-                    nesting.HELD: nesting.tell(grant, inherited),
-                    # Of those above us, too, who shall find what is below them.
-                    guard.MARKS: ":".join([*filter(None, [inherited.get(guard.MARKS)]), mark]),
-                }
-                with _adopting() as adopts:
-                    code = _supervise(
-                        command, own, mark, adopts, events, guarding, kill_after, running, lambda p: started(grant, p)
-                    )
+            if not grant.lost:
+                status = _supervise(job, grant, events, guarding, running)
         finally:
             ended.set()
-            try:
-                grant.release()
-            except LockLost as exc:
-                lost: Exception | None = exc
-            else:
-                lost = None
-        return code, lost
+            lost = _released(grant)
+        return status, lost
 
 
-def _acquire(lock: Lock, timeout: float | None, events: SimpleQueue[tuple[str, int]]) -> Grant | None:
+def _released(grant: Grant) -> LockLost | None:
+    """Give the lock back; the error, if it was lost."""
+    try:
+        grant.release()
+    except LockLost as exc:
+        return exc
+    return None
+
+
+def _acquire(lock: Lock, timeout: float | None, events: Events) -> Grant | None:
     """Acquire in a thread, so that this one is free for signals."""
     had: list[Grant] = []
     failed: list[BaseException] = []
@@ -193,56 +201,61 @@ def _acquire(lock: Lock, timeout: float | None, events: SimpleQueue[tuple[str, i
     return had[0] if had else None
 
 
-def _supervise(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    mark: str,
-    adopts: bool,
-    events: SimpleQueue[tuple[str, int]],
-    guarding: _Guarding,
-    kill_after: float,
-    running: threading.Event,
-    started: Callable[[int], object],
-) -> int:
+def _supervise(job: Job, grant: Grant, events: Events, guarding: _Guarding, running: threading.Event) -> int:
     """Run the command to its end; its exit status, as a shell tells it."""
     terminal = _has_terminal()
-    ours = frozenset(guard.children()) if adopts else None
-    # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
-    child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
-        command, env=environment, close_fds=not guard.POSIX, start_new_session=guard.POSIX and not terminal
-    )
-    running.set()
-    tree = guard.Tree(child.pid, guard.POSIX and not terminal, mark, ours)
-    guarding.watch(tree)
-    started(child.pid)
-    if not guard.POSIX:
+    alone = guard.POSIX and not terminal  # it leads a session of its own
+    mark = os.urandom(8).hex()
+    with _adopting() as adopts:
+        others = frozenset(guard.children()) if adopts else None
+        # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
+        child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
+            job.command, env=job.environment_with(grant, mark), close_fds=not guard.POSIX, start_new_session=alone
+        )
+        running.set()
+        tree = guard.Tree(child.pid, alone, mark, others)
+        guarding.watch(tree)
+        job.started(grant, child.pid)
+        if not guard.POSIX:
+            _tell_end(child, events)
+        try:
+            _attend(child, tree, events, job.kill_after, terminal)
+        except BaseException:
+            guard.end(tree, job.kill_after, lambda: child.poll() is not None)
+            raise
+        finally:
+            guarding.dismiss()
+    status = child.wait()
+    return 128 - status if status < 0 else status
 
-        def wait() -> None:
-            child.wait()
-            events.put(("child", 0))
 
-        threading.Thread(target=wait, name="sqlsem-child", daemon=True).start()
-    try:
-        while child.poll() is None:
-            try:
-                what, number = events.get(timeout=NET_SECONDS)
-            except Empty:
-                continue
-            if what == "child" and ours is not None:
-                _bury({*ours, child.pid})
-            if what == "lost":
-                guard.end(tree, kill_after, lambda: child.poll() is not None)
-            elif what == "signal" and child.poll() is None:
-                name = signal.Signals(number).name
-                if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
-                    guard.send(child.pid, number, tree.whole)
-    except BaseException:
-        guard.end(tree, kill_after, lambda: child.poll() is not None)
-        raise
-    finally:
-        guarding.dismiss()
-    code = child.wait()
-    return 128 - code if code < 0 else code
+def _attend(
+    child: subprocess.Popen[bytes], tree: guard.Tree, events: Events, kill_after: float, terminal: bool
+) -> None:
+    """Until the command has ended: hand signals on to it, and end it when the lock is lost."""
+    while child.poll() is None:
+        try:
+            what, number = events.get(timeout=NET_SECONDS)
+        except Empty:
+            continue
+        if what == "child" and tree.others is not None:
+            _bury({*tree.others, child.pid})
+        if what == "lost":
+            guard.end(tree, kill_after, lambda: child.poll() is not None)
+        elif what == "signal" and child.poll() is None:
+            name = signal.Signals(number).name
+            if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
+                guard.send(child.pid, number, tree.whole)
+
+
+def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
+    """Where there is no SIGCHLD: an event when the command has ended, by a thread."""
+
+    def wait() -> None:
+        child.wait()
+        events.put(("child", 0))
+
+    threading.Thread(target=wait, name="sqlsem-child", daemon=True).start()
 
 
 # -- terminals --------------------------------------------------------------------------------------------------------

@@ -147,22 +147,12 @@ def put(
     if arguments and call is None:
         raise click.UsageError("--arg goes with --call.")
     try:
-        body: Any
         if sql_text is not None:
-            body = tasks.Sql(_given(sql_text))
-        elif shell is not None:
-            body = tasks.Shell(_given(shell))
-        elif command is not None:
-            body = tasks.Shell(command)
+            body: Any = tasks.Sql(_given(sql_text))
+        elif shell is not None or command is not None:
+            body = tasks.Shell(command if shell is None else _given(shell))
         elif call is not None:
-            names = [name for name, _ in arguments if name is not None]
-            if len(set(names)) < len(names):
-                raise click.UsageError("An argument of the function is given twice.")
-            body = tasks.Call(
-                call,
-                *(value for name, value in arguments if name is None),
-                **{name: value for name, value in arguments if name is not None},
-            )
+            body = _call(call, arguments)
         else:
             assert json_body is not None
             body = _json_value(_given(json_body))
@@ -185,6 +175,14 @@ def put(
         output.print_json({"queue": queue, "task_id": number})
     else:
         output.echo(str(number))
+
+
+def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
+    by_place = [value for name, value in arguments if name is None]
+    by_name = {name: value for name, value in arguments if name is not None}
+    if len(by_place) + len(by_name) < len(arguments):
+        raise click.UsageError("An argument of the function is given twice.")
+    return tasks.Call(function, *by_place, **by_name)
 
 
 def _json_value(text: str) -> Any:

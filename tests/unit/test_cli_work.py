@@ -522,6 +522,33 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
     assert process.wait(PATIENCE) == 0
 
 
+#: Prints something that stays in a buffer, and more when everything else is over.
+LAST_WORDS = """
+import atexit, sys
+from sqlsem.terminal import output
+atexit.register(lambda: sys.stderr.write("the very last words"))
+if sys.argv[1] == "let go": atexit.register(output.let_terminal_go)
+sys.stdin.readline()
+if sys.argv[2] == "before": sys.stdout.write("last words")
+"""
+
+
+@posix
+@pytest.mark.parametrize("written", ["before", "after"])
+@pytest.mark.parametrize(("how", "code"), [("as ever", 120), ("let go", 0)])
+def test_last_words_to_a_terminal_that_is_gone(how: str, code: int, written: str) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUNBUFFERED": ""}
+    words = [sys.executable, "-c", LAST_WORDS, how, written]
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate(b"go\n", timeout=PATIENCE)
+    assert process.returncode == code
+
+
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
