@@ -32,7 +32,7 @@ from sqlsem.engines.base import (
     setting_number,
 )
 from sqlsem.engines.roles import already_upgrading
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, TaskFailed, Unavailable
+from sqlsem.errors import ConfigurationError, SchemaError, TaskFailed, Unavailable
 from sqlsem.model import (
     Attempt,
     Claimed,
@@ -226,7 +226,8 @@ class PostgresWire(Wire):
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
-            return Deadlock(f"{where} chose this request as deadlock victim: {text}")
+            # With another program's locks on our tables, as of VACUUM FULL: nothing of ours is done, and may be again.
+            return Busy(f"{where} chose this request as deadlock victim: {text}")
         if isinstance(exc, errors.NoDataFound):
             self._given_up = True  # whoever keeps this session comes back as a new member
             return Disconnected(f"{where}: {text}")

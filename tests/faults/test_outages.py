@@ -169,6 +169,24 @@ def test_what_an_administrator_must_not_run_breaks_nothing(fresh, spawn, name, t
     print(dict(crowd.counts()), crowd.trouble)
 
 
+def test_a_deadlock_with_other_programs_costs_nothing(fresh, name):
+    """PostgreSQL fails the one or the other; ours try again, and leave in order."""
+    admin(
+        fresh,
+        "CREATE SEQUENCE public.turns",
+        "CREATE FUNCTION public.victim() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+        "IF nextval('public.turns') % 2 = 1 THEN RAISE deadlock_detected; END IF; RETURN NULL; END$$",
+        "CREATE TRIGGER victim AFTER INSERT OR DELETE ON sqlsem.ProcessControl EXECUTE FUNCTION public.victim()",
+    )
+    with fresh.coordinator() as coordinator:
+        for _ in range(2):
+            with coordinator.mutex(name) as grant:
+                grant.check()
+        coordinator.mutex(name).acquire()
+    assert fresh.queue(name) == []
+    assert fresh.rows("SELECT last_value >= 12 FROM public.turns") == [(True,)]
+
+
 def test_init_is_not_held_up_by_a_dump(fresh, agents, name):
     """Nor does it hold anybody else up behind itself."""
     holder, other = agents(2, on=fresh, grace=12)
