@@ -27,8 +27,10 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from sqlsem import guard, nesting
-from sqlsem.coordinator import Coordinator, Grant
+from sqlsem import guard
+from sqlsem.coordinator import Coordinator
+from sqlsem.core import nesting
+from sqlsem.core.grants import Grant
 from sqlsem.errors import LockLost
 from sqlsem.locks import Lock
 
@@ -108,7 +110,7 @@ class Job:
             "SQLSEM_RESOURCE": grant.resource,
             "SQLSEM_POSITION": str(grant.position),
             "SQLSEM_FENCE": str(grant.fence),
-            nesting.HELD: nesting.tell(grant, self.environment),
+            nesting.HELD: nesting.tell(grant.holding, self.environment),
             # Of those above us, too, who shall find what is below them.
             guard.MARKS: ":".join([*filter(None, [self.environment.get(guard.MARKS)]), mark]),
         }
