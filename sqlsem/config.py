@@ -40,6 +40,11 @@ else:
 __all__ = ["Settings", "environment", "has_password", "nearest", "resolve", "writable_by_others"]
 
 FILE = "sqlsem.toml"
+#: What everybody should know of the embedded default.
+EMBEDDED = (
+    "which only processes of this user on this host share; to share with others set $SQLSEM_URL or write a sqlsem.toml"
+)
+
 #: What ``$SQLSEM_URL`` is for commands and tasks in place of a URL with a password: lest they lock somewhere else.
 WITHHELD = "withheld: see sqlsem run --pass-url"
 OPTIONS = ("grace", "lease", "retry", "schema", "table")

@@ -9,8 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-import sqlsem
-from sqlsem import sql
+from sqlsem import config, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
 from sqlsem.engines.base import Check
@@ -83,7 +82,7 @@ def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
         return None, checks
     told = f"{engine.name}, from {options.settings.source}"
     if options.settings.embedded:
-        checks.append(Check("url", True, told, f"It is a file {sqlsem.EMBEDDED}."))
+        checks.append(Check("url", True, told, f"It is a file {config.EMBEDDED}."))
     else:
         checks.append(Check("url", True, told))
     try:

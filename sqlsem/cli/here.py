@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import sqlsem
-from sqlsem import config
+from sqlsem import chosen, config
 from sqlsem.cli.connecting import Connecting
 from sqlsem.terminal import output
 
@@ -35,18 +34,15 @@ def folders_to_import_from() -> Sequence[str]:
 def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
     """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
     url = options.chosen_url
-    before, configured = os.environ.get("SQLSEM_URL"), sqlsem._configured
-    environment = config.environment(
-        url, hand_on=pass_url or (options.url is not None and not config.has_password(url))
-    )
+    before = os.environ.get("SQLSEM_URL")
+    hand_on = pass_url or (options.url is not None and not config.has_password(url))
+    environment = config.environment(url, hand_on=hand_on)
     if "SQLSEM_URL" in environment:
         os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]
-    sqlsem.configure(url, **options.options)
     try:
-        yield
+        with chosen.configured(url, **options.options):
+            yield
     finally:
-        sqlsem.default().close()
-        sqlsem._configured = configured
         if before is None:
             os.environ.pop("SQLSEM_URL", None)
         else:
