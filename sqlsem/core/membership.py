@@ -528,6 +528,12 @@ class Membership:
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
+        leave = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(CLOSE_JOIN_SECONDS / 2),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type(Busy),
+            reraise=True,
+        )
         self._unblock()
         if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
             session = self._main
@@ -544,7 +550,7 @@ class Membership:
                             for ticket in waiting:
                                 with contextlib.suppress(Busy):  # it goes with the others
                                     self._main.release(ticket, "cancelled")
-                            self._main.resign(self._member_id)
+                            leave(self._main.resign, self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
                 self._main.close()
