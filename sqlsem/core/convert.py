@@ -19,6 +19,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, WaitFor
 from sqlsem.core.waiting import Waiter
 from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.engines.roles import Convertible
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, SqlsemError
 from sqlsem.model import READ, WRITE, Request, Upgrading, monotonic
 
@@ -32,6 +33,7 @@ class Conversion:
 
     def __init__(self, process: Process, holding: Holding, event: threading.Event) -> None:
         holding.require()
+        process.engine.require(Convertible, "This")
         self.holding = holding
         self.process = process
         self.member = process.member

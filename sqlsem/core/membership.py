@@ -38,6 +38,7 @@ import tenacity
 
 from sqlsem.core.steps import Call, Operation, Operations, drive
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -388,8 +389,10 @@ class Membership:
                 self._give_back_late()
                 beats += 1
                 if beats % PRUNE_EVERY_PINGS == 0:
-                    self.call("prune", lambda session, _: session.prune(1000), 0.0)
-                    self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+                    if self.engine.has(Administration):
+                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
+                    if self.engine.has(TaskSession):
+                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
