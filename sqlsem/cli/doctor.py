@@ -12,12 +12,14 @@ from rich.text import Text
 from sqlsem import config, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import json_option
-from sqlsem.engines.base import Check
+from sqlsem.engines.roles import Check, Tables
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 
 __all__ = ["doctor"]
+
+AGAIN = "Run again with -vv to see all of it."
 
 
 @click.command(short_help="Check that everything is in order.")
@@ -64,56 +66,54 @@ def doctor(options: Connecting, as_json: bool) -> int:
 
 def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
     """All checks, as far as they can be made: each rests on those before. The database's name, and what was found."""
-    checks: list[Check] = []
-    prefix = ""
-
-    def failed(name: str, exc: Exception, mend: str) -> None:
-        # Messages of ours may begin with the database's name, and end in what to do.
-        detail, separator, advice = str(exc).removeprefix(prefix).rpartition("; ")
-        if separator and isinstance(exc, SqlsemError):
-            checks.append(Check(name, False, detail, f"{advice[:1].upper()}{advice[1:]}"))
-        else:
-            checks.append(Check(name, False, " ".join(str(exc).split()) or type(exc).__name__, mend))
-
     try:
         engine = options.engine()
     except ConfigurationError as exc:
-        failed("url", exc, "Correct $SQLSEM_URL, --url or the sqlsem.toml; see: sqlsem --help")
-        return None, checks
-    told = f"{engine.name}, from {options.settings.source}"
-    if options.settings.embedded:
-        checks.append(Check("url", True, told, f"It is a file {config.EMBEDDED}."))
-    else:
-        checks.append(Check("url", True, told))
+        return None, [_failed("url", exc, "Correct $SQLSEM_URL, --url or the sqlsem.toml; see: sqlsem --help")]
+    note = f"It is a file {config.EMBEDDED}." if options.settings.embedded else ""
+    checks = [Check("url", True, f"{engine.name}, from {options.settings.source}", note)]
     try:
         began = time.perf_counter()
         session = engine.connect("look")
     except SqlsemError as exc:
         mend = "Is the server up and to be reached from here, and are the address, name and password right?"
-        failed("connect", exc, mend)
-        return engine.where, checks
+        return engine.where, [*checks, _failed("connect", exc, mend)]
     try:
         checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
-        sound = True
-        try:
-            settings = session.check_schema()
-            told = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
-            checks.append(Check("schema", True, f"{told}; this one is {sql.LATEST}"))
-        except SqlsemError as exc:
-            sound = False
-            failed("schema", exc, "Run: sqlsem init")
-        try:
-            checks += session.diagnose()
-        except (SqlsemError, NotImplementedError) as exc:
-            failed("engine", exc, "Run again with -vv to see all of it.")
+        if engine.has(Tables):
+            checks += [_schema(session), *_engine(session)]
     finally:
         session.close()
-    if sound:
+    if all(check.ok for check in checks if check.name == "schema"):
         try:
             checks.append(_round_trip(options))
         except SqlsemError as exc:
-            failed("round trip", exc, "Run again with -vv to see all of it.")
+            checks.append(_failed("round trip", exc, AGAIN))
     return engine.where, checks
+
+
+def _failed(name: str, exc: Exception, mend: str) -> Check:
+    """What an error says; one of ours ends in what to do, of others that is ``mend``."""
+    detail, separator, advice = str(exc).rpartition("; ")
+    if separator and isinstance(exc, SqlsemError):
+        return Check(name, False, detail, f"{advice[:1].upper()}{advice[1:]}")
+    return Check(name, False, " ".join(str(exc).split()) or type(exc).__name__, mend)
+
+
+def _schema(session: Tables) -> Check:
+    try:
+        settings = session.check_schema()
+    except SqlsemError as exc:
+        return _failed("schema", exc, "Run: sqlsem init")
+    told = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
+    return Check("schema", True, f"{told}; this one is {sql.LATEST}")
+
+
+def _engine(session: Tables) -> list[Check]:
+    try:
+        return session.diagnose()
+    except (SqlsemError, NotImplementedError) as exc:
+        return [_failed("engine", exc, AGAIN)]
 
 
 def _round_trip(options: Connecting) -> Check:

@@ -12,6 +12,7 @@ import click
 from sqlsem import engines, sql
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.engines.base import Engine, Session
+from sqlsem.engines.roles import Tables
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.terminal import output
 
@@ -41,6 +42,7 @@ def init(options: Connecting, dry_run: bool) -> None:
       newer than this client.
     """
     engine = options.engine()
+    engine.require(Tables, "sqlsem init")
     with _rights_to_install(engine):
         version = engine.installed_version()
     output.echo(f"{engine.where}, {engine.place}, table {options.table}")

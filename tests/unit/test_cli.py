@@ -548,6 +548,19 @@ def test_doctor_is_content(url: str) -> None:
     assert done("ls") == "Nobody holds or waits.\n"
 
 
+def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLSEM_URL", "memory://")
+    assert [check["name"] for check in json.loads(done("doctor", "--json"))["checks"]] == [
+        "url",
+        "connect",
+        "round trip",
+    ]
+    for words in (["init"], ["history"], ["tasks"], ["rounds"], ["put", "q", "--sql", "SELECT 1"]):
+        result = call(*words)
+        assert result.exit_code == 78
+        assert "does not offer; name another database" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "ok"), [("nfs4", False), ("cifs", False), ("fuse.sshfs", False), ("ext4", True), ("fuse.overlayfs", True)]
 )
