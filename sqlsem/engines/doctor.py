@@ -46,10 +46,12 @@ def clocks(ask: Callable[[], float]) -> Check:
     return Check("clock", True, told, "" if apart <= CLOCK_SECONDS else mend)
 
 
-def session_locks(kept: bool, lease: float | None, pooled: str, mend: str) -> Check:
-    """Whether a lock of one session was ``kept`` from its other statements to another session's eyes."""
+def session_locks(kept: bool, lease: float | None, sharer: str, mend: str, told: str = "") -> Check:
+    """Whether a lock of one session outlives its statement there, and keeps another one out; ``sharer``: what lends
+    sessions to several where it does not.
+    """
     if kept:
-        return Check("beacon", True, f"a session's lock outlives its statement, and excludes others{pooled}")
+        return Check("beacon", True, f"a session's lock outlives its statement, and excludes others{told}")
     if lease is not None:
-        return Check("beacon", True, "connections are shared by a pooler; the lease stands in for the beacon")
-    return Check("beacon", False, "a session's lock does not stay with its connection: a pooler shares it", mend)
+        return Check("beacon", True, f"connections are shared by {sharer}; the lease stands in for the beacon")
+    return Check("beacon", False, f"a session's lock does not stay with its connection: {sharer} shares it", mend)

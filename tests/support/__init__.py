@@ -1,7 +1,7 @@
 """What tests share; ``from support import …`` works in every test."""
 
 from support.children import TESTS, Channel, Child, child_main, keep_to_the_permissions, make_lock, session
-from support.databases import Database, odbc_of_url, random_name, with_database
+from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.histories import Recorder, Stay, check_history, overlap
 from support.patience import AMPLE, PATIENCE, remains, until
 from support.postgres import PostgresServer, free_port, have_postgres
@@ -15,6 +15,7 @@ __all__ = [
     "Channel",
     "Child",
     "Database",
+    "MemoryDatabase",
     "PostgresServer",
     "Recorder",
     "Stay",

@@ -99,7 +99,7 @@ class Recorder:
             left = time.monotonic()
             lock.release()
             with self._guard:
-                for request in grant._requests:
+                for request in grant.holding.requests:
                     self.stays.append(
                         Stay(
                             request.resource,

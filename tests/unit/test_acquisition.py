@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem import aio, protocol
+from sqlsem.aio.driver import Driver
 from sqlsem.coordinator import Coordinator
+from sqlsem.core import steps as protocol
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.model import Request, Ticket
 
@@ -86,10 +87,11 @@ class Table:
 
 
 def threads_face(coordinator, table, requests, timeout):
-    coordinator._perform = table.perform
-    keep, error = [], None
+    coordinator.process.perform = table.perform
+    lock, error = coordinator.all_of(*(coordinator.mutex(one.resource) for one in requests)), None
+    keep = lock._stack()
     try:
-        coordinator.acquire(requests, timeout, keep=keep)
+        lock.acquire(timeout=timeout)
     except BaseException as exc:
         error = exc
     yield keep, error
@@ -109,9 +111,13 @@ def tasks_face(coordinator, table, requests, timeout):
     keep = []
 
     async def acquire():
-        driver = aio._Driver.of(coordinator)
+        driver = Driver.of(coordinator.process)
         driver.perform = perform
-        await driver.acquire(requests, timeout, False, None, False, keep)
+        lock = coordinator.aio.all_of(*(coordinator.aio.mutex(one.resource) for one in requests))
+        try:
+            await lock.acquire(timeout=timeout)
+        finally:
+            keep.extend(lock._stack())
 
     async def release():
         await keep[0].release()
@@ -150,23 +156,23 @@ places = st.dictionaries(
 def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
     table = Table(answers, troubles)
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
-    member = coordinator._member
+    process, member = coordinator.process, coordinator.process.member
     steps = face(coordinator, table, [Request(f"r{number}") for number in range(requests)], timeout)
 
     keep, error = next(steps)
     assert not member._limbo
-    assert not coordinator._queues
+    assert not process.waiting_room.waiters()
     known = [position for position in table.rows if position in member.tickets]
     if keep:
         assert error is None
         (grant,) = keep
         assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
-        assert coordinator._grants == {grant}
+        assert process.holdings.grants() == [grant]
     else:
         assert not known, "rows that no ping would remove"
         assert not member.tickets
-        assert not coordinator._grants
-        assert not coordinator._held
+        assert not process.holdings.grants()
+        assert not process.holdings._by_caller
         if not any(isinstance(operation, protocol.Call) and operation.what == "cancel" for operation in table.done):
             # Nothing was asked for, or it came to nothing.
             assert not table.rows or error is not None
@@ -174,8 +180,8 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
             assert not table.rows, "nothing hindered the removal"
 
     keep, error = next(steps)
-    assert not coordinator._grants
-    assert not coordinator._held
+    assert not process.holdings.grants()
+    assert not process.holdings._by_caller
     late = {ticket.position for ticket in member._late}
     assert not [one for one in table.rows if one in member.tickets and one not in late], "rows that no ping removes"
     if keep and error is None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem import protocol
+from sqlsem.core import steps as protocol
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.model import Ticket, Upgrading
 

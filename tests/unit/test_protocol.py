@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem import protocol
+from sqlsem.core import steps as protocol
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.model import Request, Ticket
 

@@ -33,7 +33,7 @@ __all__ = ["LockOrder", "configure", "current"]
 MOST = 10_000
 #: Frames of a stack that are kept.
 DEPTH = 30
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 #: A resource in its database.
 Key = tuple[str, str]

@@ -6,20 +6,18 @@ Durations are seconds (``5``), text (``"10s"``, ``"1h30m"``) or a `timedelta`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
-from sqlsem.errors import ConfigurationError
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.holdings import LostCallback
+from sqlsem.errors import ConfigurationError, RoundFailed
 from sqlsem.model import Duration
 
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.rounds import Alarm
-
 __all__ = [
+    "Alarm",
     "ConnectOptions",
     "GroupOptions",
     "LockOptions",
-    "LostCallback",
     "ModuleLockOptions",
     "PutOptions",
     "QueueOptions",
@@ -28,8 +26,8 @@ __all__ = [
     "check_options",
 ]
 
-#: Called with the grant, from another thread, when the lock is lost.
-LostCallback = Callable[[Any], object]
+#: Called with what went wrong with a round, in the process that finds out.
+Alarm = Callable[[RoundFailed], object]
 
 
 class GroupOptions(TypedDict, total=False):
@@ -56,7 +54,7 @@ class ModuleLockOptions(LockOptions, total=False):
     """Of the functions of the module that make one lock."""
 
     #: Which database; left out, the default one (`sqlsem.configure`).
-    coordinator: Coordinator | None
+    coordinator: Coordinated | None
 
 
 class ConnectOptions(TypedDict, total=False):
@@ -102,12 +100,12 @@ def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> 
 
     >>> check_options("limit()", ["timout"], LockOptions.__optional_keys__)
     Traceback (most recent call last):
-    sqlsem.options.UnknownOption: limit() has no option 'timout'; did you mean 'timeout'?
+    sqlsem.core.options.UnknownOption: limit() has no option 'timout'; did you mean 'timeout'?
     """
     names = sorted(known)
     for name in given:
         if name not in names:
-            import difflib
+            import difflib  # takes longer to load than all of ours
 
             near = difflib.get_close_matches(name, names, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"

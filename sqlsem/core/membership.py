@@ -36,10 +36,11 @@ from typing import Any, Protocol, TypeVar
 
 import tenacity
 
+from sqlsem.core.steps import Call, Operation, Operations, drive
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
-from sqlsem.protocol import Call, Operation, Operations, drive
 
 __all__ = ["Membership", "Owner"]
 
@@ -47,20 +48,20 @@ log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
-JOIN_TIMEOUT = 10.0
+CLOSE_JOIN_SECONDS = 10.0
 #: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
 #: (Not so with a lease, which nobody renews meanwhile.)
-REST = 60.0
+REST_SECONDS = 60.0
 #: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
 FRESH = 1 / 8
 #: Every so many pings, prune the history.
-PRUNE_EVERY = 200
+PRUNE_EVERY_PINGS = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
-PAUSED = 0.25
+PAUSED_SECONDS = 0.25
 #: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
-OVERDUE = 1.0
+OVERDUE_SECONDS = 1.0
 #: Seconds for which the database is asked after a pause, before the worst is believed.
-VERIFY = 1.0
+VERIFY_SECONDS = 1.0
 
 
 class Owner(Protocol):
@@ -72,7 +73,7 @@ class Owner(Protocol):
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
 
-    def unblock(self) -> None:
+    def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
 
     def undone(self) -> Iterable[Callable[[Session, int], object]]:
@@ -103,7 +104,7 @@ class Membership:
         watched = options.lease is not None or engine.beacon_may_fail
         self.trust = life - min(1.0, life / 5) if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
-        self._rest = REST if options.lease is None else self._ping_every
+        self._rest = REST_SECONDS if options.lease is None else self._ping_every
         self._fresh = life * FRESH
 
         self.state_lock = threading.Lock()
@@ -118,7 +119,7 @@ class Membership:
         self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
         self._proved = monotonic()
         self._calling: float | None = None  # when the call that is under way began
-        self._overdue = Allowance(max(self.trust, OVERDUE))  # what it may take
+        self._overdue = Allowance(max(self.trust, OVERDUE_SECONDS))  # what it may take
         self._unanswered: Session | None = None  # was cut off by the watch
         self._activity = 0
         self._threads: list[threading.Thread] = []
@@ -387,9 +388,11 @@ class Membership:
                 self.ping()
                 self._give_back_late()
                 beats += 1
-                if beats % PRUNE_EVERY == 0:
-                    self.call("prune", lambda session, _: session.prune(1000), 0.0)
-                    self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+                if beats % PRUNE_EVERY_PINGS == 0:
+                    if self.engine.has(Administration):
+                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
+                    if self.engine.has(TaskSession):
+                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
@@ -464,13 +467,13 @@ class Membership:
     def _watch(self) -> None:
         while not self.closing.wait(max(0.01, self._until_doubt())):
             self._unblock()
-            self._owner.unblock()
+            self._owner.interrupt_overdue()
             late = -self._until_doubt()
             if late < 0 or not self._owner.holds_any():
                 continue
             # Woken on time, nothing has been heard for too long. Woken late, we were paused, and may be well.
-            if late > PAUSED:
-                self.doubt()
+            if late > PAUSED_SECONDS:
+                self.verify()
             elif self._until_doubt() <= 0:
                 self._give_up()
 
@@ -483,7 +486,7 @@ class Membership:
         """Whether the last proof of life is too old, as it is after this process was paused for long."""
         return bool(self.trust) and monotonic() - self._proved > self.trust and self._owner.holds_any()
 
-    def doubt(self) -> None:
+    def verify(self) -> None:
         """Is the last proof of life too old? Then ask, for a second; and if no answer comes, believe the worst."""
         if not self.doubtful():
             return
@@ -491,7 +494,7 @@ class Membership:
         self.urge()
         with self._proofs:
             self._doubting += 1
-            self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY)
+            self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
             self._doubting -= 1
         if self._proved < asked and not self.closing.is_set():
             self._give_up()
@@ -524,26 +527,26 @@ class Membership:
         self._beat.set()
         with self._proofs:
             self._proofs.notify_all()
-        deadline = monotonic() + JOIN_TIMEOUT
+        deadline = monotonic() + CLOSE_JOIN_SECONDS
         leave = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(JOIN_TIMEOUT / 2),
+            stop=tenacity.stop_after_delay(CLOSE_JOIN_SECONDS / 2),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
             retry=tenacity.retry_if_exception_type(Busy),
             reraise=True,
         )
         self._unblock()
-        if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+        if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
             session = self._main
             if session is not None:
                 session.interrupt()
-            if not self._main_lock.acquire(timeout=JOIN_TIMEOUT / 2):
+            if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
                 log.error("A call on %s does not end; its connection is left behind", self.engine.where)
                 return
         try:
             if self._main is not None:
                 if self._member_id is not None:
                     try:
-                        with bounded(self._main, JOIN_TIMEOUT / 2):
+                        with bounded(self._main, CLOSE_JOIN_SECONDS / 2):
                             for ticket in waiting:
                                 with contextlib.suppress(Busy):  # it goes with the others
                                     self._main.release(ticket, "cancelled")

@@ -1,6 +1,6 @@
 """One acquisition in this process: its place among our own waiters, and what its steps come to.
 
-Between `sqlsem.protocol`, which knows what has to happen, and the faces, which carry out operations: no I/O here, so
+Between `sqlsem.core.steps`, which knows what has to happen, and the faces, which carry out operations: no I/O here, so
 that both faces share it.
 """
 
@@ -9,25 +9,24 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlsem import deadlocks, lockorder, nesting, protocol
+from sqlsem import deadlocks
+from sqlsem.core import lockorder, nesting, steps
+from sqlsem.core.callers import Caller
+from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.process import Process
+from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify, WaitFor
+from sqlsem.core.waiting import Waiter
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.errors import Deadlock, SqlsemError
-from sqlsem.model import Request, Ticket, monotonic
-from sqlsem.protocol import NO_ROOM, Call, Doubt, Operations, Sleep, WaitFor
+from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.grants import BaseGrant
-
-__all__ = ["Acquisition", "Me", "Waiter"]
+__all__ = ["Acquisition", "locked"]
 
 log = logging.getLogger("sqlsem")
-G = TypeVar("G", bound="BaseGrant")
+G = TypeVar("G", bound=BaseGrant)
 
 #: Seconds between looks of a waiter that has no session to wait in: at first, and at the most.
 SOON = 0.005
@@ -38,28 +37,6 @@ LOOKS = 250
 SHORT = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Me:
-    """Who asks: a thread or a task."""
-
-    kind: str  # "thread" or "task"
-    number: int  # never given to another one in this process
-    name: str
-
-
-class Waiter:
-    """One of our own requests that waits. Only the first of ours on a resource waits in the database."""
-
-    __slots__ = ("event", "position")
-
-    def __init__(self, position: int, event: threading.Event) -> None:
-        self.position = position
-        self.event = event
-
-    def __lt__(self, other: Waiter) -> bool:
-        return self.position < other.position
-
-
 class Acquisition(Generic[G]):
     """Carries out the steps of one acquisition, in terms of operations.
 
@@ -68,21 +45,21 @@ class Acquisition(Generic[G]):
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        process: Process,
         requests: Sequence[Request],
         timeout: float | None,
-        me: Me,
+        caller: Caller,
         make_grant: Callable[[Sequence[Request], Sequence[Ticket], float], G],
         keep: list[G] | None,
         event: Callable[[], threading.Event] = threading.Event,
     ) -> None:
-        self.coordinator = coordinator
+        self.process = process
         self.requests = tuple(requests)
         self.timeout = timeout
-        self.me = me
-        self.owner = f"{me.name[:200]}#{me.number}"
-        self.requesting_id, self.uid = coordinator._new_ids(me)
-        self.budget = coordinator.retry if timeout is None else min(coordinator.retry, max(timeout, 1.0))
+        self.caller = caller
+        self.owner = caller.owner
+        self.requesting_id, self.uid = process.requesting_id(caller), process.new_uid()
+        self.budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
         self.tickets: list[Ticket] = []
         self.sent = False  # may have rows in the database
         self.withdrawn = False  # a call that is still under way in another thread must leave none behind
@@ -99,14 +76,14 @@ class Acquisition(Generic[G]):
         """Have all requests, or None when the time is up. Who drives it calls `withdraw` when it fails, and `done`."""
         began = monotonic()
         if lockorder.current is not None and self.timeout != 0:
-            held = [(one.resource, one.exclusive) for one in self.coordinator._requests_held(self.me.number)]
-            lockorder.current.entering(self.coordinator.engine.where, held, [one.resource for one in self.requests])
-        above = yield from nesting.above(self.coordinator)
+            held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
+            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self.requests])
+        above = yield from self.process.above.find()
         if above:
             if (yield from nesting.refuse(above, self.requests, self.timeout)):
                 return None
             self.owner += f" under {above[-1].position}"
-        tickets = yield from protocol.refine(protocol.acquire(self.requests, self.uid, self.timeout), self._perform)
+        tickets = yield from steps.refine(steps.acquire(self.requests, self.uid, self.timeout), self._perform)
         waited = monotonic() - began
         if tickets is None:
             log.info("Not had within %g s: %s", self.timeout, ", ".join(one.describe() for one in self.requests))
@@ -115,7 +92,7 @@ class Acquisition(Generic[G]):
             level = logging.INFO if self.waiters else logging.DEBUG
             log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
         grant = self._make_grant(self.requests, tickets, waited)
-        self.coordinator._remember(grant)
+        self.process.holdings.add(grant)
         yield from self._require_rows(grant)
         if self._keep is not None:
             self._keep.append(grant)
@@ -123,59 +100,46 @@ class Acquisition(Generic[G]):
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
-        coordinator, member = self.coordinator, self.coordinator._member
+        process, member = self.process, self.process.member
         self._disown()
         try:
             if self.sent:
                 yield Call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
                 self.sent = False
         except SqlsemError as exc:
-            if not coordinator.closed:
+            if not process.closed:
                 log.warning("Could not withdraw a request at once: %s", exc)
         finally:
             member.forget(self.tickets)
             if self.sent:
                 member.disown()
         for ticket in self.tickets:
-            coordinator._nudge(ticket.resource)
+            process.waiting_room.nudge(ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
         self._disown()
-        self.coordinator._member.forget(self.tickets)
+        self.process.member.forget(self.tickets)
         if self.sent:
-            self.coordinator._member.disown()
+            self.process.member.disown()
 
     def _disown(self) -> None:
         self.withdrawn = True
-        for grant in self.coordinator._grants_of(self.me, self.tickets):
-            self.coordinator._forget(grant)
+        for grant in self.process.holdings.with_tickets(self.caller, self.tickets):
+            self.process.holdings.forget(grant)
             if self._keep is not None and grant in self._keep:
                 self._keep.remove(grant)
 
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward. Repeatable."""
-        coordinator = self.coordinator
-        coordinator._member.settled(self.uid)
+        self.process.member.settled(self.uid)
         if not self.waiters:  # never waited
             return
         if self.suspected is not False:  # (not known yet where an interrupt came in between)
-            coordinator._acquit(self.tickets)
-        nexts = []
-        with coordinator._state_lock:
-            for ticket in self.tickets:
-                waiter, queue = self.waiters.get(ticket.position), coordinator._queues.get(ticket.resource)
-                if waiter is None or queue is None:
-                    continue
-                place = bisect_left(queue, waiter)
-                if place < len(queue) and queue[place] is waiter:
-                    del queue[place]
-                if queue:
-                    nexts.append(queue[0])
-                else:
-                    del coordinator._queues[ticket.resource]
-        for waiter in nexts:
-            waiter.event.set()
+            self.process.watch.remove(self.tickets)
+        self.process.waiting_room.leave(
+            [(ticket, self.waiters[ticket.position]) for ticket in self.tickets if ticket.position in self.waiters]
+        )
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
@@ -185,17 +149,17 @@ class Acquisition(Generic[G]):
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
-    def _perform(self, step: protocol.Step) -> Operations[Any]:
-        if isinstance(step, protocol.Now):
+    def _perform(self, step: steps.Step) -> Operations[Any]:
+        if isinstance(step, steps.Now):
             return monotonic()
-        if isinstance(step, protocol.Register):
+        if isinstance(step, steps.Register):
             return (yield from self._register(step))
-        if isinstance(step, protocol.Wait):
+        if isinstance(step, steps.Wait):
             return (yield from self._wait(step.ticket, step.timeout))
         return (yield from self.withdraw(step.outcome))
 
-    def _register(self, step: protocol.Register) -> Operations[list[Ticket] | None]:
-        member = self.coordinator._member
+    def _register(self, step: steps.Register) -> Operations[list[Ticket] | None]:
+        member = self.process.member
 
         def register(session: Session, member_id: int) -> list[Ticket] | None:
             # Who withdraws meanwhile sets one flag and reads the other, and here it is the other way round: so one of
@@ -221,17 +185,15 @@ class Acquisition(Generic[G]):
             member.settled(self.uid)
 
     def _wait(self, ticket: Ticket, timeout: float) -> Operations[bool | None]:
-        coordinator = self.coordinator
-        coordinator._require_open()
+        process = self.process
+        process.require_open()
         waiter = self.waiters.get(ticket.position)
-        with coordinator._state_lock:
-            queue = coordinator._queues.setdefault(ticket.resource, [])
-            if waiter is None:
-                waiter = self.waiters[ticket.position] = Waiter(ticket.position, self._event())
-                insort(queue, waiter)
-            first = queue[0] is waiter
-            if not coordinator._member.knows(ticket):
-                return None  # lost while we waited
+        room = process.waiting_room
+        if waiter is None:
+            waiter = self.waiters[ticket.position] = Waiter(ticket.position, self._event())
+            room.enter(ticket, waiter)
+        if not process.member.knows(ticket):
+            return None  # lost while we waited
         if log.isEnabledFor(logging.INFO) and ticket.position not in self.told:
             self.told.add(ticket.position)
             yield from self._tell_waiting(ticket)
@@ -241,10 +203,10 @@ class Acquisition(Generic[G]):
                 return granted
             raise Deadlock(deadlocks.message(self.deadlock), resource=ticket.resource)
         if self.suspected is None:
-            self.suspected = coordinator._suspect(self, self.tickets, self.me.number)
-        if not first:
+            self.suspected = process.watch.add(self, self.tickets, self.caller.number)
+        if not room.is_first(ticket):
             # (Many who began together shall not all look at the same time.)
-            early = random.uniform(0.7, 1.0) if timeout >= protocol.SLICE else 1.0
+            early = random.uniform(0.7, 1.0) if timeout >= steps.SLICE else 1.0
             if (yield Sleep(waiter, timeout * early)):
                 return False
             # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
@@ -252,13 +214,13 @@ class Acquisition(Generic[G]):
         try:
             granted = yield WaitFor(ticket, min(timeout, SHORT) if self.suspected else timeout, waiter)
         except (Disconnected, Busy) as exc:
-            coordinator._require_open()
+            process.require_open()
             log.warning("Waiting for %r was interrupted, looking again: %s", ticket.resource, exc)
         else:
             if granted is not NO_ROOM:
                 return self._answer(granted)
             # Too many of ours wait already: look from time to time.
-            pause = max(self.pause, len(coordinator._queues) / LOOKS) * random.uniform(0.8, 1.2)
+            pause = max(self.pause, len(room) / LOOKS) * random.uniform(0.8, 1.2)
             yield Sleep(waiter, min(timeout, pause))
             self.pause = min(self.pause * 1.5, SELDOM)
             return (yield from self._look(ticket, waiter))
@@ -291,15 +253,35 @@ class Acquisition(Generic[G]):
 
     def _answer(self, granted: bool | None) -> bool | None:
         if granted is None:
-            self.coordinator._require_open()  # closing took the row away
+            self.process.require_open()  # closing took the row away
         return granted
 
     def _require_rows(self, grant: G) -> Operations[None]:
         """While we waited, the main session may have been lost, and our rows with it."""
-        coordinator = self.coordinator
-        if coordinator._member.doubtful():
-            yield Doubt()
-        missing = [ticket.position for ticket in self.tickets if not coordinator._member.knows(ticket)]
+        process = self.process
+        if process.member.doubtful():
+            yield Verify()
+        missing = [ticket.position for ticket in self.tickets if not process.member.knows(ticket)]
         if missing:
-            coordinator.lose(missing, "its row was removed before it could be used")
-            grant._require()
+            process.lose(missing, "its row was removed before it could be used")
+            grant.holding.require()
+
+
+def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:
+    """Whether somebody else would now ask for these in vain."""
+    process.require_open()
+
+    def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
+        entries = [session.entries(request.resource) for request in requests]
+        return entries, {one.resource: one for one in session.resources()}
+
+    entries, settings = yield Call("look", look)
+    for request, ahead in zip(requests, entries, strict=True):
+        setting = settings.get(request.resource)
+        if setting is not None and setting.paused:
+            return True
+        # (Whose owner is known to be dead is removed by the next who tries.)
+        there = [entry for entry in ahead if entry.state != "dead"]
+        if not request.fits(there, None if setting is None else setting.cap):
+            return True
+    return False

@@ -15,20 +15,16 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sqlsem import deadlocks
+from sqlsem.core.holdings import Holding
+from sqlsem.core.steps import Call, Operations
 from sqlsem.deadlocks import Edge, Found, Row, Step
+from sqlsem.engines.base import Session
 from sqlsem.errors import Deadlock, Unavailable
 from sqlsem.model import Entry, Request
-from sqlsem.protocol import Call, Operations
 
-if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
-    from sqlsem.engines.base import Session
-    from sqlsem.grants import BaseGrant
-
-__all__ = ["HELD", "Held", "above", "find_deadlock", "inherited", "refuse", "tell"]
+__all__ = ["HELD", "Above", "Held", "find_deadlock", "inherited", "refuse", "tell"]
 
 log = logging.getLogger("sqlsem")
 
@@ -54,11 +50,11 @@ class Held:
         return Request(self.resource, self.access, self.limit, self.weight)
 
 
-def tell(grant: BaseGrant, environment: Mapping[str, str]) -> str:
-    """What a command that runs under this grant shall find in its environment, which is this one so far."""
+def tell(holding: Holding, environment: Mapping[str, str]) -> str:
+    """What a command that runs under these shall find in its environment, which is this one so far."""
     held = [
         Held(request.resource, request.access, request.limit, request.weight, ticket.position, ticket.requesting_id)
-        for request, ticket in zip(grant._requests, grant._tickets, strict=True)
+        for request, ticket in zip(holding.requests, holding.tickets, strict=True)
     ]
     return json.dumps([dataclasses.astuple(one) for one in (*inherited(environment), *held)])
 
@@ -78,17 +74,23 @@ def inherited(environment: Mapping[str, str] = os.environ) -> tuple[Held, ...]:
     return found
 
 
-def above(coordinator: Coordinator) -> Operations[tuple[Held, ...]]:
-    """What those above hold in this database; looked up once. (Their rows tell which database it is.)"""
-    if coordinator._above is None:
-        try:
-            coordinator._above = yield from _still_held(inherited())
-        except Unavailable:
-            raise
-        except Exception as exc:  # the login may not look at the queue, and need not
-            log.warning("Locks taken under sqlsem run are not looked after: %s", exc)
-            coordinator._above = ()
-    return coordinator._above
+class Above:
+    """What those above this process hold in one database; looked up once. (Their rows tell which database it is.)"""
+
+    def __init__(self) -> None:
+        self.held: tuple[Held, ...] | None = None  # None: not looked up yet
+
+    def find(self) -> Operations[tuple[Held, ...]]:
+        """Look it up."""
+        if self.held is None:
+            try:
+                self.held = yield from _still_held(inherited())
+            except Unavailable:
+                raise
+            except Exception as exc:  # the login may not look at the queue, and need not
+                log.warning("Locks taken under sqlsem run are not looked after: %s", exc)
+                self.held = ()
+        return self.held
 
 
 def _still_held(held: Sequence[Held]) -> Operations[tuple[Held, ...]]:

@@ -1,6 +1,6 @@
 """How a lock is had and given back, as generators: no I/O, no sleep, no threads, no clock of their own.
 
-A generator yields a step, whoever drives it carries the step out (threads in `sqlsem.coordinator`) and sends the result
+A generator yields a step, whoever drives it carries the step out (threads in `core.process`) and sends the result
 back, or throws the error in. Whatever happens between two steps, a `KeyboardInterrupt` or a cancellation included, the
 generator answers with the step that leaves no row behind. The same logic so serves every face.
 
@@ -30,7 +30,6 @@ __all__ = [
     "Call",
     "Cancel",
     "Conversion",
-    "Doubt",
     "Now",
     "Operation",
     "Operations",
@@ -38,6 +37,7 @@ __all__ = [
     "Register",
     "Sleep",
     "Step",
+    "Verify",
     "Wait",
     "WaitFor",
     "acquire",
@@ -246,11 +246,11 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class Verify:
     """Wants the database asked whether what we believe to hold is still ours."""
 
 
-Operation = Call | WaitFor | Sleep | Doubt
+Operation = Call | WaitFor | Sleep | Verify
 Operations = Generator[Operation, Any, T]
 
 #: The answer to `WaitFor` when as many of us wait in the database as may.
