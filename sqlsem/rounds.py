@@ -30,6 +30,7 @@ from sqlsem import bodies
 from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
+from sqlsem.engines.roles import RoundSession
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
 from sqlsem.model import (
     Continuation,
@@ -98,7 +99,9 @@ class Round:
     @property
     def process(self) -> Process:
         """For the package; programs have no use for it."""
-        return process_of(self._given)
+        process = process_of(self._given)
+        process.engine.require(RoundSession, f"Round {self.name!r}")
+        return process
 
     def then(self, what: Any) -> Round:
         """Say what the last part to succeed shall do after it; gives the round itself.
@@ -669,7 +672,7 @@ def _state(name: str, entry: RoundEntry | None) -> str:
 
 def list_rounds(coordinator: Coordinated, name: str | None = None, most: int = 20) -> list[RoundEntry]:
     """Rounds with their parts, of one name or all, newest first."""
-    return coordinator.process.look(lambda session: session.list_rounds(name, None, most))
+    return coordinator.process.look(lambda session: session.list_rounds(name, None, most), RoundSession)
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
@@ -679,14 +682,14 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
     """
     name = check_name("The round's name", which) if isinstance(which, str) else None
     number = which if isinstance(which, int) else None
-    look = coordinator.process.look(lambda session: session.list_rounds(name, number, 20))
+    look = coordinator.process.look(lambda session: session.list_rounds(name, number, 20), RoundSession)
     if not look:
         raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
     operator = Round(look[0].name, [part.part for part in look[0].parts], window=1, coordinator=coordinator)
     operator._recover()  # logs what it finds out
     duty = _claim(coordinator.process, name, number, False)
     if duty is None:
-        for entry in coordinator.process.look(lambda session: session.list_rounds(name, number, 20)):
+        for entry in coordinator.process.look(lambda session: session.list_rounds(name, number, 20), RoundSession):
             if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
                 raise ConfigurationError(

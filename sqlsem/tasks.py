@@ -29,6 +29,7 @@ from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import PutOptions, check_options
 from sqlsem.core.process import Process
+from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, TaskFailed, Timeout
 from sqlsem.model import (
     MAX_INT,
@@ -223,7 +224,9 @@ class Queue:
     @property
     def process(self) -> Process:
         """For the package; programs have no use for it."""
-        return process_of(self._given)
+        process = process_of(self._given)
+        process.engine.require(TaskSession, f"Queue {self.name!r}")
+        return process
 
     def put(self, body: Any, **options: Unpack[PutOptions]) -> int:
         """Put one task; returns its number.

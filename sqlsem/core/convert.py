@@ -14,6 +14,7 @@ from sqlsem.core.steps import Call, Operations
 from sqlsem.core.verbs import LAST_PAUSE_SECONDS, SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.core.waiting import Waiter
 from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.roles import Convertible
 from sqlsem.errors import ConfigurationError, SqlsemError, Timeout
 from sqlsem.model import READ, WRITE, Duration, Upgrading, check_duration
 
@@ -32,6 +33,7 @@ class Upgrade(WaitingVerb):
 
     def __init__(self, process: Process, holding: Holding, timeout: Duration | None, event: threading.Event) -> None:
         holding.require()
+        process.engine.require(Convertible, "This")
         super().__init__(process, holding.caller, None if timeout is None else check_duration("timeout", timeout))
         self._holding = holding
         self._ticket = holding.tickets[0]
@@ -129,6 +131,7 @@ class Upgrade(WaitingVerb):
 def downgrade(process: Process, holding: Holding) -> Operations[None]:
     """Have the writer become a reader. What cannot be done at once is done by the pulse as soon as it can."""
     holding.require()
+    process.engine.require(Convertible, "This")
     _require_convertible(holding, WRITE, "downgraded")
     if holding.depth > 1:
         raise ConfigurationError(

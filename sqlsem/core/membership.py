@@ -38,6 +38,7 @@ import tenacity
 
 from sqlsem.core.steps import Call, Operation, Operations, drive
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -388,8 +389,10 @@ class Membership:
                 self._give_back_late()
                 beats += 1
                 if beats % PRUNE_EVERY_PINGS == 0:
-                    self.call("prune", lambda session, _: session.prune(1000), 0.0)
-                    self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+                    if self.engine.has(Administration):
+                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
+                    if self.engine.has(TaskSession):
+                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
@@ -525,6 +528,12 @@ class Membership:
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
+        leave = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(CLOSE_JOIN_SECONDS / 2),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type(Busy),
+            reraise=True,
+        )
         self._unblock()
         if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
             session = self._main
@@ -541,7 +550,7 @@ class Membership:
                             for ticket in waiting:
                                 with contextlib.suppress(Busy):  # it goes with the others
                                     self._main.release(ticket, "cancelled")
-                            self._main.resign(self._member_id)
+                            leave(self._main.resign, self._member_id)
                     except SqlsemError as exc:
                         log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
                 self._main.close()

@@ -33,6 +33,7 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
+from sqlsem.engines.roles import LockSession
 from sqlsem.model import End, Ticket, monotonic
 
 __all__ = ["Process"]
@@ -114,9 +115,10 @@ class Process:
             return woken
         return self.member.verify()
 
-    def look(self, call: Callable[[Session], T]) -> T:
-        """Do something that needs no membership, on a connection of its own."""
+    def look(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
+        """Do something that needs no membership but a ``role`` of the engine's, on a connection of its own."""
         self.require_open()
+        self.engine.require(role, "This")
         member = self.member
         for attempt in tenacity.Retrying(
             sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look", None)

@@ -39,15 +39,16 @@ SCHEMES = {
     "postgres": "postgresql",
     "mssql": "mssql",
     "sqlserver": "mssql",
+    "memory": "memory",
 }
-#: The engines' names, as ``sqlsem sql ENGINE`` takes them.
+#: Those with tables, as ``sqlsem sql ENGINE`` takes them.
 ENGINES = ("sqlite", "postgresql", "mssql")
 
 
 def load(name: str) -> type[Engine]:
-    """The engine class of that name (one of `ENGINES`)."""
-    if name not in ENGINES:
-        raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}")
+    """The engine class of that name (one that `SCHEMES` leads to)."""
+    if name not in SCHEMES.values():
+        raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(dict.fromkeys(SCHEMES.values()))}")
     engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
     return engine
 

@@ -20,6 +20,7 @@ from support import PATIENCE, Attempt, until
 import sqlsem
 from sqlsem.aio import driver
 
+pytestmark = pytest.mark.locks
 GRACE = 0.6
 try:
     import uvloop
