@@ -27,7 +27,7 @@ import tenacity
 
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.holdings import BaseGrant, abandon
-from sqlsem.core.membership import unavailable
+from sqlsem.core.main_session import unavailable
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
@@ -232,21 +232,21 @@ class Driver:
         return await self._in_thread(self.process.member.verify)
 
     async def _call(self, operation: Call) -> Any:
-        member = self.process.member
-        member.require_open()
+        main = self.process.member.main
+        main.require_open()
         await self._turnstile.enter()
         try:
             return await self._once(operation)
         except (Disconnected, Busy) as exc:
             log.info("%s has to be tried again: %s", operation.what, exc)
-        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **member.policy(operation.what, operation.budget))
+        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.policy(operation.what, operation.budget))
         try:
             return await retrying(self._once, operation)
         except Disconnected as exc:
             raise unavailable(operation.what, exc, retrying.statistics) from exc
 
     async def _once(self, operation: Call) -> Any:
-        once = functools.partial(self.process.member.once, sign=operation.sign)
+        once = functools.partial(self.process.member.main.once, sign=operation.sign)
         return await self._in_thread(once, operation.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:

@@ -131,6 +131,7 @@ class Upgrade(WaitingVerb):
 def downgrade(process: Process, holding: Holding) -> Operations[None]:
     """Have the writer become a reader. What cannot be done at once is done by the pulse as soon as it can."""
     holding.require()
+    process.engine.require(Convertible, "This")
     _require_convertible(holding, WRITE, "downgraded")
     if holding.depth > 1:
         raise ConfigurationError(

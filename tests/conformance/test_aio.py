@@ -460,7 +460,7 @@ def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, datab
     async def main():
         nonlocal first
         async with coordinator.mutex(name("other")):
-            session = coordinator.process.member._main
+            session = coordinator.process.member.main.session
             register = session.register
 
             def slow(*arguments):

@@ -1024,7 +1024,7 @@ def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
 
 def trouble(monkeypatch, coordinator, method, error, times):
     """Have a method of the main session fail so often, before it does anything; where it counts."""
-    kind = type(coordinator.process.member._main)
+    kind = type(coordinator.process.member.main.session)
     original, left = getattr(kind, method), [times]
 
     def fail(self, *arguments):
@@ -1083,7 +1083,7 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
     reader = Attempt(other.read(name))
     reader.granted()
     with one.read(name) as grant:
-        kind, lost = type(one.process.member._main), []
+        kind, lost = type(one.process.member.main.session), []
 
         def losing(method):
             original = getattr(kind, method)

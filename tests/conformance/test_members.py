@@ -34,7 +34,7 @@ def look(session, ticket):
 
 
 def give_up(database, coordinator):
-    number = coordinator.process.member._member_id
+    number = coordinator.process.member.member_id
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", number)
     return number
 

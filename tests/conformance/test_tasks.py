@@ -206,7 +206,7 @@ def move_clock(database, queue, seconds):
 def test_what_is_put_in_bulk_is_put_in_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
-    session = queue.process.member._main
+    session = queue.process.member.main.session
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
@@ -335,7 +335,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     member = coordinator.process.member
     member.ping()
     with contextlib.closing(database.session()) as session:
-        me = member._member_id
+        me = member.member_id
         twins = [
             session.put_tasks(name("twice"), "uid-of-" + name, [NewTask("json", "7"), NewTask("json", "8")])
             for _ in "ab"
