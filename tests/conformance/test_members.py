@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from support import Attempt
+from support import Attempt, slack
 
 import sqlsem
 from sqlsem.errors import ConfigurationError, Unavailable
@@ -308,7 +308,7 @@ def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name, mon
     left = time.monotonic()
     waiting.join()
     assert found == [True]
-    assert time.monotonic() - left < 5  # half a second, and what a busy machine adds
+    assert time.monotonic() - left < slack(5)  # half a second on a quiet machine
     holder.resign(number)
     near.close()
     far.close()
