@@ -80,6 +80,27 @@ def pytest_configure(config: pytest.Config) -> None:
         os.chmod(os.environ[SHARED], 0o755)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if os.environ.get("CI") and not is_worker(session.config):
+        session.config.pluginmanager.register(TellAtOnce(session.config))
+
+
+class TellAtOnce:
+    """Shows why a test failed when it does: a run that is cut off must not take the reasons with it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._terminal is not None:
+            self._terminal.write_line("")
+            self._terminal.write_sep("_", f"{report.nodeid} ({report.when}, {report.duration:.0f} s)")
+            self._terminal.write_line(report.longreprtext)
+            for title, text in report.sections:
+                self._terminal.write_line(f"-- {title}\n{text[-8000:]}")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if is_worker(config) or SHARED not in os.environ:
         return

@@ -1131,7 +1131,7 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
             remains(lambda: not told, 0.2, "it waits for the lock")
         session.cancel_running()
         assert told or session._working is None
-    threads.join(10)
+    threads.join()
     holder.close()
     assert "ended before its time" in told[0]
     assert ledger() == 0

@@ -318,7 +318,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     task._settle()
     assert failed.wait(PATIENCE)
     del engine.reach
-    until(lambda: not member.leftovers, timeout=10)  # a ping is due every 30 s
+    until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s
     assert [one.outcome for one in queue.log(number)] == ["finished"]
 
 

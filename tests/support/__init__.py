@@ -3,7 +3,7 @@
 from support.children import TESTS, Channel, Child, child_main, keep_to_the_permissions, make_lock, session
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.histories import Recorder, Stay, check_history, overlap
-from support.patience import AMPLE, PATIENCE, remains, until
+from support.patience import AMPLE, PATIENCE, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres
 from support.threads import Attempt, Threads
 
@@ -31,6 +31,7 @@ __all__ = [
     "random_name",
     "remains",
     "session",
+    "slack",
     "until",
     "with_database",
 ]

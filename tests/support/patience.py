@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,12 @@ from typing import Any
 PATIENCE = 60.0
 #: A grace (and a time to try again) of whoever must lose nothing in a test, however slow the machine is.
 AMPLE = {"grace": 90.0, "retry": 90.0}
+
+
+def slack(seconds: float) -> float:
+    """What takes at most so long on a quiet machine, on this one as busy as it is."""
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
+    return seconds * max(1.0, busy)
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", timeout: float = PATIENCE) -> Any:
