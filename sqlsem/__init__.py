@@ -13,8 +13,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from sqlsem import config, lockorder
-from sqlsem.coordinator import Coordinator, Grant, connect
+from sqlsem import config
+from sqlsem.coordinator import Coordinator, connect
+from sqlsem.core import defaults, lockorder
+from sqlsem.core.grants import Grant
+from sqlsem.core.options import ConnectOptions, check_options
 from sqlsem.engines import Database
 from sqlsem.errors import (
     ConfigurationError,
@@ -31,7 +34,6 @@ from sqlsem.errors import (
 )
 from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
 from sqlsem.model import Duration
-from sqlsem.options import ConnectOptions, check_options
 from sqlsem.printable import CleanFilter
 from sqlsem.rounds import Round, round
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
@@ -162,6 +164,9 @@ def default() -> Coordinator:
         if _coordinator is None or _coordinator.closed:
             _coordinator = _connect(*_configured)
         return _coordinator
+
+
+defaults.provide(default)
 
 
 def _connect(url: Database | None, profile: str | None, options: ConnectOptions) -> Coordinator:

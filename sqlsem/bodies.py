@@ -22,7 +22,7 @@ from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
 from sqlsem.printable import clean, clean_json
 
 if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
+    from sqlsem.core.process import Process
 
 __all__ = [
     "PATIENCE",
@@ -215,7 +215,7 @@ Stop = Callable[[], None]
 def run(
     kind: str,
     body: str,
-    coordinator: Coordinator,
+    process: Process,
     *,
     started: Callable[[Stop], None] = lambda _: None,
     allowed: Allowed | None = None,
@@ -228,7 +228,7 @@ def run(
     allowed.require(kind)
     if kind == "sql":
         try:
-            return coordinator._execute(body, lambda session: started(session.cancel_running))
+            return process.execute(body, lambda session: started(session.cancel_running))
         except TaskFailed:
             raise
         except SqlsemError as exc:

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +28,7 @@ from rich.text import Text
 
 import sqlsem
 from sqlsem import config, engines, model, output, sql
-from sqlsem.engines.base import Check, Engine, Options, Session, setting_number
+from sqlsem.engines.base import Check, Engine, Options, Session
 from sqlsem.errors import (
     ConfigurationError,
     Deadlock,
@@ -376,9 +375,8 @@ def init(options: Connecting, dry_run: bool) -> None:
     """
     engine = options.engine()
     with _rights_to_install(engine):
-        version = _installed(engine)
-    place = f"prefix {options.schema}_" if engine.name == "sqlite" else f"schema {options.schema}"
-    output.echo(f"{engine.where}, {place}, table {options.table}")
+        version = engine.installed_version()
+    output.echo(f"{engine.where}, {engine.place}, table {options.table}")
     # Refuses to downgrade.
     plan = engine.plan(version or 0)
     scripts = [f"schema-{number}.sql" for number, _ in plan if number is not None]
@@ -412,46 +410,13 @@ def _rights_to_install(engine: Engine) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as exc:
-        if getattr(exc.__cause__, "sqlstate", None) != "42501":
+        if not engine.denied(exc):
             raise
         words = " ".join(str(exc.__cause__).split())
         raise ConfigurationError(
             f"{engine.where}: {words}; init needs a login that may create a schema in this database or, when the "
             f"tables are there, the one that owns them. For a DBA: sqlsem sql {engine.name}"
         ) from exc
-
-
-def _installed(engine: Engine) -> int | None:
-    """The version of the tables (0: not there), without changing anything; None when it cannot be told."""
-    from sqlsem.engines.sqlite import SqliteEngine
-
-    if isinstance(engine, SqliteEngine):
-        # To open it the usual way would create it.
-        return _installed_sqlite(engine)
-    session = engine.connect("look")
-    try:
-        settings = session.settings()
-    except SchemaError:
-        return None
-    finally:
-        session.close()
-    return setting_number(settings, "schema_version") if settings else 0
-
-
-def _installed_sqlite(engine: Any) -> int:
-    import sqlite3
-
-    if not engine.path.exists():
-        return 0
-    queries = engine.queries()
-    try:
-        uri = f"file:{urllib.parse.quote(str(engine.path))}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
-            if connection.execute(queries["version"]).fetchone() is None:
-                return 0
-            return setting_number(dict(connection.execute(queries["settings"]).fetchall()), "schema_version")
-    except sqlite3.Error as exc:
-        raise Unavailable(f"Cannot read {engine.where}: {exc}; check the path and its permissions") from exc
 
 
 def _open(engine: Engine, retry: float) -> Session:
@@ -1160,8 +1125,9 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
     if engine in sql.SCRIPTS and script is None:
         engine, script = None, engine
     if engine is None:
-        engine = options.chosen_url.partition("://")[0] if "://" in options.chosen_url else "mssql"
-    name = engines.SCHEMES.get(engine.lower())
+        name: str | None = engines.name_of_url(engines.plain(options.chosen_url))
+    else:
+        name = engines.SCHEMES.get(engine.lower())
     if name is None:
         raise click.UsageError(f"There is no engine of that name; there are {', '.join(engines.ENGINES)}.")
     if script is not None and script not in sql.SCRIPTS:
@@ -1274,7 +1240,7 @@ def _round_trip(options: Connecting) -> Check:
     """A mutex taken and given back, once connected."""
     with options.coordinator(told=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
-        coordinator._member.ping()
+        coordinator.process.member.ping()
         began = time.perf_counter()
         if not lock.acquire(timeout=5):
             return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")

@@ -29,6 +29,7 @@ from typing import Any
 
 import platformdirs
 
+from sqlsem import engines
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_duration, check_name
 
@@ -399,9 +400,12 @@ def _flag(variable: str) -> bool:
 
 
 def _require_server(demanding: str | None, url: str | None, source: str) -> None:
-    if demanding is None or (url is not None and not url.lower().startswith("sqlite")):
+    if demanding is None:
         return
-    what = "no database was named" if url is None else f"{source} names an SQLite file, which is this host's only"
+    local = None if url is None else engines.LOCAL.get(engines.name_of_url(engines.plain(url)))
+    if url is not None and local is None:
+        return
+    what = "no database was named" if url is None else f"{source} names {local}"
     raise ConfigurationError(
         f"A database server is required ({demanding}), but {what}; set $SQLSEM_URL, choose a profile (--profile, "
         f"$SQLSEM_PROFILE), or write a {FILE}"

@@ -99,9 +99,9 @@ def odbc_of_postgres(url: str) -> str:
 
 def ado_of_mssql(url: str) -> str:
     """An ADO.NET connection string for a URL or an ODBC string of SQL Server."""
-    from sqlsem.engines import mssql
+    from sqlsem.engines.mssql.odbc import words_of_odbc, words_of_url
 
-    words = mssql._words_of_url(url) if "://" in url else mssql._words_of_odbc(url)
+    words = words_of_url(url) if "://" in url else words_of_odbc(url)
     given = {key.lower(): value for key, value in words.items()}
     server = given.get("server", "localhost")
     if "port" in given:

@@ -27,6 +27,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from sqlsem import bodies
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.roles import RoundSession
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, SqlsemError, Timeout
 from sqlsem.model import (
     Continuation,
@@ -40,16 +44,12 @@ from sqlsem.model import (
 )
 
 if TYPE_CHECKING:
-    from sqlsem.coordinator import Coordinator
     from sqlsem.engines.base import Session
 
 __all__ = ["Part", "Round", "list_rounds", "resume", "round"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
-
-#: Called with what went wrong, in the process that finds out.
-Alarm = Callable[[RoundFailed], object]
 
 #: Seconds between two looks at a round that somebody waits for: at first, and at the most.
 SHORTEST, LONGEST = 0.005, 0.5
@@ -75,7 +75,7 @@ class Round:
         *,
         window: Duration,
         on_failed: Alarm | None = None,
-        coordinator: Coordinator | None = None,
+        coordinator: Coordinated | None = None,
     ) -> None:
         self.name = check_name("The round's name", name)
         if isinstance(parts, str) or not isinstance(parts, Iterable):
@@ -97,12 +97,11 @@ class Round:
         self._function: Callable[[], object] | None = None
 
     @property
-    def _coordinator(self) -> Coordinator:
-        if self._given is not None:
-            return self._given
-        from sqlsem import default
-
-        return default()
+    def process(self) -> Process:
+        """For the package; programs have no use for it."""
+        process = process_of(self._given)
+        process.engine.require(RoundSession, f"Round {self.name!r}")
+        return process
 
     def then(self, what: Any) -> Round:
         """Say what the last part to succeed shall do after it; gives the round itself.
@@ -199,7 +198,7 @@ class Round:
         there was. Raises `RoundFailed` when it fails.
         """
         self._recover()
-        duty = _claim(self._coordinator, self.name, None, self._then[0] is not None)
+        duty = _claim(self.process, self.name, None, self._then[0] is not None)
         if duty is None:
             return False
         log.warning("Taking over the continuation of round %d of %r", duty.then.round_id, self.name)
@@ -209,7 +208,7 @@ class Round:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _call(self, what: str, call: Callable[[Session, int], T]) -> T:
-        return _call(self._coordinator, what, call)
+        return _call(self.process, what, call)
 
     def _entry(self, number: int) -> RoundEntry | None:
         found = self._call("look at a round", lambda session, _: session.list_rounds(None, number, 1))
@@ -281,7 +280,7 @@ class Part:
 
     def __init__(self, of: Round, name: str) -> None:
         self._round = of
-        self._coordinator = of._coordinator
+        self._process = of.process
         self._pid = os.getpid()
         self.name = name
         self.round_id: int | None = None
@@ -300,8 +299,8 @@ class Part:
         self._pid = os.getpid()
         self._uid = uuid.uuid4().hex
         try:
-            self._coordinator._claims.add(self)
-            self._coordinator._member.stir()
+            self._process.claims.add(self)
+            self._process.member.stir()
             began = self._start()
             if began.code != "started":
                 self._settle()
@@ -318,7 +317,7 @@ class Part:
     def __del__(self) -> None:
         # An interrupt can strike between the start and the block that would end it.
         if self._uid is not None and not self._ended and self._pid == os.getpid():
-            self._coordinator._member.leftovers.append(self._ending("it was dropped without an end"))
+            self._process.member.leftovers.append(self._ending("it was dropped without an end"))
 
     def _start(self) -> PartStart:
         asked = self._round
@@ -331,10 +330,10 @@ class Part:
             )
 
         # Where its process is missing, it may be dead: that is known when its grace is over.
-        deadline = monotonic() + self._coordinator.retry
+        deadline = monotonic() + self._process.retry
         pause = SHORTEST
         while True:
-            began: PartStart = _call(self._coordinator, "start of a part", start, sign=True)
+            began: PartStart = _call(self._process, "start of a part", start, sign=True)
             if began.code != "running" or monotonic() > deadline:
                 return began
             entry = asked._entry(began.round_id)
@@ -455,7 +454,7 @@ class Part:
         self._round._take_over()
 
     def _end(self, error: str | None) -> tuple[PartEnd, _Continuing | None]:
-        asked, coordinator, uid = self._round, self._coordinator, self._uid
+        asked, process, uid = self._round, self._process, self._uid
         try:
             asked._recover()
         except SqlsemError as exc:
@@ -465,13 +464,13 @@ class Part:
 
         def end(session: Session, member_id: int) -> tuple[PartEnd, _Continuing | None]:
             ended = ending(session, member_id)
-            return ended, None if ended.then is None else _Continuing(coordinator, ended.then, uid)
+            return ended, None if ended.then is None else _Continuing(process, ended.then, uid)
 
-        return _call(coordinator, "end of a part", end)
+        return _call(process, "end of a part", end)
 
     def _settle(self) -> None:
         self._ended = True
-        self._coordinator._claims.discard(self)
+        self._process.claims.discard(self)
 
     def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
         """What ends it. (Not of this object itself, which may be on its way out.)"""
@@ -482,7 +481,7 @@ class Part:
     def _give_up(self, error: str) -> None:
         """Where it has not ended, let it fail as soon as the database can be reached again."""
         if not self._ended and self._pid == os.getpid():
-            self._coordinator._member.later(self._ending(error))
+            self._process.member.later(self._ending(error))
             self._settle()  # afterwards: what is said twice does no harm
 
     def _require(self) -> None:
@@ -493,7 +492,7 @@ class Part:
         if self._ended:
             raise NotHeld(f"{self!r} has ended before")
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """Nothing has been heard of the database for too long. What became of the part, its end will tell."""
 
     def __enter__(self) -> Part:
@@ -518,14 +517,14 @@ class Part:
         return f"<Part {self.name!r} of round {self._round.name!r}>"
 
 
-def _call(coordinator: Coordinator, what: str, call: Callable[[Session, int], T], *, sign: bool = False) -> T:
+def _call(process: Process, what: str, call: Callable[[Session, int], T], *, sign: bool = False) -> T:
     """A call on the main session. All of ours may be repeated, and a server undoes what it ends for a deadlock."""
     for _ in range(MOST_DEADLOCKS):
         try:
-            return coordinator._member.call(what, call, sign=sign)
+            return process.member.call(what, call, sign=sign)
         except Deadlock as exc:
             log.warning("%s has to be tried again: %s", what, exc)
-    return coordinator._member.call(what, call, sign=sign)
+    return process.member.call(what, call, sign=sign)
 
 
 class _Continuing:
@@ -536,25 +535,25 @@ class _Continuing:
     can_be_lost: ClassVar[bool] = False
     ended = True  # (until it is complete)
 
-    def __init__(self, coordinator: Coordinator, then: Continuation, uid: str) -> None:
-        self.coordinator = coordinator
+    def __init__(self, process: Process, then: Continuation, uid: str) -> None:
+        self.process = process
         self.then = then
         self.closing: Callable[[Session, int], bool] = lambda session, me: session.return_then(me, uid)
         self.pid = os.getpid()
         self.ended = False
-        coordinator._claims.add(self)
-        coordinator._member.stir()
+        process.claims.add(self)
+        process.member.stir()
 
     def __del__(self) -> None:
         if not self.ended and self.pid == os.getpid():
-            self.coordinator._member.leftovers.append(self.closing)
+            self.process.member.leftovers.append(self.closing)
 
     def end(self, error: str | None) -> bool:
         """Record how it ended, at the latest when the database can be reached again; False when it was given up."""
         number, attempt = self.then.round_id, self.then.attempt
         self.closing = lambda session, me: session.end_then(me, number, attempt, error)
         try:
-            told = _call(self.coordinator, "end of a continuation", self.closing)
+            told = _call(self.process, "end of a continuation", self.closing)
         except BaseException:
             self.close()
             raise
@@ -563,32 +562,32 @@ class _Continuing:
 
     def _settle(self) -> None:
         self.ended = True
-        self.coordinator._claims.discard(self)
+        self.process.claims.discard(self)
 
     def close(self) -> None:
         """Where nothing has been recorded yet, see to it that something is: others may run it, or how it ended."""
         if not self.ended and self.pid == os.getpid():
-            self.coordinator._member.later(self.closing)
+            self.process.member.later(self.closing)
             self._settle()  # afterwards, as above
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """As for a part."""
 
     def __repr__(self) -> str:
         return f"<Continuation of round {self.then.round_id} of {self.then.name!r}>"
 
 
-def _claim(coordinator: Coordinator, name: str | None, number: int | None, own: bool) -> _Continuing | None:
+def _claim(process: Process, name: str | None, number: int | None, own: bool) -> _Continuing | None:
     uid, owner = uuid.uuid4().hex, _owner()
 
     def claim(session: Session, member_id: int) -> _Continuing | None:
         then = session.claim_then(member_id, name, number, owner, uid, own)
-        return None if then is None else _Continuing(coordinator, then, uid)
+        return None if then is None else _Continuing(process, then, uid)
 
     try:
-        return _call(coordinator, "resuming a round", claim, sign=True)
+        return _call(process, "resuming a round", claim, sign=True)
     except BaseException:
-        coordinator._member.later(lambda session, me: session.return_then(me, uid))
+        process.member.later(lambda session, me: session.return_then(me, uid))
         raise
 
 
@@ -608,7 +607,7 @@ def _run_and_end(duty: _Continuing, function: Callable[[], object] | None, alarm
         if function is not None:
             function()
         else:
-            bodies.run(then.kind, then.body or "", duty.coordinator)
+            bodies.run(then.kind, then.body or "", duty.process)
     except BaseException as exc:
         if duty.pid != os.getpid():
             raise  # a child that was forked in it: its parent has it
@@ -671,26 +670,26 @@ def _state(name: str, entry: RoundEntry | None) -> str:
 # -- what people see and operators do ---------------------------------------------------------------------------------
 
 
-def list_rounds(coordinator: Coordinator, name: str | None = None, most: int = 20) -> list[RoundEntry]:
+def list_rounds(coordinator: Coordinated, name: str | None = None, most: int = 20) -> list[RoundEntry]:
     """Rounds with their parts, of one name or all, newest first."""
-    return coordinator._look(lambda session: session.list_rounds(name, None, most))
+    return coordinator.process.look(lambda session: session.list_rounds(name, None, most), RoundSession)
 
 
-def resume(coordinator: Coordinator, which: int | str) -> bool:
+def resume(coordinator: Coordinated, which: int | str) -> bool:
     """Run a continuation that nobody runs: of the oldest such round of a name, or of the round of that number, then
     also one that has failed. False when there is none. Raises `RoundFailed` when it fails, `ConfigurationError` when
     only the process that declared it can run it, or there is no such round.
     """
     name = check_name("The round's name", which) if isinstance(which, str) else None
     number = which if isinstance(which, int) else None
-    look = coordinator._look(lambda session: session.list_rounds(name, number, 20))
+    look = coordinator.process.look(lambda session: session.list_rounds(name, number, 20), RoundSession)
     if not look:
         raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
     operator = Round(look[0].name, [part.part for part in look[0].parts], window=1, coordinator=coordinator)
     operator._recover()  # logs what it finds out
-    duty = _claim(coordinator, name, number, False)
+    duty = _claim(coordinator.process, name, number, False)
     if duty is None:
-        for entry in coordinator._look(lambda session: session.list_rounds(name, number, 20)):
+        for entry in coordinator.process.look(lambda session: session.list_rounds(name, number, 20), RoundSession):
             if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
                 raise ConfigurationError(
@@ -708,7 +707,7 @@ def round(
     *,
     window: Duration,
     on_failed: Alarm | None = None,
-    coordinator: Coordinator | None = None,
+    coordinator: Coordinated | None = None,
 ) -> Round:
     """A round: parts that run side by side, the last of which to succeed starts what comes next, exactly once.
 

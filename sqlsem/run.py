@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-    from sqlsem.coordinator import Coordinator, Grant
+    from sqlsem.coordinator import Coordinator
+    from sqlsem.core.grants import Grant
     from sqlsem.locks import Lock
 
 __all__ = ["CANNOT_RUN", "NOT_FOUND", "Signals", "Stopped", "run"]
@@ -124,7 +125,7 @@ def run(
     import secrets
     import threading
 
-    from sqlsem import nesting
+    from sqlsem.core import nesting
     from sqlsem.errors import LockLost
 
     running = threading.Event()
@@ -156,7 +157,7 @@ def run(
                     "SQLSEM_POSITION": str(grant.position),
                     "SQLSEM_FENCE": str(grant.fence),
                     # What it must not wait for: all this is held until it has ended.
-                    nesting.HELD: nesting.tell(grant, inherited),
+                    nesting.HELD: nesting.tell(grant.holding, inherited),
                     # Of those above us, too, who shall find what is below them.
                     MARKS: ":".join([*filter(None, [inherited.get(MARKS)]), mark]),
                 }

@@ -25,6 +25,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sqlsem.bodies import Call, Shell, Sql, as_json, encode, run, told
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.operators import Operators
+from sqlsem.core.options import PutOptions, check_options
+from sqlsem.core.process import Process
+from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, SqlsemError, TaskFailed, Timeout
 from sqlsem.model import (
     MAX_INT,
@@ -40,13 +45,11 @@ from sqlsem.model import (
     check_name,
     monotonic,
 )
-from sqlsem.options import PutOptions, check_options
 from sqlsem.workers import Worker
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sqlsem.coordinator import Coordinator
     from sqlsem.engines.base import Session
 
 __all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "encode", "queue", "run"]
@@ -88,7 +91,7 @@ class Task:
         self._pid = os.getpid()
         self._queue = queue
         self._uid = uid  # of its claim
-        self._coordinator = queue._coordinator
+        self._process = queue.process
         self.lost_event = threading.Event()  # set when the claim is lost
         self.id = claimed.task_id
         self.kind = claimed.kind
@@ -104,7 +107,7 @@ class Task:
         # An interrupt can strike between the claim and the block that would end it. And what was declared lost may be
         # this member's still, when it came back before anybody gave it up.
         if not self._ended and self._pid == os.getpid():
-            self._coordinator._member.leftovers.append(self._returning())
+            self._process.member.leftovers.append(self._returning())
 
     def _returning(self) -> Callable[[Session, int], object]:
         end = End(self.id, self.attempt, "returned")
@@ -125,7 +128,7 @@ class Task:
         """Whether the attempt was ended, or lost."""
         return self._ended or self.lost
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         self._why_lost = self._why_lost or why
         self.lost_event.set()
 
@@ -152,7 +155,7 @@ class Task:
     def _finish(self, end: End) -> None:
         self._drop_lost()
         self._require()
-        member = self._coordinator._member
+        member = self._process.member
         try:
             status = member.call("end of a task", lambda session, me: session.end_task(me, end), member.seconds_left())
         except BaseException:
@@ -161,8 +164,8 @@ class Task:
             self._settle()
             raise
         finally:
-            self._coordinator.ring()
-        self._coordinator._ended.append((monotonic(), end))
+            self._process.bell.notify()
+        self._process.unfinished_ends.append((monotonic(), end))
         self._ended_as(status)
         if status is None:
             self._require()
@@ -171,17 +174,17 @@ class Task:
         """If it was lost: nobody else gets it while our member lives, and that may have outlived the outage."""
         if self._why_lost is not None and not self._ended and self._pid == os.getpid():
             self._ended = True
-            self._coordinator._member.later(self._returning())
+            self._process.member.later(self._returning())
 
     def _ended_as(self, status: str | None) -> None:
         """Its end has got this answer."""
         if status is None:
-            self._lose("this process was given up meanwhile")
+            self.lose("this process was given up meanwhile")
         self._settle()
 
     def _settle(self) -> None:
         self._ended = True
-        self._coordinator._claims.discard(self)
+        self._process.claims.discard(self)
 
     def __enter__(self) -> Task:
         self._require()
@@ -212,19 +215,18 @@ class Task:
 class Queue:
     """A named queue of tasks; see `queue`. May be used from many threads at once."""
 
-    def __init__(self, name: str, *, on_failure: str = "stop", coordinator: Coordinator | None = None) -> None:
+    def __init__(self, name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> None:
         self.name = check_name("The queue's name", name)
         self._on_failure = _check_on_failure(on_failure)
         self._given = coordinator
         self._recovered = 0.0
 
     @property
-    def _coordinator(self) -> Coordinator:
-        if self._given is not None:
-            return self._given
-        from sqlsem import default
-
-        return default()
+    def process(self) -> Process:
+        """For the package; programs have no use for it."""
+        process = process_of(self._given)
+        process.engine.require(TaskSession, f"Queue {self.name!r}")
+        return process
 
     def put(self, body: Any, **options: Unpack[PutOptions]) -> int:
         """Put one task; returns its number.
@@ -292,11 +294,11 @@ class Queue:
         numbers: list[int] = []
         for some in _portions(tasks):
             uid = os.urandom(12).hex()
-            numbers += self._coordinator._member.call(
+            numbers += self.process.member.call(
                 "put",
                 lambda session, _, some=some, uid=uid: session.put_tasks(self.name, uid, some),  # type: ignore[misc]
             )
-            self._coordinator.ring()
+            self.process.bell.notify()
         return numbers
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
@@ -322,14 +324,14 @@ class Queue:
     def _wait_for_one(self, wait: float | None, stop: threading.Event | None = None) -> Task | None:
         began, pause = monotonic(), SHORTEST
         while stop is None or not stop.is_set():
-            rung = self._coordinator.rung
+            rung = self.process.bell.version()
             task = self.try_claim()
             if task is not None:
                 return task
             left = math.inf if wait is None else wait - (monotonic() - began)
             if left <= 0:
                 return None
-            self._coordinator.await_ring(rung, min(pause, left))
+            self.process.bell.wait_changed(rung, min(pause, left))
             pause = min(pause * 1.5, LONGEST)
         return None
 
@@ -343,8 +345,8 @@ class Queue:
 
         What is not known to have ended, or been claimed, in time ends or is given back as soon as that can be.
         """
-        coordinator, member = self._coordinator, self._coordinator._member
-        uid = f"{coordinator._secret}{os.getpid():x}.{next(_numbers)}"
+        process, member = self.process, self.process.member
+        uid = f"{process.secret}{os.getpid():x}.{next(_numbers)}"
         owner = threading.current_thread().name[:255]
         tried: list[int] = []
 
@@ -360,10 +362,10 @@ class Queue:
                 statuses, claimed = [status], _all(one)
             else:
                 statuses, claimed = session.next_tasks(me, ends, self.name, owner, uid, again, most)
-            coordinator._ended.extend((monotonic(), end) for end in ends)
+            process.unfinished_ends.extend((monotonic(), end) for end in ends)
             tasks = [Task(self, one, uid) for one in claimed]
             for task in tasks:
-                coordinator._claims.add(task)
+                process.claims.add(task)
             if tasks:
                 member.stir()
             return statuses, tasks
@@ -383,38 +385,38 @@ class Queue:
 
     def _recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""
-        coordinator = self._coordinator
-        every = max(0.25, min(2.0, coordinator.engine.options.grace / 4))
+        process = self.process
+        every = max(0.25, min(2.0, process.engine.options.grace / 4))
         if monotonic() - self._recovered < every and not now:
             return 0
         self._recovered = monotonic()
         try:
-            count = coordinator._member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
+            count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.name, me))
         except Deadlock as exc:
             log.info("Looking after the dead again in a moment: %s", exc)
             return 0
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.name)
-            coordinator.ring()
+            process.bell.notify()
         return count
 
     def state(self) -> QueueState:
         """What is left to do, now."""
-        return self._coordinator._member.call("look at a queue", lambda session, _: session.queue_state(self.name))
+        return self.process.member.call("look at a queue", lambda session, _: session.queue_state(self.name))
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Wait until nothing is left that could run; False when that takes longer than ``timeout``."""
         seconds = math.inf if timeout is None else check_duration("timeout", timeout, most=LATEST)
         began, pause = monotonic(), SHORTEST
         while True:
-            rung = self._coordinator.rung
+            rung = self.process.bell.version()
             state = self.state()
             if state.done or state.stuck:
                 return True
             left = seconds - (monotonic() - began)
             if left <= 0:
                 return False
-            self._coordinator.await_ring(rung, min(pause, left))
+            self.process.bell.wait_changed(rung, min(pause, left))
             pause = min(pause * 1.5, LONGEST)
             self._recover()
 
@@ -441,11 +443,11 @@ class Queue:
 
     def tasks(self, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
         """Open tasks in the order in which they will run, then those that ended, newest first."""
-        return self._coordinator.tasks(self.name, status, most=most)
+        return Operators(self.process).tasks(self.name, status, most=most)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
-        return self._coordinator.attempts(task_id)
+        return Operators(self.process).attempts(task_id)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -478,7 +480,7 @@ def _check_on_failure(value: str) -> str:
     return value
 
 
-def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinator | None = None) -> Queue:
+def queue(name: str, *, on_failure: str = "stop", coordinator: Coordinated | None = None) -> Queue:
     """The work queue of that name; it need not be made.
 
     Args:

@@ -140,7 +140,7 @@ class Worker:
             threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
         for group in groups:
             self._lighten(group)
-        self.queue._coordinator.ring()  # for those who wait for tasks
+        self.queue.process.bell.notify()  # for those who wait for tasks
         with self._changed:
             # All threads leave, but those in Python code.
             self._changed.wait_for(lambda: self._busy <= sum(task.kind == "call" for task in self.running), ABORTING)
@@ -266,7 +266,7 @@ class Worker:
             raise TaskFailed("The worker was told to give everything back before this began")
 
         try:
-            result = run(task.kind, task.text, self.queue._coordinator, started=started, allowed=self._allowed)
+            result = run(task.kind, task.text, self.queue.process, started=started, allowed=self._allowed)
         except BaseException as exc:
             # A task that calls sys.exit() has failed, too, and must not end the worker.
             error = told(exc)
@@ -323,7 +323,7 @@ class Worker:
                 self.failed += outcome == "failed"
             self._changed.notify_all()
         if attempts:
-            self.queue._coordinator.ring()
+            self.queue.process.bell.notify()
         for one, outcome in attempts:
             task, error = one.task, one.end.error
             if outcome == "failed" and error is not None:

@@ -1,55 +1,31 @@
-"""What every engine offers: an `Engine` that opens `Session`\\ s, and sessions that speak the protocol.
-
-A session is one connection. The coordinator keeps one *main* session (the member's beacon, registration, release,
-pings) and borrows others to wait in; the engine decides only how each step is said in SQL. All calls block, none
-retries: a lost connection is `Disconnected`, and whoever owns the session decides what then.
-"""
+"""What every engine offers: an `Engine` that opens sessions, which speak the protocol in `sqlsem.engines.roles`."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import math
-import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from sqlsem import sql
-from sqlsem.deadlocks import Found
-from sqlsem.errors import Deadlock, SchemaError, Unavailable
-from sqlsem.model import (
-    UPGRADE,
-    Attempt,
-    Claimed,
-    Continuation,
-    End,
-    Entry,
-    NewTask,
-    PartEnd,
-    PartStart,
-    Past,
-    Pulse,
-    QueueState,
-    Request,
-    Resource,
-    RoundEntry,
-    TaskEntry,
-    Ticket,
-    Upgrading,
-    monotonic,
-)
+from sqlsem.engines.roles import ROLES, AsyncSession, Check, LockSession, Plan, Session, Tables, Wire, setting_number
+from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.model import Ticket, monotonic
 
 __all__ = [
     "GROUPED",
     "GROUP_SIZE",
+    "Allowance",
     "AsyncSession",
     "Busy",
     "Check",
     "Creator",
     "Disconnected",
     "Engine",
+    "LockSession",
     "Options",
     "Plan",
     "Session",
@@ -63,8 +39,6 @@ __all__ = [
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: What ``creator=`` is: returns a new DB-API connection.
 Creator = Callable[[], Any]
-#: The scripts to run on a schema of some version (0: none there), each with the version that it leads to, if any.
-Plan = Callable[[int], Iterable["tuple[int | None, str]"]]
 
 
 class Disconnected(Unavailable):
@@ -134,359 +108,12 @@ class Options:
     connect_timeout: float = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of ``sqlsem doctor``."""
-
-    name: str
-    ok: bool
-    detail: str
-    mend: str = ""
-
-
-class Wire(abc.ABC):
-    """A connection that can be made to end from another thread, and let go of in a forked child."""
-
-    @abc.abstractmethod
-    def interrupt(self) -> None:
-        """From another thread: make a call that is under way fail soon with `Disconnected`."""
-
-    def abandon(self) -> None:  # noqa: B027 - most sessions hold nothing that a fork copies
-        """In a forked child: let go of what the parent's session uses, without a word to the server."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close the connection; never raises."""
-
-
-class Session(Wire):
-    """One connection. Not for two threads at once.
-
-    What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
-    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_then` renew the member's
-    lease (all but the first three let one be of which less than an eighth has run), or find that the member was given
-    up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
-    """
-
-    @abc.abstractmethod
-    def prepare(self, purpose: str) -> None:
-        """Make a connection ready that was just opened."""
-
-    # -- membership (main session) ------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def enrol(self, host: str, pid: int, program: str) -> int:
-        """Become a new member, whose beacon this session holds. Returns its number."""
-
-    @abc.abstractmethod
-    def resume(self, member_id: int) -> bool:
-        """Take over an existing member on this new session; False when it has been given up meanwhile."""
-
-    @abc.abstractmethod
-    def ping(self, member_id: int) -> Pulse:
-        """Give a sign of life: renew the lease; and tell which rows are ours."""
-
-    @abc.abstractmethod
-    def resign(self, member_id: int) -> None:
-        """Leave for good, with all rows."""
-
-    # -- requests (main session) --------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def register(
-        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
-    ) -> list[Ticket] | None:
-        """Take a number for each request, all in one transaction; None when ``only_if_free`` and one was not.
-
-        Repeated with the same ``uid``, it finds the rows of the first time. May raise `Busy`.
-        """
-
-    @abc.abstractmethod
-    def release(self, ticket: Ticket, outcome: str) -> bool:
-        """Give a number back; False when the row was not there any more. May raise `Busy`."""
-
-    @abc.abstractmethod
-    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
-        """Give back all that one `register` may have left; how many rows that was."""
-
-    # -- waiting (any session) ----------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds for the turn of ``ticket``: True when granted, False when not yet,
-        None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
-        """
-
-    # -- conversions (any session; `downgrade` on the main session, which holds the entry locks) --------------------
-
-    @abc.abstractmethod
-    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
-        """Have the reader of ``ticket`` begin to become the writer; where it is alone it is at once. ``only_if_free``:
-        change nothing otherwise.
-
-        May be repeated. Once begun it lets nobody new in, until `upgrade` has ended it or `downgrade` is called. Raises
-        `Deadlock` when another reader of the resource is upgrading; then nothing was changed. May raise `Busy`.
-        """
-
-    @abc.abstractmethod
-    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        """Wait up to ``timeout`` seconds until the reader of ``ticket``, which has begun to upgrade, is alone and the
-        writer: True when it is, False when not yet (or `downgrade` was called), None when its row is gone.
-        """
-
-    @abc.abstractmethod
-    def downgrade(self, ticket: Ticket) -> bool:
-        """Make the writer of ``ticket`` a reader, or have a reader give up its upgrade; False when the row is gone.
-        Those behind who may now enter are woken. May be repeated. May raise `Busy`.
-        """
-
-    def _already_upgrading(self, ticket: Ticket) -> Deadlock:
-        other = "another reader"
-        for one in self.entries(ticket.resource):
-            if one.access.startswith(UPGRADE) and one.position != ticket.position:
-                other = f"{one.host}:{one.pid} ({one.owner}) at {one.position}"
-        return Deadlock(
-            f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
-            f"leaves, which would wait for it; release this one, then ask to write",
-            resource=ticket.resource,
-        )
-
-    @abc.abstractmethod
-    def find_deadlock(self, member_id: int) -> Found | None:
-        """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
-
-    # -- what people see and operators do (any session) ---------------------------------------------------------
-
-    @abc.abstractmethod
-    def entries(self, resource: str | None) -> list[Entry]:
-        """The queue, one or all resources, in order. Whoever is dead is shown so, and removed by nobody who looks."""
-
-    @abc.abstractmethod
-    def history(
-        self,
-        resource: str | None,
-        most: int,
-        *,
-        since: float | None = None,
-        until: float | None = None,
-        outcome: str | None = None,
-    ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
-
-    @abc.abstractmethod
-    def resources(self) -> list[Resource]:
-        """All resources that have rows or settings."""
-
-    @abc.abstractmethod
-    def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
-
-    @abc.abstractmethod
-    def revoke(self, position: int, force: bool) -> int:
-        """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, -1 no such row."""
-
-    @abc.abstractmethod
-    def reap(self) -> int:
-        """Test everybody now and remove the dead; the number of rows removed."""
-
-    @abc.abstractmethod
-    def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
-
-    # -- the work queue -----------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time."""
-
-    @abc.abstractmethod
-    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
-        """The first task that may run now, claimed. ``again``: an earlier call with this ``uid`` may have succeeded."""
-
-    @abc.abstractmethod
-    def end_task(self, member_id: int, end: End) -> str | None:
-        """The task's new status; None when it is ours no more. May be repeated."""
-
-    @abc.abstractmethod
-    def next_task(
-        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
-    ) -> tuple[str | None, Claimed | None]:
-        """`end_task` and `claim_task` in one round trip."""
-
-    def next_tasks(
-        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
-    ) -> tuple[list[str | None], list[Claimed]]:
-        """End several tasks, whose new statuses are given as by `end_task`, and claim up to ``most``: those that come
-        first, as far as they are calls or SQL whose worker has never died; another one is claimed alone.
-
-        Both may be repeated. Engines that can do this in one round trip do; here one is claimed.
-        """
-        if not most:
-            return [self.end_task(member_id, end) for end in ends], []
-        if not ends:
-            claimed = self.claim_task(member_id, queue, owner, uid, again)
-            return [], [] if claimed is None else [claimed]
-        *before, last = ends
-        statuses = [self.end_task(member_id, end) for end in before]
-        status, claimed = self.next_task(member_id, last, queue, owner, uid, again)
-        return [*statuses, status], [] if claimed is None else [claimed]
-
-    @abc.abstractmethod
-    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
-        """Give back what a claim may have left whose answer was lost for good; how many."""
-
-    @abc.abstractmethod
-    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
-        """Test the members that run tasks, make those of the dead pending again; how many."""
-
-    @abc.abstractmethod
-    def queue_state(self, queue: str) -> QueueState:
-        """What is left to do."""
-
-    @abc.abstractmethod
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        """Open ones in the order in which they will run, then those that ended, newest first."""
-
-    @abc.abstractmethod
-    def task_attempts(self, task_id: int) -> list[Attempt]:
-        """Every attempt at a task, the running one too."""
-
-    @abc.abstractmethod
-    def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
-        is pending again first (and so retried by that).
-        """
-
-    @abc.abstractmethod
-    def prune_tasks(self, most: int) -> int:
-        """Remove at most ``most`` tasks that ended and are past keeping, with their log."""
-
-    @abc.abstractmethod
-    def execute(self, text: str) -> str | None:
-        """Run the SQL text of a task, in one transaction unless the text begins its own; what came of it, in words."""
-
-    # -- rounds -------------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
-        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the rounds in
-        which parts have failed by that.
-        """
-
-    @abc.abstractmethod
-    def start_part(
-        self,
-        member_id: int,
-        name: str,
-        part: str,
-        parts: Sequence[str],
-        window: float,
-        owner: str,
-        uid: str,
-        then: tuple[str | None, str | None],
-    ) -> PartStart:
-        """Start a part, in the open round or a new one. ``then``: the continuation's kind and body. May be repeated."""
-
-    @abc.abstractmethod
-    def end_part(
-        self,
-        member_id: int,
-        name: str,
-        part: str,
-        uid: str,
-        error: str | None,
-        owner: str,
-        then: tuple[str | None, str | None],
-    ) -> PartEnd:
-        """End a part, badly where there is an error. May be repeated; an error after a success gives back the
-        continuation that came with that.
-        """
-
-    @abc.abstractmethod
-    def claim_then(
-        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
-        """Claim a continuation that nobody runs: the oldest of a name, or that of one round, also when it has failed.
-        ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
-        """
-
-    @abc.abstractmethod
-    def return_then(self, member_id: int, uid: str) -> bool:
-        """Give back what a claim may have left whose answer was lost for good; whether it had."""
-
-    @abc.abstractmethod
-    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
-        """End a continuation; False when it is ours no more. May be repeated."""
-
-    @abc.abstractmethod
-    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        """Rounds with their parts, newest first."""
-
-    # -- upkeep -------------------------------------------------------------------------------------------------
-
-    @abc.abstractmethod
-    def settings(self) -> dict[str, str] | None:
-        """Table ``setting``; None when the schema is not there."""
-
-    @abc.abstractmethod
-    def install(self, plan: Plan) -> None:
-        """Under the install lock and in one transaction: read the version, run the scripts that ``plan`` gives for it.
-        A number beside a script is the schema's version after it.
-        """
-
-    @abc.abstractmethod
-    def diagnose(self) -> list[Check]:
-        """Engine-specific checks for ``sqlsem doctor``."""
-
-    def cancel_running(self) -> None:
-        """From another thread: end the SQL of a task, on the server too where that can be told."""
-        self.interrupt()
-
-    @property
-    def usable(self) -> bool:
-        """Whether another call may succeed on this session."""
-        return True
-
-    def check_schema(self) -> dict[str, str]:
-        """The settings, when this client can work with the schema; else `SchemaError` with the remedy."""
-        settings = self.settings()
-        if settings is None:
-            raise SchemaError("The sqlsem tables are not in this database; create them with: sqlsem init")
-        version, oldest = setting_number(settings, "schema_version"), setting_number(settings, "oldest_client")
-        if version < sql.LATEST:
-            raise SchemaError(
-                f"The sqlsem tables are version {version}, this client needs {sql.LATEST}; "
-                f"upgrade them (locks may be held meanwhile) with: sqlsem init"
-            )
-        if oldest > sql.LATEST:
-            raise SchemaError(
-                f"The sqlsem tables are version {version} and need a client of version {oldest} or later, "
-                f"this one is {sql.LATEST}; upgrade it with: pip install --upgrade sqlsem"
-            )
-        return settings
-
-
-class AsyncSession(Wire):
-    """One connection of an event loop, to wait in."""
-
-    @property
-    @abc.abstractmethod
-    def usable(self) -> bool:
-        """Whether another wait may succeed on this session; not when it was cancelled in the middle of something."""
-
-    @abc.abstractmethod
-    async def wait(self, ticket: Ticket, timeout: float) -> bool | None:
-        """As `Session.wait`."""
-
-    @abc.abstractmethod
-    async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
-        """As `Session.upgrade`."""
-
-
 class Engine(abc.ABC):
     """A database that can be reached: knows its URL (and keeps the password to itself)."""
 
     name: ClassVar[str]
+    #: What `reach` gives: from what it derives from follows what this engine offers.
+    session_class: ClassVar[type[LockSession]]
     #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
     beacon_may_fail: ClassVar[bool] = True
     #: Sessions in which the tasks of one event loop may wait at the same time. With the main session that makes four.
@@ -504,15 +131,44 @@ class Engine(abc.ABC):
         self.creator = creator
         #: What the statements that make a connection ready may take, altogether.
         self.setup = None if self.setup_timeout is None else Allowance(self.setup_timeout)
-        self.queries()  # read now: later, a fork in the middle of it would leave the import system locked in the child
+        if self.has(Tables):
+            self.queries()  # now: later, a fork in the middle of it would leave the import system locked in the child
 
     @property
     @abc.abstractmethod
     def where(self) -> str:
         """The database in words, for messages: never with a password."""
 
+    @property
+    def place(self) -> str:
+        """Where in the database the tables are, in words."""
+        return f"schema {self.options.schema}"
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def has(cls, role: type[Any]) -> bool:
+        """Whether the sessions of this engine have a role (one of `sqlsem.engines.roles.ROLES`)."""
+        return issubclass(cls.session_class, role)
+
+    @classmethod
+    def roles(cls) -> tuple[type[LockSession], ...]:
+        """What they offer beside locks."""
+        return tuple(role for role in ROLES if cls.has(role))
+
+    def require(self, role: type[Any], what: str) -> None:
+        """Raise `ConfigurationError` where ``what`` somebody asks for needs a role that this engine lacks."""
+        if not self.has(role):
+            raise ConfigurationError(
+                f"{what} needs {role.offers}, which {self.where} does not offer; name another database, such as "
+                f"sqlite:///file.db (in $SQLSEM_URL, --url or sqlsem.connect(…))"
+            )
+
+    # -- sessions -----------------------------------------------------------------------------------------------
+
     def connect(self, purpose: str) -> Session:
-        """Open a session; ``purpose`` ('main', 'wait', 'look', 'work') is shown to DBAs where the engine can.
+        """Open a session; ``purpose`` ('main', 'wait', 'look', 'work') is shown to DBAs where the engine can. For what
+        not every engine offers, ask `require` first.
 
         Raises `Disconnected` when the database is out of reach (worth another try), `ConfigurationError` when it
         never will be (missing driver, wrong password).
@@ -524,10 +180,10 @@ class Engine(abc.ABC):
         except BaseException:
             session.close()
             raise
-        return session
+        return cast("Session", session)
 
     @abc.abstractmethod
-    def reach(self, purpose: str) -> Session:
+    def reach(self, purpose: str) -> LockSession:
         """The connection of `connect`, before the first statement."""
 
     def pin(self, cursor: Any, ticket: Ticket) -> bool:
@@ -541,9 +197,9 @@ class Engine(abc.ABC):
                 there: bool = done.value
                 return there
 
-    @abc.abstractmethod
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+        raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
 
     @property
     def awaits(self) -> bool:
@@ -553,6 +209,23 @@ class Engine(abc.ABC):
     async def connect_async(self, purpose: str) -> AsyncSession:
         """As `connect`, in a running event loop."""
         raise NotImplementedError
+
+    # -- the tables ---------------------------------------------------------------------------------------------
+
+    def installed_version(self) -> int | None:
+        """The version of the tables (0: not there), without changing anything; None when it cannot be told."""
+        session = self.connect("look")
+        try:
+            settings = session.settings()
+        except SchemaError:
+            return None
+        finally:
+            session.close()
+        return setting_number(settings, "schema_version") if settings else 0
+
+    def denied(self, exc: BaseException) -> bool:
+        """Whether an error of ours says that the database's login lacks a right."""
+        return False
 
     def queries(self) -> dict[str, str]:
         """The client's statements for this engine."""
@@ -574,19 +247,8 @@ class Engine(abc.ABC):
         return f"<{type(self).__name__} {self.where}>"
 
 
-def setting_number(settings: Mapping[str, str], name: str) -> int:
-    """A setting that must be a number; `SchemaError` when it is none."""
-    value = settings.get(name)
-    if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
-        raise SchemaError(
-            f"The sqlsem tables say {name} = {value!r}, which is no number: somebody has changed table setting. "
-            f"Correct it there (this client's version is {sql.LATEST})"
-        )
-    return int(value)
-
-
 @contextlib.contextmanager
-def bounded(session: Session, limit: Allowance | float | None) -> Iterator[None]:
+def bounded(session: Wire, limit: Allowance | float | None) -> Iterator[None]:
     """Interrupt what goes on with a session after so many seconds: the other side may never answer."""
     if limit is None:
         yield

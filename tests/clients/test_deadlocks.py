@@ -246,9 +246,8 @@ def test_a_session_and_python_the_session_is_younger(caller, connect, database, 
         assert done == [(-3, None, None)]
         (text,) = one.notices
         assert f"session {one.pid} (postgres) holds '{name('b')}' at {held}, waits for '{name('a')}' at" in text
-        assert (
-            f"(MainThread#{grant._owner}) holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in text
-        )
+        owner = grant.holding.caller.owner
+        assert f"({owner}) holds '{name('a')}' at {grant.position}, waits for '{name('b')}' at" in text
 
 
 def test_a_session_and_python_python_is_younger(caller, connect, database, name):
@@ -261,9 +260,8 @@ def test_a_session_and_python_python_is_younger(caller, connect, database, name)
             coordinator.mutex(name("b")).acquire()
         assert time.monotonic() - began < 20
         assert f"session {one.pid} (postgres) holds '{name('b')}' at" in str(caught.value)
-        assert f":{os.getpid()} (MainThread#{grant._owner}) holds '{name('a')}' at {grant.position}" in str(
-            caught.value
-        )
+        owner = grant.holding.caller.owner
+        assert f":{os.getpid()} ({owner}) holds '{name('a')}' at {grant.position}" in str(caught.value)
         assert one.waits()
     assert one.done()[0] == 1
     assert one.notices == []

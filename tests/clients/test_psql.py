@@ -20,7 +20,7 @@ WITH_LOCK = CLIENTS / "with-lock"
 def find_psql():
     found = shutil.which("psql")
     if found is None and support.have_postgres() and not os.environ.get("SQLSEM_TEST_POSTGRES"):
-        path = support._binaries() / "psql"
+        path = support.postgres.binaries() / "psql"
         found = str(path) if path.exists() else None
     return found
 

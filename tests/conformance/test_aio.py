@@ -18,7 +18,9 @@ import pytest
 from support import PATIENCE, Attempt, until
 
 import sqlsem
+from sqlsem.aio import driver
 
+pytestmark = pytest.mark.locks
 GRACE = 0.6
 try:
     import uvloop
@@ -272,7 +274,7 @@ def test_a_cancelled_wait_leaves_its_connection_to_the_next(run, connect, databa
         async with one.mutex(name):
             for _ in range(10):
                 task = asyncio.create_task(other.aio.mutex(name).acquire())
-                await eventually(lambda: other._waiting)
+                await eventually(lambda: other.process.waiting_room._due)
                 await asyncio.sleep(0.02)
                 task.cancel()
                 await asyncio.wait({task})
@@ -334,7 +336,7 @@ def test_several_loops_in_several_threads(connect, name, threads):
         threads.start(asyncio.run, main())
     threads.join()
     assert (most, len(done)) == (1, 36)
-    until(lambda: not coordinator._drivers, "the loops are forgotten")
+    until(lambda: not coordinator.process.loops.drivers, "the loops are forgotten")
 
 
 # -- cancellation
@@ -386,8 +388,8 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
                 break
         # A release that was cancelled may be left to the next ping, which comes at once.
         await rows(database, name, 0)
-        assert not coordinator._grants
-        assert not coordinator._queues
+        assert not coordinator.process.holdings.grants()
+        assert not coordinator.process.waiting_room.waiters()
 
     run(main())
     assert (True, False) in outcomes
@@ -409,7 +411,7 @@ def test_cancelled_in_a_block_and_on_the_way_out(run, connect, database, name):
             await asyncio.wait({task})
             assert task.cancelled() or task.exception() is None
         await rows(database, name, 0)
-        assert not coordinator._grants
+        assert not coordinator.process.holdings.grants()
 
     run(main())
 
@@ -450,9 +452,7 @@ def test_a_cancelled_task_lets_those_behind_go(run, connect, database, name):
 
 def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
-    from sqlsem import aio
-
-    monkeypatch.setattr(aio, "SETTLE", 0.05)
+    monkeypatch.setattr(driver, "SETTLE_SECONDS", 0.05)
     coordinator = connect(grace=2.0)  # a slow engine must not lose it
     begun, go_on = threading.Event(), threading.Event()
     first = True
@@ -460,7 +460,7 @@ def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, datab
     async def main():
         nonlocal first
         async with coordinator.mutex(name("other")):
-            session = coordinator._member._main
+            session = coordinator.process.member._main
             register = session.register
 
             def slow(*arguments):
@@ -544,7 +544,7 @@ def test_cancel_on_lost(run, connect, database, name):
         # Nothing is lost after the end.
         async with coordinator.mutex(name, cancel_on_lost=True) as grant:
             pass
-        coordinator.lose([grant.position], "too late")
+        coordinator.process.lose([grant.position], "too late")
         await asyncio.sleep(0.01)
 
     run(main())
@@ -596,14 +596,14 @@ def test_lost_and_cancelled_by_somebody_else_at_the_same_time(run, connect, name
         async def limited():
             async with asyncio.timeout(PATIENCE) as limit:
                 async with coordinator.mutex(name("b"), cancel_on_lost=True) as grant:
-                    coordinator.lose([grant.position], "for a test")
+                    coordinator.process.lose([grant.position], "for a test")
                     limit.reschedule(asyncio.get_running_loop().time())
                     await asyncio.sleep(PATIENCE)
 
         task = asyncio.create_task(work())
         await inside.wait()
-        (grant,) = coordinator._grants
-        acts = [lambda: coordinator.lose([grant.position], "for a test"), task.cancel]
+        (grant,) = coordinator.process.holdings.grants()
+        acts = [lambda: coordinator.process.lose([grant.position], "for a test"), task.cancel]
         for act in acts if ours_first else reversed(acts):
             act()
         await asyncio.wait({task})
@@ -680,7 +680,7 @@ def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database,
                 await use()
         with pytest.raises(sqlsem.NotHeld):
             await lock.release()
-        async with lock._lock:
+        async with sqlsem.Lock(lock.terms):
             pass
 
     run(later())
@@ -712,8 +712,8 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
         task._log_destroy_pending = False
     del waiting, task
     gc.collect()
-    assert not coordinator._grants
-    assert not coordinator._queues
+    assert not coordinator.process.holdings.grants()
+    assert not coordinator.process.waiting_room.waiters()
 
 
 def test_another_loop_and_another_task(run, connect, name):

@@ -11,7 +11,7 @@ import pytest
 from support import PATIENCE, Attempt, until
 
 import sqlsem
-from sqlsem import protocol
+from sqlsem.core import steps
 from sqlsem.engines.base import Disconnected
 from sqlsem.model import Request, Ticket, Upgrading
 
@@ -1024,7 +1024,7 @@ def test_an_upgrade_of_a_coordinator_that_closes(connect, database, name):
 
 def trouble(monkeypatch, coordinator, method, error, times):
     """Have a method of the main session fail so often, before it does anything; where it counts."""
-    kind = type(coordinator._member._main)
+    kind = type(coordinator.process.member._main)
     original, left = getattr(kind, method), [times]
 
     def fail(self, *arguments):
@@ -1053,7 +1053,7 @@ def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, 
     reader.granted()
     with one.read(name) as grant:
         later = []
-        monkeypatch.setattr(one._member, "later", later.append)
+        monkeypatch.setattr(one.process.member, "later", later.append)
         trouble(monkeypatch, one, "downgrade", sqlsem.Unavailable, 1)
         with pytest.raises(sqlsem.Timeout):
             grant.upgrade(timeout=0.2)
@@ -1061,10 +1061,10 @@ def test_what_is_put_back_late_does_not_undo_another_upgrade(connect, database, 
         grant.upgrade()
         assert access(database, grant) == WRITE
         (late,) = later
-        one._member.call("late", late, None)
+        one.process.member.call("late", late, None)
         assert access(database, grant) == WRITE
         grant.downgrade()
-        one._member.call("late", late, None)
+        one.process.member.call("late", late, None)
 
 
 def test_a_downgrade_that_cannot_be_done_at_once(connect, database, name, monkeypatch):
@@ -1083,7 +1083,7 @@ def test_an_answer_that_is_lost(connect, database, name, monkeypatch):
     reader = Attempt(other.read(name))
     reader.granted()
     with one.read(name) as grant:
-        kind, lost = type(one._member._main), []
+        kind, lost = type(one.process.member._main), []
 
         def losing(method):
             original = getattr(kind, method)
@@ -1115,14 +1115,14 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
     """As a KeyboardInterrupt while it waits."""
     one, other = connect(), connect()
     with other.read(name), one.read(name) as grant:
-        perform = one._perform
+        perform = one.process.perform
 
         def interrupted(operation):
-            if isinstance(operation, protocol.WaitFor):
+            if isinstance(operation, steps.WaitFor):
                 raise KeyboardInterrupt
             return perform(operation)
 
-        monkeypatch.setattr(one, "_perform", interrupted)
+        monkeypatch.setattr(one.process, "perform", interrupted)
         with pytest.raises(KeyboardInterrupt):
             grant.upgrade()
         monkeypatch.undo()

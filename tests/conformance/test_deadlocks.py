@@ -459,7 +459,7 @@ def test_nobody_looks_where_nobody_can_be_in_one(database, connect, name, thread
 
         threads.start(wait)
         until(lambda: len(database.queue(name)) == 2, "the request in the queue")
-        assert coordinator._lookout is None
+        assert coordinator.process.watch.thread is None
         threads.join()
 
 
@@ -468,11 +468,11 @@ def test_looking_ends_when_nobody_waits(database, connect, name, threads):
     with other.mutex(name("b")):
         holder = Holder(database, threads, coordinator.mutex(name("a")), coordinator.mutex(name("b")))
         holder.want(name)
-        lookout = until(lambda: coordinator._lookout, "somebody who looks")
+        lookout = until(lambda: coordinator.process.watch.thread, "somebody who looks")
     assert isinstance(holder.done(), sqlsem.Grant)
     lookout.join(PATIENCE)
     assert not lookout.is_alive()
-    assert coordinator._lookout is None
+    assert coordinator.process.watch.thread is None
     threads.join()
 
 

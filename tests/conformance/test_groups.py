@@ -81,7 +81,7 @@ class Calls:
         queue.state()  # connects
         self.made = Counter()
         self.before = self.after = lambda name: None
-        session = queue._coordinator._member._main
+        session = queue.process.member._main
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
             setattr(session, name, self.watched(name, getattr(session, name)))
 
@@ -186,8 +186,8 @@ def test_what_is_no_call_keeps_its_place(queue, eager, tmp_path):
 
 def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
     coordinator = connect()
-    coordinator._member.ping()
-    me = coordinator._member._member_id
+    coordinator.process.member.ping()
+    me = coordinator.process.member._member_id
     session = database.session()
     try:
         session.put_tasks(queue.name, "large" + queue.name, [NewTask("sql", "x" * 400_000) for _ in range(8)])
@@ -282,7 +282,7 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     worker._relieve = lambda: relieved.wait(PATIENCE)  # not before it is lost
     thread = working(worker)
     assert reached.wait(PATIENCE)
-    queue._coordinator.lose(None, "nothing was heard")
+    queue.process.lose(None, "nothing was heard")
     assert done == [0, 0, 1]
     go.set()
     relieved.set()
@@ -343,8 +343,8 @@ def test_answers_that_never_come(connect, name, eager, moment):
 def test_repeated_calls_change_nothing(database, connect, queue):
     numbers = put(queue, 6)
     coordinator = connect()
-    coordinator._member.ping()
-    me = coordinator._member._member_id
+    coordinator.process.member.ping()
+    me = coordinator.process.member._member_id
     session = database.session()
     try:
         _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)

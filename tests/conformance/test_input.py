@@ -405,7 +405,7 @@ def test_sqlite_disk_full(file):
     session = file.session()
     try:
         member = session.enrol("host", 1, "test")
-        connection: sqlite3.Connection = session._connection
+        connection: sqlite3.Connection = session.connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(sqlsem.Unavailable, match="disk is full"):

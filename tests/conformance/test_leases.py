@@ -259,7 +259,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     if age == "rested":
         time.sleep(2.5)
     elif age == "resumed":
-        one._member._main.interrupt()
+        one.process.member._main.interrupt()
         with one.mutex(name("other")):
             pass
     lock = one.mutex(name)
@@ -274,17 +274,17 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     def no_ping(session, member_id):
         raise Busy("held up")
 
-    monkeypatch.setattr(one._member, "_compare", no_ping)
+    monkeypatch.setattr(one.process.member, "_compare", no_ping)
 
     def chatter():
         while not stop.wait(0.02):
             with contextlib.suppress(sqlsem.SqlsemError):
-                one._member.call("look", lambda session, _: session.resources())
+                one.process.member.call("look", lambda session, _: session.resources())
 
     talk = threading.Thread(target=chatter)
     talk.start()
     try:
-        if not one._member.trust:  # nothing can be lost while this process lives
+        if not one.process.member.trust:  # nothing can be lost while this process lives
             assert not grant.lost_event.wait(3)
             grant.release()
             return

@@ -34,7 +34,7 @@ def look(session, ticket):
 
 
 def give_up(database, coordinator):
-    number = coordinator._member._member_id
+    number = coordinator.process.member._member_id
     database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", number)
     return number
 
@@ -134,10 +134,10 @@ def test_another_login_cannot_act_for_a_member(database, member, stranger, name)
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="another login"):
             call(f"{routine}({arguments})", number, name)
     # The client says so, too, and does not ask for a right that would not help.
-    session._connection.execute(f"SET SESSION AUTHORIZATION {database.schema}_stranger")
+    session.connection.execute(f"SET SESSION AUTHORIZATION {database.schema}_stranger")
     with pytest.raises(ConfigurationError, match=r"another login .*enrolled"):
         session.register(number, "me", "thread", f"{name}.2", [Request(name)], False)
-    session._connection.execute("RESET SESSION AUTHORIZATION")
+    session.connection.execute("RESET SESSION AUTHORIZATION")
     assert session.ping(number).positions == {ticket.position}
     assert len(database.queue(name)) == 1
     assert session.release(ticket, "released")
@@ -214,7 +214,7 @@ def test_what_is_attended_to_or_granted_stays(database, member, name):
 
 
 def prepared(session):
-    rows = session._connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
+    rows = session.connection.execute("SELECT name FROM pg_prepared_statements").fetchall()
     return sorted(row[0].rstrip("0123456789") for row in rows)
 
 
@@ -239,7 +239,7 @@ def test_prepared_statements_that_are_gone_point_at_the_pooler(member, name):
     session, number = member()
     (ticket,) = session.register(number, "me", "thread", f"{name}.1", [Request(name)], False)
     session.release(ticket, "released")
-    session._connection.execute("DEALLOCATE ALL")
+    session.connection.execute("DEALLOCATE ALL")
     with pytest.raises(ConfigurationError, match="pooler"):
         session.release(ticket, "released")
     session.resign(number)

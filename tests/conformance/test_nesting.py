@@ -14,7 +14,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem import nesting
+from sqlsem.core import nesting
 from sqlsem.model import Entry, Resource
 
 pytestmark = [
@@ -158,7 +158,7 @@ def test_in_a_process_under_a_run(connect, database, name, monkeypatch):
     outer.acquire()
     elsewhere = nesting.Held(name("b"), "write", 1, 1, 1, "somebody:1:2")
     monkeypatch.setenv(
-        nesting.HELD, json.dumps([*json.loads(nesting.tell(outer.grant, {})), dataclasses.astuple(elsewhere)])
+        nesting.HELD, json.dumps([*json.loads(nesting.tell(outer.grant.holding, {})), dataclasses.astuple(elsewhere)])
     )
     inner = connect()
     with pytest.raises(sqlsem.Deadlock, match="runs under"):

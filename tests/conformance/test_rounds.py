@@ -14,6 +14,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import rounds
+from sqlsem.core.operators import Operators
 from sqlsem.engines import sqlite
 from sqlsem.engines.base import Disconnected
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, RoundFailed, Timeout, Unavailable
@@ -526,7 +527,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     until(lambda: made._recover() or made.entry().then_status == "pending")
 
     def work(coordinator):
-        coordinator._member.ping()
+        coordinator.process.member.ping()
         gather.wait()
         resumed.append(rounds.resume(coordinator, number))
 
@@ -705,7 +706,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
     made = make("a", then=lambda: ran.append(1))
     made.entry()
-    kind = type(made._coordinator._member._main)
+    kind = type(made.process.member._main)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -727,7 +728,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     made = make("a")
     made.entry()
-    kind = type(made._coordinator._member._main)
+    kind = type(made.process.member._main)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -748,7 +749,7 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     made = make("a", then=lambda: None)
     until(lambda: made._recover() or call != "claim_then" or made.entry().then_status == "pending")
     made.entry()
-    kind = type(made._coordinator._member._main)
+    kind = type(made.process.member._main)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -771,7 +772,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     made = make("a", then=lambda: pytest.fail("must not run"))
     with pytest.raises(RoundFailed, match="given up part 'a'") as caught:
         with made.part("a"):
-            member = made._coordinator._member._member_id
+            member = made.process.member._member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
     assert made.alarms[-1] is caught.value
     until(lambda: made._recover() or made.entry().status == "failed")
@@ -780,7 +781,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
 
 def test_a_continuation_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made._coordinator._member._member_id
+        member = made.process.member._member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
     made = make("a", then=then)
@@ -833,7 +834,7 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     def prepare(made):
         if what == "continuation":
             knows_nothing = rounds.round(made.name, ["a"], window=60, coordinator=coordinator)
-            coordinator._member.call("keep", lambda session, me: leave_behind(session, me, made.name))
+            coordinator.process.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
             assert knows_nothing.resume() is False
         elif what == "expired round":
             early = rounds.round(made.name, ["a", "b"], window=60, coordinator=coordinator)
@@ -902,7 +903,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 def deaf(monkeypatch, made, after):
     """From the moment that this call has been answered, no list of rounds can be had."""
     made.entry()
-    kind = type(made._coordinator._member._main)
+    kind = type(made.process.member._main)
     right, list_rounds, away = getattr(kind, after), kind.list_rounds, []
 
     def call(self, *arguments):
@@ -943,7 +944,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     made = make("a", then=lambda: pytest.fail("must not run"))
     made.entry()
-    kind = type(made._coordinator._member._main)
+    kind = type(made.process.member._main)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
@@ -954,7 +955,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (What was left to do may have been tried, and given up, while that was so.)
-    until(lambda: made.entry().status == "failed" or not made._coordinator._member.leftovers)
+    until(lambda: made.entry().status == "failed" or not made.process.member.leftovers)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -999,7 +1000,7 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     coordinator = connect(lease=30, retry=2)
     made = rounds.round(name, ["a"], window=60, coordinator=coordinator)
     with made.part("a") as one:
-        coordinator._member._main.interrupt()
+        coordinator.process.member._main.interrupt()
         forked(lambda: None)  # before which connections are closed, where that is needed
     assert one.is_last
     assert made.entry().status == "succeeded"
@@ -1089,11 +1090,11 @@ def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, led
             time.sleep(0.01)
         return False
 
-    until(lambda: sqlite._executing and locked(), "the SQL runs")
+    until(lambda: sqlite.fork.executing and locked(), "the SQL runs")
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=made._coordinator).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Operators(made.process)).part("b"):  # and no new SQL is kept waiting
         pass
     assert run(made, "a").is_last
     assert ledger() == 2

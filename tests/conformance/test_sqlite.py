@@ -17,7 +17,7 @@ from support import TESTS, Database, keep_to_the_permissions
 
 import sqlsem
 from sqlsem import sql
-from sqlsem.engines.beacons import Beacons
+from sqlsem.engines.sqlite.beacons import Beacons
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 
@@ -347,8 +347,7 @@ import sqlsem
 try:
     with sqlsem.mutex("a"), sqlsem.mutex("b"):
         entries = len(sqlsem.default_coordinator().entries()) if hasattr(sqlsem, "default_coordinator") else 2
-        from sqlsem import locks
-        path = locks._default().engine.path
+        path = sqlsem.default().engine.path
         beside = sorted(path.parent.rglob("*"))
         print(json.dumps({str(one): oct(one.stat().st_mode & 0o777) for one in [path.parent, *beside]}))
 except sqlsem.SqlsemError as exc:

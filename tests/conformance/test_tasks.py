@@ -15,6 +15,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.bodies import PATIENCE as ENDING
+from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
 from sqlsem.tasks import Task, Worker
 
@@ -176,7 +177,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     with pytest.raises(ValueError, match="no"), queue.try_claim() as task:
         assert task.body == "at once"
         raise ValueError("no")
-    queue._coordinator.retry_task(task.id)
+    Operators(queue.process).retry_task(task.id)
     move_clock(database, queue, -3600)
     with queue.try_claim() as task:
         assert task.body == "at once"
@@ -205,7 +206,7 @@ def move_clock(database, queue, seconds):
 def test_what_is_put_in_bulk_is_put_in_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
-    session = queue._coordinator._member._main
+    session = queue.process.member._main
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
@@ -305,7 +306,7 @@ def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):
         Task(queue, object(), "uid")
     Task.__new__(Task)
     assert struck == []
-    assert not queue._coordinator._member.leftovers
+    assert not queue.process.member.leftovers
 
 
 def test_ended_twice(queue):
@@ -331,7 +332,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     """What the client does when an answer is lost."""
     queue.put(1)
     coordinator = connect()
-    member = coordinator._member
+    member = coordinator.process.member
     member.ping()
     with contextlib.closing(database.session()) as session:
         me = member._member_id
@@ -422,7 +423,7 @@ def test_a_failed_task_stops_later_orders(queue):
     assert queue.wait(PATIENCE) is True
     with pytest.raises(sqlsem.TaskFailed, match="cannot load"):
         queue.join()
-    queue._coordinator.cancel_task(first)
+    Operators(queue.process).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
     queue.join(5)
@@ -555,7 +556,7 @@ def test_a_claim_declared_lost_comes_back_though_its_member_lives(connect, name)
     queue = connect(grace=2).queue(name)
     queue.put(1)
     task = queue.try_claim()
-    queue._coordinator.lose(None, "nothing was heard")
+    queue.process.lose(None, "nothing was heard")
     with pytest.raises(sqlsem.LockLost, match=f"task {task.id}"):
         task.finish()
     for again in queue.claim(wait=PATIENCE):
@@ -737,7 +738,7 @@ def table(database, name):
 
 def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, table):
     """Only who ran it knows."""
-    work, begun, told = Work(queue._coordinator), threading.Event(), threading.Event()
+    work, begun, told = Work(queue.process), threading.Event(), threading.Event()
     connect = work.connect
 
     def deaf(purpose):  # to being cancelled
@@ -761,7 +762,7 @@ def test_what_is_done_when_all_is_aborted_is_not_given_back(database, queue, tab
 
 
 def test_what_was_about_to_begin_does_not(database, queue, table):
-    work, begun = Work(queue._coordinator), threading.Event()
+    work, begun = Work(queue.process), threading.Event()
     worker = Worker(queue)
 
     def wait():
@@ -782,7 +783,7 @@ def test_what_was_about_to_begin_does_not(database, queue, table):
 def test_what_is_told_to_end_too_early_is_told_again(queue):
     """Between its session's start and its statement's."""
     endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    work, begun = Work(queue._coordinator), threading.Event()
+    work, begun = Work(queue.process), threading.Event()
 
     def wait():
         begun.set()

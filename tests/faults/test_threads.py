@@ -9,7 +9,7 @@ import pytest
 from support import Recorder, check_history, until
 
 from sqlsem import all_of
-from sqlsem.coordinator import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
+from sqlsem.core.waiting import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
 
 MANY = 50
 

@@ -45,7 +45,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
         with task:
             assert (task.id, task.attempt) == (number, 2)
         break
-    if queue._coordinator.engine.name == "postgresql":
+    if queue.process.engine.name == "postgresql":
         assert got >= killed + GRACE, (
             "a beacon that is gone does not tell a dead process from one that lost its connection"
         )
@@ -102,7 +102,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         task = mine.queue(name).try_claim()
         # No connection succeeds any more.
         mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-        mine._member._main.interrupt()
+        mine.process.member._main.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
         for other in queue.claim(wait=PATIENCE):
@@ -300,7 +300,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)
     task = queue.try_claim()
-    engine, member = queue._coordinator.engine, queue._coordinator._member
+    engine, member = queue.process.engine, queue.process.member
     ping, failed = member.ping, threading.Event()
 
     def watched():

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlsem import membership
+from sqlsem.core import membership
+from sqlsem.core.membership import FRESH, Membership
 from sqlsem.engines.base import Busy, Disconnected, Options
-from sqlsem.membership import FRESH, Membership
 from sqlsem.model import Pulse, Ticket
 
 LIFE = 8.0

@@ -16,9 +16,8 @@ import microsoft
 import pytest
 import tdsserver
 
-from sqlsem.engines import mssql
 from sqlsem.engines.base import Options
-from sqlsem.engines.mssql import SqlServerEngine, SqlServerSession
+from sqlsem.engines.mssql import SqlServerEngine, SqlServerSession, sockets
 
 
 @pytest.fixture(scope="session")
@@ -32,14 +31,14 @@ def driver() -> str:
 @pytest.fixture
 def tds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tdsserver.TdsServer]]:
     servers: list[tdsserver.TdsServer] = []
-    everybody = mssql._sockets
+    everybody = sockets.open_sockets
 
     def clients() -> dict[int, str] | None:
         """A session finds its socket by being new in the process; here a server's end of it would be so, too."""
         ends = {number for server in servers for number in server.sockets()}
         return {number: which for number, which in (everybody() or {}).items() if number not in ends} or None
 
-    monkeypatch.setattr(mssql, "_sockets", clients)
+    monkeypatch.setattr(sockets, "open_sockets", clients)
     with contextlib.ExitStack() as stack:
 
         def tds(*given: Any, **more: Any) -> tdsserver.TdsServer:

@@ -35,6 +35,7 @@ import sqlsem
 from sqlsem import ConfigurationError, SchemaError, TaskFailed, Unavailable
 from sqlsem.engines.base import Busy, Disconnected, Options
 from sqlsem.engines.mssql import SqlServerEngine
+from sqlsem.engines.mssql.doctor import SqlServerDoctor
 
 EATEN = warning(8153, "Warning: Null value is eliminated by an aggregate or other SET operation.")
 ROWS = rows(("a", "b"), (1, "x"), (None, None))
@@ -83,7 +84,7 @@ MEANINGS = {
 
 def told(session, *parameters):
     with pytest.raises(sqlsem.SqlsemError) as caught:
-        session._execute("test", f"EXEC test {', '.join('?' * len(parameters))}", parameters)
+        session.ask("test", f"EXEC test {', '.join('?' * len(parameters))}", parameters)
     assert "secret99" not in str(caught.value)
     return caught.value
 
@@ -115,8 +116,8 @@ def test_names_in_our_own_messages_mean_nothing(tds, reach, number, name, before
 
 def test_a_warning_alone_is_no_error(tds, reach):
     session = reach(tds(says(EATEN + result(("a",), (1,)))))
-    assert session._execute("test", "EXEC test", ()) == [(1,)]
-    assert session._execute("test", "EXEC test ?", (5,)) == [(1,)]
+    assert session.ask("test", "EXEC test", ()) == [(1,)]
+    assert session.ask("test", "EXEC test ?", (5,)) == [(1,)]
 
 
 def test_a_session_goes_on_after_an_error_behind_a_warning(tds, reach):
@@ -127,7 +128,7 @@ def test_a_session_goes_on_after_an_error_behind_a_warning(tds, reach):
     for _ in range(3):
         assert type(told(session)) is Busy
     bad.clear()
-    assert session._execute("test", "EXEC test", ()) == [(1,)]
+    assert session.ask("test", "EXEC test", ()) == [(1,)]
 
 
 def test_an_error_behind_a_warning_that_the_server_cannot_tell(tds, reach):
@@ -360,12 +361,12 @@ def test_the_doctor_tells_of_it(tds, engine_of, monkeypatch, words, answer, told
     server = tds(says(denied if answer is None else result(("",), (answer,))), tls=tls)
     engine = engine_of(server, **words)
     session = engine.reach("look")
-    check = session._encryption("SELECT …")
+    check = SqlServerDoctor(session).encryption()
     assert told in check.detail
     assert check.ok
     assert not check.mend  # it is this host
     monkeypatch.setattr(SqlServerEngine, "here", False)
-    assert bool(session._encryption("SELECT …").mend) is mended
+    assert bool(SqlServerDoctor(session).encryption().mend) is mended
     session.close()
 
 
@@ -393,7 +394,7 @@ def test_a_missing_value_costs_no_round_trip(tds, reach):
     server = tds(says(result(("a",), (1,))))
     session = reach(server)
     del server.said[:]
-    session._execute("test", "EXEC test ?, ?, ?, ?", (1, None, "x", None))
+    session.ask("test", "EXEC test ?, ?, ?, ?", (1, None, "x", None))
     assert [(one.rpc, one.text) for one in server.said] == [("sp_prepexec", "EXEC test @P1, NULL, @P2, NULL")]
 
 
@@ -401,7 +402,7 @@ def test_texts_of_all_lengths_are_one_statement(tds, reach):
     server = tds(says(result(("a",), (1,))))
     session = reach(server)
     for text in ("", "x", "abc" * 100, "ü" * 4000, "\N{GRINNING FACE}" * 2000):
-        session._execute("test", "EXEC test ?", (text,))
+        session.ask("test", "EXEC test ?", (text,))
     assert {one.types for one in server.said if one.types} == {"@P1 nvarchar(4000)"}
 
 

@@ -77,15 +77,15 @@ def as_login(database, login):
     """``as_login(role)``: a session of a new login that is a member of that role, and its name."""
     import pyodbc
 
-    from sqlsem.engines.mssql import _join, _words_of_odbc
+    from sqlsem.engines.mssql.odbc import join, words_of_odbc
 
     made = []
 
     def start(role):
         user, password = login(role)
-        words = _words_of_odbc(database.make_engine().odbc_string)
+        words = words_of_odbc(database.make_engine().odbc_string)
         words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
-        made.append(pyodbc.connect(_join({**words, "UID": user, "PWD": password}), autocommit=True))
+        made.append(pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True))
         return made[-1], user
 
     yield start

@@ -272,7 +272,7 @@ def plain(database):
     """``plain(text, …)``: the first value that a login gets that is no operator, and has all rights to the tables."""
     import pyodbc
 
-    from sqlsem.engines.mssql import _join, _words_of_odbc
+    from sqlsem.engines.mssql.odbc import join, words_of_odbc
 
     user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
     rights = [f"UPDATE ON {database.schema}.beacon"]
@@ -291,9 +291,9 @@ def plain(database):
         for right in rights:
             admin.execute(f"GRANT {right} TO {user}")
             undo.callback(admin.execute, f"REVOKE {right} FROM {user}")
-        words = _words_of_odbc(database.make_engine().odbc_string)
+        words = words_of_odbc(database.make_engine().odbc_string)
         words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
-        connection = pyodbc.connect(_join({**words, "UID": user, "PWD": password}), autocommit=True)
+        connection = pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True)
         undo.callback(connection.close)
 
         def plain(text, *parameters):

@@ -21,8 +21,8 @@ def coordinator(tmp_path):
 def test_the_same_everywhere(coordinator, tmp_path, value):
     assert check_duration("It", value) == 3600.0
     lock = coordinator.mutex("a", timeout=value)
-    assert lock._timeout == 3600.0
-    assert coordinator.aio.all_of(lock, coordinator.mutex("b"), timeout=value)._lock._timeout == 3600.0
+    assert lock.terms.timeout == 3600.0
+    assert coordinator.aio.all_of(lock, coordinator.mutex("b"), timeout=value).terms.timeout == 3600.0
     assert lock.acquire(timeout=value)
     lock.release()
     with coordinator.read("a") as grant:

@@ -9,9 +9,9 @@ import pytest
 import support
 
 import sqlsem
-from sqlsem import lockorder
+from sqlsem.core import lockorder
+from sqlsem.core.lockorder import LockOrder
 from sqlsem.errors import LockOrderWarning
-from sqlsem.lockorder import LockOrder
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_waiting_is_told_with_whom_it_is_behind(
     assert told[at_once] == "DEBUG"
     (waiting,) = (one for one in told if one.startswith("Waiting for 'etl' at "))
     assert told[waiting] == "INFO"
-    assert f", behind {grant._coordinator._name}" in waiting
+    assert f", behind {grant.holding.tickets[0].requesting_id.rpartition(':')[0].rpartition(':')[0]}" in waiting
     assert ", which holds for " in waiting
     assert told["Not had within 0 s: mutex on 'etl'"] == "INFO"
     assert told[f"Released 'etl' at {grant.position}"] == "DEBUG"

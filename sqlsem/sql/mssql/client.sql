@@ -86,8 +86,8 @@ EXEC {schema}.reap 1
 -- name: prune
 EXEC {schema}.prune ?, 1
 
--- name: now
-SELECT SYSUTCDATETIME()
+-- name: wait_for_locks
+SET LOCK_TIMEOUT -1
 
 -- name: install_lock
 EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = -1, @DbPrincipal = N'public'

@@ -30,16 +30,16 @@ SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, false),  -- (Sinc
        CASE WHEN %(own)s::boolean THEN pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) END
 
 -- name: enrol
-SELECT {schema}.enrol(%(host)s, %(pid)s, %(program)s, %(grace)s, %(lease)s)
+SELECT {schema}.enrol(%s, %s, %s, %s, %s)
 
 -- name: resume_member
-SELECT {schema}.resume_member(%(member)s)
+SELECT {schema}.resume_member(%s)
 
 -- name: ping
-SELECT known, positions, revoked FROM {schema}.ping(%(member)s)
+SELECT known, positions, revoked FROM {schema}.ping(%s)
 
 -- name: resign
-SELECT {schema}.resign(%(member)s)
+SELECT {schema}.resign(%s)
 
 -- name: register
 SELECT queue_position, granted FROM {schema}.register(
@@ -100,9 +100,6 @@ SELECT {schema}.reap()
 
 -- name: prune
 SELECT {schema}.prune(%s)
-
--- name: now
-SELECT pg_catalog.clock_timestamp()
 
 -- name: install_lock
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)

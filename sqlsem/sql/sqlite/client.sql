@@ -1,5 +1,8 @@
 -- sqlsem, the statements that the Python client sends to SQLite.
 -- Every write happens inside BEGIN IMMEDIATE, which is the gate: numbers appear in commit order.
+--
+-- The host's clock is the server's; times are seconds since 1970.
+-- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
 SELECT name FROM sqlite_master WHERE type = 'table' AND name = '{schema}_setting'
@@ -12,65 +15,66 @@ UPDATE {schema}_setting SET value = ? WHERE name = 'schema_version'
 
 -- name: enrol
 INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
-VALUES (:beacon, :host, :pid, :program, :login, :grace, :lease, (julianday('now') - 2440587.5) * 86400.0,
-        (julianday('now') - 2440587.5) * 86400.0 + :lease / 1000.0)
+VALUES (:beacon, :host, :pid, :program, :login, :grace, :lease, {clock},
+        {clock} + :lease / 1000.0)
 
 -- name: resume_member
 UPDATE {schema}_member
-SET beacon = :beacon, missing_since = NULL, seen_at = (julianday('now') - 2440587.5) * 86400.0,
-    lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+SET beacon = :beacon, missing_since = NULL, seen_at = {clock},
+    lease_until = {clock} + lease_ms / 1000.0
 WHERE member_id = :member
 
 -- name: member
 -- (Cast, here and below: SQLite keeps any text in any column, and a row that somebody wrote by hand must not stop others.)
-SELECT beacon, CAST(grace_ms AS REAL), CAST(lease_until AS REAL), CAST(missing_since AS REAL),
-       (julianday('now') - 2440587.5) * 86400.0 AS now, CAST(seen_at AS REAL)
+SELECT beacon, CAST(grace_ms AS REAL) AS grace_ms, CAST(lease_until AS REAL) AS lease_until,
+       CAST(missing_since AS REAL) AS missing_since, CAST(seen_at AS REAL) AS seen_at, {clock} AS now
 FROM {schema}_member WHERE member_id = ?
 
 -- name: renew
 UPDATE {schema}_member
-SET missing_since = NULL, seen_at = (julianday('now') - 2440587.5) * 86400.0,
-    lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
+SET missing_since = NULL, seen_at = {clock},
+    lease_until = {clock} + lease_ms / 1000.0
 WHERE member_id = ?
 
 -- name: renew_old
 -- For what grants, claims or starts something: a lease of which less than an eighth has run is left alone.
 UPDATE {schema}_member
-SET seen_at = (julianday('now') - 2440587.5) * 86400.0,
-    lease_until = (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0
-WHERE member_id = ? AND lease_until < (julianday('now') - 2440587.5) * 86400.0 + lease_ms / 1000.0 * 0.875
+SET seen_at = {clock},
+    lease_until = {clock} + lease_ms / 1000.0
+WHERE member_id = ? AND lease_until < {clock} + lease_ms / 1000.0 * 0.875
 
 -- name: positions
-SELECT queue_position, revoked_at IS NOT NULL FROM {table} WHERE member_id = ?
+SELECT queue_position, revoked_at IS NOT NULL AS revoked FROM {table} WHERE member_id = ?
 
 -- name: resign
 DELETE FROM {schema}_member WHERE member_id = ?
 
 -- name: anybody
 SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
-    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource),
-       EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
+    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) AS queued,
+       EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
 -- name: ahead
--- The rule. Looks at the conflicting rows ahead of a position: their number and weight, the lowest limit that anybody
--- declares or the operator sets, whether the resource is paused; and whether the row at that position has been let in
--- meanwhile (by a reader ahead that upgrades).
+-- The rule. Looks at the conflicting rows ahead of a position: their number and weight; by how much that and the weight
+-- asked for exceed the lowest limit that anybody declares or the operator sets; whether the resource is paused; and whether
+-- the row at that position has been let in meanwhile (by a reader ahead that upgrades).
 SELECT count(*) AS number,
        coalesce(sum(weight), 0) AS load,
-       min(coalesce(min(concurrency_limit), 9223372036854775807), coalesce(:limit, 9223372036854775807),
-           coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS lowest,
+       coalesce(sum(weight), 0) + :weight
+           - min(coalesce(min(concurrency_limit), 9223372036854775807), coalesce(:limit, 9223372036854775807),
+                 coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS excess,
        (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
        (SELECT granted_at FROM {table} WHERE resource_id = :resource AND queue_position = :position) IS NOT NULL AS let_in
 FROM {table}
 WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
 
 -- name: owners_ahead
-SELECT min(queue_position), member_id FROM {table}
+SELECT min(queue_position) AS blocker, member_id FROM {table}
 WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
 GROUP BY coalesce(member_id, -queue_position) ORDER BY 1 LIMIT 32
 
 -- name: find
-SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL FROM {table}
+SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
 WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
 
@@ -78,26 +82,26 @@ ORDER BY queue_position
 INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
                      granted_at, note)
 VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid,
-        CASE WHEN :granted THEN (julianday('now') - 2440587.5) * 86400.0 END, :note)
+        CASE WHEN :granted THEN {clock} END, :note)
 
 -- name: row
-SELECT access_type, concurrency_limit, weight, member_id, granted_at IS NOT NULL AS granted, revoked_at IS NOT NULL AS revoked,
-       CAST(revoked_at AS REAL), requested_at
+SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, granted_at IS NOT NULL AS granted,
+       CAST(revoked_at AS REAL) AS revoked_at
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: grant
-UPDATE {table} SET granted_at = (julianday('now') - 2440587.5) * 86400.0
+UPDATE {table} SET granted_at = {clock}
 WHERE resource_id = :resource AND queue_position = :position AND revoked_at IS NULL
 
 -- Conversions: see the comments of PostgreSQL's conversions.sql.
 
 -- name: granted_row
-SELECT access_type, concurrency_limit, member_id FROM {table}
+SELECT access_type AS access, concurrency_limit AS "limit", member_id FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND requesting_id = :requesting_id
   AND granted_at IS NOT NULL AND revoked_at IS NULL
 
 -- name: other_upgrading
-SELECT t.queue_position, t.member_id, t.revoked_at IS NULL AND m.member_id IS NOT NULL AND m.missing_since IS NULL
+SELECT t.revoked_at IS NULL AND m.member_id IS NOT NULL AND m.missing_since IS NULL AS lives
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.resource_id = :resource AND t.queue_position <> :position AND t.access_type = 'upgrade'
 
@@ -108,7 +112,7 @@ ORDER BY queue_position LIMIT 32
 
 -- name: free_readers
 -- Readers behind that wait, though they fit; and whether the operator's pause or cap is all that holds them up.
-SELECT queue_position, paused OR load + weight > cap
+SELECT queue_position, paused OR load + weight > cap AS held_up
 FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight,
              coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
              min(coalesce(concurrency_limit, 9223372036854775807),
@@ -151,19 +155,19 @@ WHERE t.member_id = :member
 DELETE FROM {table} WHERE member_id = :member
 
 -- name: miss
-UPDATE {schema}_member SET missing_since = (julianday('now') - 2440587.5) * 86400.0
+UPDATE {schema}_member SET missing_since = {clock}
 WHERE member_id = :member AND beacon IS :beacon AND missing_since IS NULL
 
 -- name: given_up
 -- Asked and acted on in one transaction: a member that returned has changed its beacon, or its lease, and is not found here.
 SELECT 1 FROM {schema}_member
 WHERE member_id = :member AND beacon IS :beacon
-  AND CASE WHEN lease_until IS NOT NULL THEN CAST(lease_until AS REAL) < (julianday('now') - 2440587.5) * 86400.0
-           ELSE :dead OR missing_since + grace_ms / 1000.0 <= (julianday('now') - 2440587.5) * 86400.0 END
+  AND CASE WHEN lease_until IS NOT NULL THEN CAST(lease_until AS REAL) < {clock}
+           ELSE :dead OR missing_since + grace_ms / 1000.0 <= {clock} END
 
 -- name: stale
 SELECT requested_at + (SELECT stale_after_ms FROM {schema}_resource WHERE resource_id = :resource) / 1000.0
-       <= (julianday('now') - 2440587.5) * 86400.0
+       <= {clock} AS stale
 FROM {table} WHERE resource_id = :resource AND queue_position = :position
 
 -- name: pin
@@ -186,52 +190,40 @@ WITH q AS (
     FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
     WINDOW one AS (PARTITION BY member_id, owner)
 )
-SELECT q.queue_position, q.resource_id, q.member_id, q.owner, q.access_type, CAST(q.concurrency_limit AS INTEGER),
-       CAST(q.weight AS INTEGER), q.granted_at IS NOT NULL, CAST(o.cap AS INTEGER), m.host, m.pid
+SELECT q.queue_position AS position, q.resource_id AS resource, q.member_id AS member, q.owner, q.access_type AS access,
+       CAST(q.concurrency_limit AS INTEGER) AS "limit", CAST(q.weight AS INTEGER) AS weight,
+       q.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
 FROM q LEFT JOIN {schema}_resource AS o ON o.resource_id = q.resource_id
 LEFT JOIN {schema}_member AS m ON m.member_id = q.member_id
 WHERE q.busy OR q.waits AND q.queue_position < (
     SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
 
 -- name: entries
--- The last columns tell who must be looked at.
-SELECT t.resource_id, t.queue_position,
-       CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
-            WHEN t.member_id IS NULL
-                 AND (SELECT coalesce(sum(a.weight), 0) + t.weight
-                             <= min(coalesce(min(a.concurrency_limit), 9223372036854775807),
-                                    coalesce(t.concurrency_limit, 9223372036854775807),
-                                    coalesce((SELECT cap FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id),
-                                             9223372036854775807))
-                      FROM {table} AS a
-                      WHERE a.resource_id = t.resource_id AND a.queue_position < t.queue_position
-                        AND (t.access_type = 'write' OR a.access_type <> t.access_type))
-                 AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o
-                                 WHERE o.resource_id = t.resource_id AND o.paused_at IS NOT NULL) THEN 'holds'
-            ELSE 'waits' END,
-       t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program, t.note,
-       t.requested_at, t.granted_at,
-       max(0.0, (julianday('now') - 2440587.5) * 86400.0 - coalesce(t.granted_at, t.requested_at)),
-       NULL, m.grace_ms / 1000.0,
-       t.member_id IS NOT NULL, m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
-       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
+-- The last columns tell who must be looked at. (A bare participant that may enter is not told so here: see `ahead`.)
+SELECT t.resource_id AS resource, t.queue_position AS position,
+       CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END AS state,
+       t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
+       m.program, t.note, t.requested_at, t.granted_at,
+       max(0.0, {clock} - coalesce(t.granted_at, t.requested_at)) AS seconds,
+       m.grace_ms / 1000.0 AS grace, t.member_id IS NOT NULL AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
 
 -- name: past
-SELECT resource_id, queue_position, access_type, weight, requesting_id, owner, note, requested_at, granted_at, ended_at,
-       max(0.0, coalesce(granted_at, ended_at) - requested_at),
-       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END, outcome,
-       concurrency_limit, host, pid, program, login, ended_by
+SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
+       requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by
 FROM {schema}_history
 WHERE (:resource IS NULL OR resource_id = :resource) AND (:outcome IS NULL OR outcome = :outcome)
-  AND (:since IS NULL OR ended_at >= (julianday('now') - 2440587.5) * 86400.0 - :since)
-  AND (:until IS NULL OR ended_at <= (julianday('now') - 2440587.5) * 86400.0 - :until)
+  AND (:since IS NULL OR ended_at >= {clock} - :since)
+  AND (:until IS NULL OR ended_at <= {clock} - :until)
 ORDER BY rowid DESC LIMIT :most
 
 -- name: resources
-SELECT n.resource_id, o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0
+SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after
 FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_resource) AS n
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1
@@ -239,12 +231,12 @@ ORDER BY 1
 -- name: set_resource
 INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
-        CASE WHEN :what = 'paused' AND :value = 1 THEN (julianday('now') - 2440587.5) * 86400.0 END)
+        CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END)
 ON CONFLICT (resource_id) DO UPDATE
 SET cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
     stale_after_ms = CASE WHEN :what = 'stale_after' THEN :value ELSE stale_after_ms END,
     paused_at = CASE WHEN :what <> 'paused' THEN paused_at
-                     WHEN :value = 1 THEN coalesce(paused_at, (julianday('now') - 2440587.5) * 86400.0) END
+                     WHEN :value = 1 THEN coalesce(paused_at, {clock}) END
 
 -- name: tidy_resource
 DELETE FROM {schema}_resource
@@ -252,11 +244,11 @@ WHERE resource_id = :resource AND cap IS NULL AND stale_after_ms IS NULL AND pau
 
 -- name: revoke
 UPDATE {table}
-SET revoked_at = coalesce(revoked_at, (julianday('now') - 2440587.5) * 86400.0), revoked_by = coalesce(revoked_by, :login)
+SET revoked_at = coalesce(revoked_at, {clock}), revoked_by = coalesce(revoked_by, :login)
 WHERE queue_position = :position
 
 -- name: revoked_row
-SELECT resource_id, granted_at IS NOT NULL, member_id FROM {table} WHERE queue_position = ?
+SELECT resource_id, granted_at IS NOT NULL AS granted, member_id FROM {table} WHERE queue_position = ?
 
 -- name: all_rows
 SELECT resource_id, queue_position FROM {table}
@@ -267,7 +259,7 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
   AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT member_id FROM {schema}_round_part WHERE status = 'running' AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT then_member FROM {schema}_round WHERE then_status = 'running' AND then_member IS NOT NULL)
-  AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < (julianday('now') - 2440587.5) * 86400.0
+  AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
 
 -- name: beacons
 SELECT beacon FROM {schema}_member
@@ -275,7 +267,7 @@ SELECT beacon FROM {schema}_member
 -- name: prune
 DELETE FROM {schema}_history WHERE rowid IN (
     SELECT rowid FROM {schema}_history
-    WHERE ended_at < (julianday('now') - 2440587.5) * 86400.0
+    WHERE ended_at < {clock}
                      - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
     ORDER BY rowid LIMIT ?)
 
@@ -288,7 +280,7 @@ PRAGMA data_version
 INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
                            ready_at)
 VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
-        (julianday('now') - 2440587.5) * 86400.0 + :after)
+        {clock} + :after)
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
@@ -297,21 +289,21 @@ SELECT task_id FROM {schema}_task WHERE put_uid = ?
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
 WHERE queue_name = :queue AND is_open AND status = 'pending'
-  AND ready_at <= max((julianday('now') - 2440587.5) * 86400.0, put_at)  -- should the clock have stepped back since
+  AND ready_at <= max({clock}, put_at)  -- should the clock have stepped back since
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT 1
 
 -- name: next_group
 SELECT task_id, kind, losses FROM {schema}_task INDEXED BY {schema}_task_open
 WHERE queue_name = :queue AND is_open AND status = 'pending'
-  AND ready_at <= max((julianday('now') - 2440587.5) * 86400.0, put_at)
+  AND ready_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT :most
 
 -- name: claim_task
 UPDATE {schema}_task
 SET status = 'running', attempt = attempt + 1, member_id = :member, owner = :owner, claim_uid = :uid,
-    claimed_at = (julianday('now') - 2440587.5) * 86400.0,
+    claimed_at = {clock},
     (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member)
 WHERE task_id = :task AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
@@ -338,10 +330,10 @@ SET status = CASE WHEN :outcome = 'finished' THEN 'finished'
     failures = failures + (:outcome = 'failed'),
     ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
                     -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
-                    THEN (julianday('now') - 2440587.5) * 86400.0 + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
+                    THEN {clock} + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
                          * (0.5 + abs(random() % 1000) / 2000.0)
                     ELSE ready_at END,
-    ended_at = CASE WHEN :outcome = 'finished' OR :outcome = 'failed' AND failures + 1 >= max_attempts THEN (julianday('now') - 2440587.5) * 86400.0 END,
+    ended_at = CASE WHEN :outcome = 'finished' OR :outcome = 'failed' AND failures + 1 >= max_attempts THEN {clock} END,
     error = :error, result = :result, member_id = NULL, claim_uid = NULL
 WHERE task_id = :task
 
@@ -364,7 +356,7 @@ UPDATE {schema}_task
 SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
     is_open = losses < 4 OR on_failure = 'stop',
     losses = losses + 1,
-    ended_at = CASE WHEN losses >= 4 THEN (julianday('now') - 2440587.5) * 86400.0 END,
+    ended_at = CASE WHEN losses >= 4 THEN {clock} END,
     error = CASE WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
     member_id = NULL, claim_uid = NULL
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
@@ -382,13 +374,13 @@ FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
 
 -- name: list_tasks
 -- The last columns tell who must be looked at.
-SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
-       t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
+SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
+       t.failures, t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
-            WHEN t.status = 'running' THEN max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at) END,
+            WHEN t.status = 'running' THEN max(0.0, {clock} - t.claimed_at) END AS seconds,
        t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
-       m.grace_ms / 1000.0, t.status = 'running', m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
-       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
+       m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE (:queue IS NULL OR t.queue_name = :queue) AND (:status IS NULL OR t.status = :status)
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
@@ -396,15 +388,14 @@ ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.i
 LIMIT :most
 
 -- name: task_attempts
-SELECT task_id, attempt, outcome, member_id, owner, host, pid, NULL, started_at, ended_at,
-       max(0.0, ended_at - started_at), error, result, login,
-       NULL, 0, NULL, NULL, NULL, NULL, NULL
+SELECT task_id, attempt, outcome, member_id, owner, host, pid, started_at, ended_at,
+       max(0.0, ended_at - started_at) AS seconds, error, result, login, NULL AS grace, 0 AS owned, NULL AS beacon,
+       NULL AS lease_until, NULL AS missing_since, NULL AS seen_at, NULL AS now
 FROM {schema}_task_log WHERE task_id = :task
 UNION ALL
-SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, t.host, t.pid, NULL, t.claimed_at, NULL,
-       max(0.0, (julianday('now') - 2440587.5) * 86400.0 - t.claimed_at), NULL, NULL, t.login,
-       m.grace_ms / 1000.0, 1, m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
-       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
+SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, t.host, t.pid, t.claimed_at, NULL,
+       max(0.0, {clock} - t.claimed_at), NULL, NULL, t.login, m.grace_ms / 1000.0, 1, m.beacon,
+       CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL), CAST(m.seen_at AS REAL), {clock}
 FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.status = 'running'
 ORDER BY 2
@@ -422,22 +413,22 @@ SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at
 WHERE task_id = ?
 
 -- name: cancel_task
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = (julianday('now') - 2440587.5) * 86400.0 WHERE task_id = ?
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
 
 -- name: prune_task_log
 DELETE FROM {schema}_task_log WHERE task_id IN (
     SELECT task_id FROM {schema}_task
-    WHERE NOT is_open AND ended_at < (julianday('now') - 2440587.5) * 86400.0 - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
     ORDER BY ended_at LIMIT :most)
 
 -- name: prune_tasks
 DELETE FROM {schema}_task WHERE task_id IN (
     SELECT task_id FROM {schema}_task
-    WHERE NOT is_open AND ended_at < (julianday('now') - 2440587.5) * 86400.0 - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
     ORDER BY ended_at LIMIT :most)
 
 -- name: clock
-SELECT (julianday('now') - 2440587.5) * 86400.0
+SELECT {clock} AS now
 
 -- name: round_members
 SELECT p.member_id FROM {schema}_round_part AS p JOIN {schema}_round AS r ON r.round_id = p.round_id
@@ -458,11 +449,11 @@ WHERE then_status = 'running' AND (:name IS NULL OR round_name = :name)
 
 -- name: recover_parts
 UPDATE {schema}_round_part
-SET status = 'failed', ended_at = (julianday('now') - 2440587.5) * 86400.0, error = 'its process died'
+SET status = 'failed', ended_at = {clock}, error = 'its process died'
 WHERE round_id = ? AND status = 'running' AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
 -- name: fail_round
-UPDATE {schema}_round SET status = 'failed', ended_at = (julianday('now') - 2440587.5) * 86400.0
+UPDATE {schema}_round SET status = 'failed', ended_at = {clock}
 WHERE round_id = :round AND status = 'open'
   AND NOT EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status IN ('expected', 'running'))
   AND EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status = 'failed')
@@ -553,7 +544,7 @@ WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
 -- name: claim_then
 UPDATE {schema}_round
 SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_started = (julianday('now') - 2440587.5) * 86400.0, then_ended = NULL, then_error = NULL
+    then_owner = :owner, then_started = {clock}, then_ended = NULL, then_error = NULL
 WHERE round_id = (SELECT round_id FROM {schema}_round
                   WHERE CASE WHEN :round IS NULL THEN round_name = :name AND then_status = 'pending'
                              ELSE round_id = :round AND then_status IN ('pending', 'failed') END
@@ -563,7 +554,7 @@ WHERE round_id = (SELECT round_id FROM {schema}_round
 -- name: end_then
 UPDATE {schema}_round
 SET then_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
-    then_ended = (julianday('now') - 2440587.5) * 86400.0, then_error = :error
+    then_ended = {clock}, then_error = :error
 WHERE round_id = :round AND then_status = 'running' AND then_attempt = :attempt AND then_member = :member
   AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
@@ -573,15 +564,14 @@ WHERE round_id = :round AND then_status IN ('finished', 'failed') AND then_attem
 
 -- name: list_rounds
 -- The last columns tell who must be looked at.
-SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0, r.opened_at, r.ended_at,
-       max(0.0, coalesce(r.ended_at, (julianday('now') - 2440587.5) * 86400.0) - r.opened_at),
+SELECT r.round_id, r.round_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
+       max(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
        r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-       max(0.0, coalesce(r.then_ended, (julianday('now') - 2440587.5) * 86400.0) - r.then_started), r.then_error,
-       p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
-       max(0.0, coalesce(p.ended_at, (julianday('now') - 2440587.5) * 86400.0) - p.started_at), p.error,
-       NULL, r.opened_by, p.login,
-       m.grace_ms / 1000.0, p.status = 'running', m.beacon, CAST(m.lease_until AS REAL), CAST(m.missing_since AS REAL),
-       CAST(m.seen_at AS REAL), (julianday('now') - 2440587.5) * 86400.0
+       max(0.0, coalesce(r.then_ended, {clock}) - r.then_started) AS then_seconds, r.then_error, r.opened_by,
+       p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
+       p.ended_at AS part_ended_at, max(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
+       m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM (SELECT * FROM {schema}_round
       WHERE (:name IS NULL OR round_name = :name) AND (:round IS NULL OR round_id = :round)
       ORDER BY round_id DESC LIMIT :most) AS r

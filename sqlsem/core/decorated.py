@@ -1,0 +1,133 @@
+"""Decorated functions: they keep their signature, work as methods, and can be pickled."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import wrapt
+
+from sqlsem.core.terms import Terms
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Request
+
+__all__ = ["hold", "hold_awaiting", "is_coroutine"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _FunctionWrapper = wrapt.FunctionWrapper[..., Any]
+    _BoundWrapper = wrapt.BoundFunctionWrapper[..., Any]
+else:
+    _FunctionWrapper, _BoundWrapper = wrapt.FunctionWrapper, wrapt.BoundFunctionWrapper
+
+
+class _Bound(_BoundWrapper):
+    """A decorated method of an object or a class. Pickled by the object or the class, and its name there."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        method = self.__wrapped__
+        owner = getattr(method, "__self__", None)
+        if owner is not None:
+            return getattr, (owner, method.__name__)
+        return _of_name, (method.__module__, method.__qualname__)  # a static method, or one looked up in its class
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, (first, name) = self.__reduce_ex__(4)
+        return make(copy.deepcopy(first, memo), name)
+
+
+class _Decorated(_FunctionWrapper):
+    """A decorated function or method. Pickled by its name, as any function is."""
+
+    __bound_function_wrapper__ = _Bound
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        name: str = self.__wrapped__.__qualname__
+        return name
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+
+def _of_name(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Whether it is a coroutine function. Raises `ConfigurationError` for what cannot be guarded at all."""
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    name = _name_of(function)
+    if inspect.isclass(inner) or not callable(inner):
+        raise ConfigurationError(f"A lock decorates functions and methods, not {name}")
+    kinds = (inner, getattr(inner, "__call__", None))  # noqa: B004  (of an object, the method behind it)
+    if any(map(inspect.isgeneratorfunction, kinds)):
+        raise ConfigurationError(
+            f"{name} is a generator: its body runs long after the call returns, when the lock would be gone; "
+            f"use 'with' inside it, or decorate the function that consumes it"
+        )
+    if any(map(inspect.isasyncgenfunction, kinds)):
+        raise ConfigurationError(
+            f"{name} is an asynchronous generator: its body runs long after the call returns, when the lock would "
+            f"be gone; use 'async with' inside it, or decorate the coroutine function that consumes it"
+        )
+    return any(map(inspect.iscoroutinefunction, kinds))
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    name: str = getattr(inner, "__qualname__", repr(inner))
+    return name
+
+
+def hold(function: F, terms: Terms, enter: Callable[[Sequence[Request]], object], leave: Callable[..., object]) -> F:
+    """A function, each call of which holds the lock of these terms. ``leave`` is as ``__exit__``."""
+
+    def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        enter(terms.requests_of(instance, args, kwargs))
+        try:
+            result = wrapped(*args, **kwargs)
+        except BaseException as exc:
+            leave(type(exc), exc, None)
+            raise
+        leave(None, None, None)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigurationError(
+                f"{_name_of(function)} returned a coroutine, whose body would run when the lock is gone; decorate a "
+                f"coroutine function ('async def'), or use 'async with' inside it"
+            )
+        return result
+
+    return cast(F, _Decorated(function, guarded))
+
+
+def hold_awaiting(
+    function: F,
+    terms: Terms,
+    enter: Callable[[Sequence[Request]], Awaitable[object]],
+    leave: Callable[..., Awaitable[object]],
+) -> F:
+    """As `hold`, for a coroutine function."""
+
+    async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        await enter(terms.requests_of(instance, args, kwargs))
+        try:
+            result = await wrapped(*args, **kwargs)
+        except BaseException as exc:
+            await leave(type(exc), exc, None)
+            raise
+        await leave(None, None, None)
+        return result
+
+    return cast(F, _Decorated(function, guarded))

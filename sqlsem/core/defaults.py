@@ -1,0 +1,36 @@
+"""The default coordinator, for the faces: made by the package's head, which imports them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sqlsem.core.process import Process
+
+__all__ = ["Coordinated", "process_of", "provide"]
+
+
+class Coordinated(Protocol):
+    """A `sqlsem.Coordinator`, as the faces know it."""
+
+    @property
+    def process(self) -> Process:
+        """What it is made of."""
+
+
+def _nobody() -> Coordinated:
+    raise LookupError("import sqlsem, which provides the default coordinator")
+
+
+_default: Callable[[], Coordinated] = _nobody
+
+
+def provide(default: Callable[[], Coordinated]) -> None:
+    """Say what gives the default coordinator, and makes it when it is first needed."""
+    global _default
+    _default = default
+
+
+def process_of(coordinator: Coordinated | None) -> Process:
+    """Of this coordinator; None: of the default one, as it is now."""
+    return (coordinator or _default()).process

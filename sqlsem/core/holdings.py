@@ -1,0 +1,287 @@
+"""What this process holds: its grants, by who has them and of what."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sqlsem.core import ending
+from sqlsem.core.callers import Caller
+from sqlsem.core.membership import Membership
+from sqlsem.core.steps import Operations
+from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
+from sqlsem.model import READ, WRITE, Request, Ticket
+
+__all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
+
+log = logging.getLogger("sqlsem")
+
+#: Called with the grant, from another thread, when the lock is lost.
+LostCallback = Callable[[Any], object]
+
+
+class Holding:
+    """What stands behind a grant: its rows, and what has become of them."""
+
+    __slots__ = (
+        "caller",
+        "conversions",
+        "converting",
+        "depth",
+        "is_loose",
+        "on_lost",
+        "pid",
+        "registry",
+        "released",
+        "requests",
+        "tickets",
+        "when_lost",
+        "why_lost",
+    )
+
+    def __init__(
+        self,
+        registry: Holdings,
+        requests: Sequence[Request],
+        tickets: Sequence[Ticket],
+        caller: Caller,
+        on_lost: LostCallback | None,
+    ) -> None:
+        self.registry = registry
+        self.requests = tuple(requests)
+        self.tickets = tuple(tickets)
+        self.caller = caller
+        self.pid = os.getpid()
+        self.depth = 1  # how often it was acquired
+        self.released = False
+        self.is_loose = False  # anybody may release it, through its lock
+        self.converting = False
+        self.conversions = 0  # grows with each attempt at one
+        self.why_lost: str | None = None
+        self.when_lost: list[Callable[[], object]] = []  # must not block: called under the lock of all states
+        self.on_lost = on_lost
+
+    @property
+    def resource(self) -> str:
+        """Its resource, or the first one."""
+        return self.tickets[0].resource
+
+    def set_access(self, access: str) -> None:
+        """What it is from now on."""
+        self.requests = (dataclasses.replace(self.requests[0], access=access),)
+
+    def lose(self, why: str) -> None:
+        """It is ours no more."""
+        self.why_lost = why
+        for call in tuple(self.when_lost):  # read after the reason was set; who adds one does it the other way round
+            call()
+
+    def require(self) -> None:
+        """Raise `NotHeld` or `LockLost` unless it is held."""
+        if self.pid != os.getpid():
+            raise NotHeld(
+                f"The lock on {self.resource!r} was acquired by process {self.pid}, before it forked; "
+                f"acquire one in this process",
+                resource=self.resource,
+            )
+        if self.why_lost is not None:
+            raise LockLost(
+                f"The lock on {self.resource!r} at position {self.tickets[0].position} is lost: {self.why_lost}; what "
+                f"was done since may have run beside another holder",
+                resource=self.resource,
+            )
+        if self.released:
+            raise NotHeld(f"The lock on {self.resource!r} has been released", resource=self.resource)
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "lost" if self.why_lost else "held"
+        return f"<Grant {self.resource!r} at {self.tickets[0].position}, {state}>"
+
+
+class BaseGrant:
+    """What the grants of all faces have in common; its attributes are those of `sqlsem.Grant`."""
+
+    def __init__(self, holding: Holding, waited: float) -> None:
+        #: For the package; programs have no use for it.
+        self.holding = holding
+        first = holding.tickets[0]
+        self.resource = first.resource
+        self.position = self.fence = first.position
+        self.positions = {ticket.resource: ticket.position for ticket in holding.tickets}
+        self.waited = waited
+
+    def __reduce__(self) -> str:
+        raise NotHeld(
+            f"{self!r} belongs to this process and cannot be pickled; acquire the lock in the process that needs it",
+            resource=self.resource,
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.holding)
+
+
+def abandon(grant: BaseGrant) -> None:
+    """Give it back without waiting for that."""
+    holding = grant.holding
+    if holding.depth > 1:
+        holding.depth -= 1
+    else:
+        holding.registry.disown(grant)
+
+
+class Holdings:
+    """All grants of this process that are neither released nor lost."""
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._state_lock = member.state_lock
+        self._grants: set[BaseGrant] = set()
+        self._by_caller: dict[tuple[int, str], list[BaseGrant]] = {}  # until they are released
+
+    def __bool__(self) -> bool:
+        return bool(self._grants)
+
+    def grants(self) -> list[BaseGrant]:
+        """Those that are held."""
+        with self._state_lock:
+            return list(self._grants)
+
+    def requests_of(self, number: int) -> list[Request]:
+        """What the thread or task of that number holds."""
+        with self._state_lock:
+            return [
+                request
+                for grant in self._grants
+                if grant.holding.caller.number == number
+                for request in grant.holding.requests
+            ]
+
+    def _held_of(self, caller: Caller, resource: str) -> list[tuple[BaseGrant, Request]]:
+        """What a thread or task holds of a resource, the latest first."""
+        return [
+            (grant, next(one for one in grant.holding.requests if one.resource == resource))
+            for grant in reversed(self._by_caller.get((caller.number, resource), ()))
+            if grant.holding.why_lost is None
+        ]
+
+    # -- acquiring ----------------------------------------------------------------------------------------------
+
+    def again(self, requests: Sequence[Request], caller: Caller) -> BaseGrant | None:
+        """The grant that it holds already, once more, if that is enough for these requests."""
+        if len(requests) == 1:
+            (request,) = requests
+            for grant, held in self._held_of(caller, request.resource):
+                if held.access in ("write", request.access) and held.weight >= request.weight:
+                    grant.holding.depth += 1
+                    return grant
+        return None
+
+    def refuse(self, requests: Sequence[Request], caller: Caller, reentrant: bool, timeout: float | None) -> bool:
+        """Whether what it holds keeps out, by itself and for certain, what it asks for. Raises `Deadlock` rather than
+        have it wait for itself. (Of a limit it may have one more, while there is room; the rest is found by the search
+        for deadlocks.)
+        """
+        for request in requests:
+            for grant, held in self._held_of(caller, request.resource):
+                if not held.excludes(request):
+                    continue
+                if timeout == 0:
+                    return True
+                what = "release it first, take what is needed in one go (weight=…, all_of), or pass reentrant=True"
+                if held.access == READ and request.access == WRITE:
+                    what = "make it the writer (grant.upgrade()), or release it first"
+                elif reentrant:
+                    what += " (which cannot turn what is held into more)"
+                raise Deadlock(
+                    f"This {caller.kind} already holds {held.describe()} (position {grant.positions[request.resource]})"
+                    f" and would wait for itself; {what}",
+                    resource=request.resource,
+                )
+        return False
+
+    def add(self, grant: BaseGrant) -> None:
+        """It has been acquired."""
+        with self._state_lock:
+            self._grants.add(grant)
+            for ticket in grant.holding.tickets:
+                self._by_caller.setdefault((grant.holding.caller.number, ticket.resource), []).append(grant)
+
+    def with_tickets(self, caller: Caller, tickets: Sequence[Ticket]) -> list[BaseGrant]:
+        """What stands on these rows."""
+        with self._state_lock:
+            held = self._by_caller.get((caller.number, tickets[0].resource), ()) if tickets else ()
+            return [grant for grant in held if grant.holding.tickets == tuple(tickets)]
+
+    # -- releasing ----------------------------------------------------------------------------------------------
+
+    def give_back(self, grant: BaseGrant) -> Operations[None]:
+        """End a grant. Raises `LockLost` when it was lost, before or just now."""
+        holding = grant.holding
+        if holding.pid != os.getpid() or (holding.released and holding.why_lost is None):
+            holding.require()
+        if holding.depth > 1:
+            holding.depth -= 1
+            return
+        try:
+            self.forget(grant)
+            if holding.why_lost is None:
+                for ticket in holding.tickets:
+                    yield from self._return(ticket, holding)
+                    log.debug("Released %r at %d", ticket.resource, ticket.position)
+        except BaseException:
+            self.disown(grant)
+            raise
+        if holding.why_lost is not None:
+            ending.stay_asleep()
+            holding.require()
+
+    def _return(self, ticket: Ticket, holding: Holding) -> Operations[None]:
+        """Give one number back. What cannot be given back in time is lost."""
+        why = None
+        try:
+            there = yield from self._member.give_back(ticket, "released", self._member.seconds_left())
+            if not there:
+                why = "its row was removed before it was released"
+        except Unavailable as exc:
+            self._member.forget([ticket])  # the next good ping removes it
+            why = f"it could not be given back in time ({exc})"
+        if why is not None:
+            holding.lose(why)
+
+    def disown(self, grant: BaseGrant) -> None:
+        """Giving back was interrupted, or cannot be waited for: the next ping does it."""
+        self.forget(grant)
+        self._member.forget(grant.holding.tickets)
+        self._member.disown()
+
+    def forget(self, grant: BaseGrant) -> None:
+        """It is released, as far as this process is concerned."""
+        with self._state_lock:
+            grant.holding.released = True
+            self._grants.discard(grant)
+            for ticket in grant.holding.tickets:
+                key = (grant.holding.caller.number, ticket.resource)
+                held = self._by_caller.get(key, [])
+                if grant in held:
+                    held.remove(grant)
+                if not held:
+                    self._by_caller.pop(key, None)
+
+    # -- losing -------------------------------------------------------------------------------------------------
+
+    def lose(self, positions: Iterable[int] | None, why: str) -> list[BaseGrant]:
+        """Flag what stands on these rows (None: everything) as lost; what that is."""
+        with self._state_lock:
+            wanted = None if positions is None else set(positions)
+            lost = [
+                grant
+                for grant in self._grants
+                if wanted is None or any(ticket.position in wanted for ticket in grant.holding.tickets)
+            ]
+            for grant in lost:
+                grant.holding.lose(why)
+                self._grants.discard(grant)
+        return lost

@@ -1,0 +1,76 @@
+"""What the event loops of a process have in one database: threads for what cannot be awaited, and a driver each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from sqlsem.core import ending
+from sqlsem.core.membership import Membership
+from sqlsem.engines.base import AsyncSession, Wire
+
+__all__ = ["LoopDriver", "Loops"]
+
+T = TypeVar("T")
+
+
+class LoopDriver(Protocol):
+    """What carries out operations for one event loop (`sqlsem.aio.driver`)."""
+
+    #: Its sessions that nobody uses.
+    idle: list[AsyncSession]
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have the loop call something, from any thread."""
+
+    def end(self) -> None:
+        """Nothing of it can be awaited any more: give back, withdraw, close."""
+
+
+class Loops:
+    """The drivers, by event loop, and what they share."""
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self.drivers: dict[Any, LoopDriver] = {}
+        self.places = threading.Semaphore(member.engine.async_sessions)  # to wait in the database
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+
+    def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for 'waits'."""
+        threads = self._pools.get(pool)
+        if threads is None:
+            with self._member.state_lock:
+                self._member.require_open()
+                if pool not in self._pools:
+                    most = 1 if pool == "calls" else self._member.engine.async_sessions
+                    self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
+                threads = self._pools[pool]
+        try:
+            return threads.submit(call, *arguments)
+        except RuntimeError:
+            ending.stay_asleep()
+            self._member.require_open()  # closed this instant
+            raise
+
+    def tidy(self) -> None:
+        """Give back what was held, and withdraw what was asked, in event loops that are closed."""
+        for loop in [loop for loop in list(self.drivers) if loop.is_closed()]:
+            driver = self.drivers.pop(loop, None)
+            if driver is not None:
+                driver.end()
+
+    def close(self) -> None:
+        """End the threads, and have each loop end what it has."""
+        with self._member.state_lock:
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=False)
+        for driver in list(self.drivers.values()):
+            driver.soon(driver.end)
+
+    def sessions(self) -> list[Wire]:
+        """All that are open and idle: for a forked child."""
+        return [session for driver in self.drivers.values() for session in driver.idle]

@@ -1,0 +1,45 @@
+"""Grants that anybody may release: those of semaphores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sqlsem.core.holdings import BaseGrant
+
+__all__ = ["LooseGrants"]
+
+G = TypeVar("G", bound=BaseGrant)
+
+
+class LooseGrants(Generic[G]):
+    """Of one lock, those that no block holds. They stand in one dictionary: whoever pops one there releases it."""
+
+    def __init__(self) -> None:
+        self._grants: dict[G, G] = {}
+
+    def add(self, grant: G) -> None:
+        """From now on, anybody may release it."""
+        for one in list(self._grants):
+            if one.holding.released:  # through the grant itself, or at the end of its loop
+                self._grants.pop(one, None)
+        grant.holding.is_loose = True
+        self._grants[grant] = grant
+
+    def is_taken(self, grant: G) -> bool:
+        """Whether another one has released it."""
+        return grant.holding.is_loose and grant not in self._grants
+
+    def take(self, grant: G) -> bool:
+        """Whether it may be released by whoever acquired it, and from now on by nobody else."""
+        return not grant.holding.is_loose or self._grants.pop(grant, None) is not None
+
+    def take_oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:
+        """What was acquired longest ago, and is now the caller's to release."""
+        for one in list(self._grants):
+            if may_release(one):
+                grant = self._grants.pop(one, None)
+                if grant is not None and not grant.holding.released and grant.holding.pid == os.getpid():
+                    return grant
+        return None

@@ -1,0 +1,575 @@
+"""This process as a member: the main session with its beacon, and the two threads that look after it.
+
+The *main* session holds the beacon, registers, releases and pings. What the database goes by is the last *sign of
+life* that it has written down (`Session` says which calls give one), so nothing else proves that we live. Two threads,
+started with the first connection, look after it:
+
+pulse
+    pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
+watch
+    looks only at the clock, so that no network can hold it up, and declares all locks lost when the last proof of life
+    is too old: before anybody else can be let in
+
+Invariants
+    ``_main_lock`` guards the main session; who holds it waits for nothing but one bounded statement or one attempt
+    to connect.
+    ``state_lock`` guards what we believe (``tickets`` here; grants and queues in the coordinator). It is never held
+    during I/O, and nobody who holds it waits for ``_main_lock``.
+    ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
+    gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
+    So nobody can be let in before ``_proved`` plus the grace, or the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+import tenacity
+
+from sqlsem.core.steps import Call, Operation, Operations, drive
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.engines.roles import Administration, TaskSession
+from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
+from sqlsem.model import Ticket, monotonic
+
+__all__ = ["Membership", "Owner"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: Seconds that threads get to end when a coordinator is closed.
+CLOSE_JOIN_SECONDS = 10.0
+#: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
+#: (Not so with a lease, which nobody renews meanwhile.)
+REST_SECONDS = 60.0
+#: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
+FRESH = 1 / 8
+#: Every so many pings, prune the history.
+PRUNE_EVERY_PINGS = 200
+#: Woken later than this many seconds, a thread was paused together with the whole process.
+PAUSED_SECONDS = 0.25
+#: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
+OVERDUE_SECONDS = 1.0
+#: Seconds for which the database is asked after a pause, before the worst is believed.
+VERIFY_SECONDS = 1.0
+
+
+class Owner(Protocol):
+    """Who is told about our rows: the coordinator."""
+
+    def lose(self, positions: Iterable[int] | None, why: str) -> None:
+        """These rows (None: all) are lost to us; declare so."""
+
+    def holds_any(self) -> bool:
+        """Whether anything is held that could be lost."""
+
+    def interrupt_overdue(self) -> None:
+        """End waits whose answer is overdue."""
+
+    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+        """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
+
+    def returned(self, ticket: Ticket) -> None:
+        """A number was given back."""
+
+    def tidy(self) -> None:
+        """Give up what belonged to somebody who is no more."""
+
+
+class _GivenUp(Disconnected):
+    """The database knows this member no more."""
+
+
+class Membership:
+    """The member that this process is in one database."""
+
+    def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
+        self.engine = engine
+        self.retry = retry
+        self._owner = owner
+        options = engine.options
+        life = options.grace if options.lease is None else options.lease
+        # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
+        # as nothing could be known in time (grace=0).
+        watched = options.lease is not None or engine.beacon_may_fail
+        self.trust = life - min(1.0, life / 5) if watched else 0.0
+        self._ping_every = max(0.2, life / 3) if life else 0.5
+        self._rest = REST_SECONDS if options.lease is None else self._ping_every
+        self._fresh = life * FRESH
+
+        self.state_lock = threading.Lock()
+        self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
+        self._limbo: dict[str, float] = {}  # registrations whose outcome we do not know yet, and since when
+        self._late: list[Ticket] = []  # still to be given back
+        #: Still to be done, when the database can be reached. Appended to without a lock, as by finalizers.
+        self.leftovers: deque[Callable[[Session, int], object]] = deque()
+        self._main_lock = threading.Lock()
+        self._main: Session | None = None
+        self._member_id: int | None = None
+        self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
+        self._proved = monotonic()
+        self._calling: float | None = None  # when the call that is under way began
+        self._overdue = Allowance(max(self.trust, OVERDUE_SECONDS))  # what it may take
+        self._unanswered: Session | None = None  # was cut off by the watch
+        self._activity = 0
+        self._threads: list[threading.Thread] = []
+        self.closing = threading.Event()
+        self._beat = threading.Event()  # wakes the pulse
+        self._resting = False  # the pulse sleeps long: wake it when there is something to look after
+        self._urgent = False  # ping at once
+        self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
+        self._proofs = threading.Condition(self.state_lock)  # tells those who doubt
+        self._doubting = 0
+
+    @property
+    def member_id(self) -> int | None:
+        """Our number in the database, once we have one."""
+        return self._member_id
+
+    # -- calls on the main session ------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` after `close`."""
+        if self.closing.is_set():
+            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+
+    def call(
+        self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
+    ) -> T:
+        """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
+
+        Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
+        error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
+        """
+        self.require_open()
+        if self._main is not None:
+            # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
+            try:
+                with self._main_lock:
+                    if self._main is not None:
+                        return self._attempt(call, sign)
+            except (Disconnected, Busy) as exc:
+                log.info("%s has to be tried again: %s", what, exc)
+        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
+        try:
+            result: T = retrying(self.once, call, sign=sign)
+            return result
+        except Disconnected as exc:
+            raise unavailable(what, exc, retrying.statistics) from exc
+
+    def perform(self, operation: Operation) -> Any:
+        """Carry out a `Call`, blocking."""
+        assert isinstance(operation, Call)
+        return self.call(operation.what, operation.call, operation.budget, sign=operation.sign)
+
+    def policy(self, what: str, budget: float | None) -> dict[str, Any]:
+        """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if state.outcome is not None:
+                log.warning("%s failed, trying again: %s", what, state.outcome.exception())
+
+        longest = self.retry if budget is None else budget
+
+        def over(state: tenacity.RetryCallState) -> bool:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            # A slow server is given more time for each attempt; whoever has no time to spare does not wait for that.
+            patient = isinstance(failure, Unanswered) and failure.patient and longest >= self.retry
+            return not patient and (state.seconds_since_start or 0.0) >= longest
+
+        return {
+            "stop": lambda state: self.closing.is_set() or over(state),
+            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
+            "before_sleep": tell,
+            "reraise": True,
+        }
+
+    def once(self, call: Callable[[Session, int], T], asked: float | None = None, *, sign: bool = False) -> T:
+        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed. See `call`.
+
+        ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
+        meanwhile is not asked again: the many would wait for each other's time to connect.
+        """
+        with self._main_lock:
+            if self._main is None:
+                refused_at, refusal = self._refused
+                if asked is not None and refused_at > asked:
+                    raise Disconnected(refusal)
+                try:
+                    self._enter()
+                except Disconnected as exc:
+                    self._refused = (monotonic(), str(exc))
+                    raise
+            return self._attempt(call, sign)
+
+    def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
+        """Holding ``_main_lock``: one call; a session that breaks is dropped."""
+        assert self._main is not None
+        assert self._member_id is not None
+        began = self._calling = monotonic()
+        try:
+            result = call(self._main, self._member_id)
+        except BaseException as exc:
+            # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
+            # given up must enter again.
+            if not self._main.usable or self._member_id is None:
+                session, self._unanswered = self._unanswered, None
+                late = session is not None and session is self._main
+                self._drop()
+                if late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue) from exc
+            raise
+        finally:
+            self._calling = None
+        if sign:
+            self._prove(began - self._fresh)
+        return result
+
+    def _prove(self, since: float) -> None:
+        """The database has a sign of life of ours that is not older than this."""
+        self._proved = max(self._proved, since)
+        if self._doubting:
+            with self._proofs:
+                self._proofs.notify_all()
+
+    def _drop(self) -> None:
+        """Holding ``_main_lock``: the main session is of no use any more."""
+        session, self._main = self._main, None
+        if session is not None:
+            session.close()
+        if self.engine.beacon_may_fail and not self.trust:
+            self.lose_all("the connection that held it was lost, and grace is 0")
+
+    def _enter(self) -> None:
+        """Holding ``_main_lock``: a new main session, as the member we were or, failing that, as a new one."""
+        self.require_open()
+        session = self.engine.connect("main")
+        try:
+            # Not under the eyes of the watch yet, and the server may fall silent here too.
+            with bounded(session, self.engine.setup):
+                session.check_schema()
+                began = monotonic()
+                member_id = self._member_id
+                if member_id is not None and not session.resume(member_id):
+                    log.warning("%s gave this process up while it was out of reach", self.engine.where)
+                    self.lose_all(
+                        "the database was out of reach for longer than the grace, and this process was given up"
+                    )
+                    member_id = None
+                if member_id is None:
+                    program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+                    member_id = session.enrol(socket.gethostname(), os.getpid(), program)
+        except BaseException:
+            session.close()
+            raise
+        came_back = self._member_id == member_id
+        self._member_id, self._main = member_id, session
+        self._prove(began)
+        if came_back:
+            # A server that took over, or was restored, may not know all that we believe.
+            self.leftovers.extend(self._owner.undone())
+            self.urge()
+        if not self._threads:
+            jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
+            for name, job in jobs:
+                thread = threading.Thread(target=job, name=f"sqlsem-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    # -- our rows -----------------------------------------------------------------------------------------------
+
+    def registering(self, uid: str) -> None:
+        """Until `settled`, rows that we do not know are no strangers: the answer may be on its way."""
+        self._limbo[uid] = monotonic()
+
+    def settled(self, uid: str) -> None:
+        """That registration is over. May be repeated."""
+        self._limbo.pop(uid, None)
+
+    def add(self, tickets: Iterable[Ticket]) -> None:
+        """Rows of ours that were just made."""
+        with self.state_lock:
+            self.tickets.update((ticket.position, ticket) for ticket in tickets)
+        self._activity += 1
+        if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
+            self._beat.set()
+
+    def forget(self, tickets: Iterable[Ticket]) -> None:
+        """Rows that are no more, or that the next ping shall remove."""
+        with self.state_lock:
+            for ticket in tickets:
+                self.tickets.pop(ticket.position, None)
+
+    def knows(self, ticket: Ticket) -> bool:
+        """Whether, as far as we know, the row is there."""
+        return ticket.position in self.tickets
+
+    def give_back(self, ticket: Ticket, outcome: str, budget: float | None = None) -> Operations[bool]:
+        """Release one row; False when it was gone already. What its owner's own open transaction still holds on to
+        (assert_held) is given back later, by the pulse.
+        """
+
+        attempts: list[int] = []  # as which member
+
+        def release(session: Session, member_id: int) -> bool:
+            attempts.append(member_id)
+            there = session.release(ticket, outcome)
+            self.forget([ticket])
+            self._owner.returned(ticket)
+            # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
+            return there or (len(attempts) > 1 and attempts[0] == member_id)
+
+        try:
+            there: bool = yield Call("release", release, budget)
+            return there
+        except Busy as exc:
+            log.warning("%r stays locked until the transaction that asserted it ends (%s)", ticket.resource, exc)
+            with self.state_lock:
+                self._late.append(ticket)
+            self._beat.set()
+            return True
+
+    def later(self, call: Callable[[Session, int], object]) -> None:
+        """Have the pulse do something as soon as it can. For what may be done twice, and for another member of ours."""
+        self.leftovers.append(call)
+        self.urge()
+
+    def stir(self) -> None:
+        """Something is held now that is no row: the pulse must not rest."""
+        self._activity += 1
+        if self._resting:
+            self._beat.set()
+
+    def urge(self) -> None:
+        """Have the pulse ping at once."""
+        self._urgent = True
+        self._beat.set()
+
+    def disown(self) -> None:
+        """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
+        self._disowned = True
+        self.urge()
+
+    def seconds_left(self) -> float | None:
+        """For how long what we hold is ours even if nothing more is heard; None when that cannot end."""
+        return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
+
+    # -- proof of life ------------------------------------------------------------------------------------------
+
+    def _pulse(self) -> None:
+        beats = seen = 0
+        while not self.closing.is_set():
+            # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
+            self._resting = seen == self._activity
+            held = self.tickets or self._limbo or self._late or self.leftovers or self._owner.holds_any()
+            if self._resting and (held or self._disowned):
+                self._resting = False
+            seen = self._activity
+            rested = self._resting
+            woken = self._beat.wait(self._rest if rested else self._ping_every)
+            self._resting = False
+            self._beat.clear()
+            if woken and rested and not self._urgent:
+                continue
+            self._urgent = False
+            self._owner.tidy()
+            try:
+                self.ping()
+                self._give_back_late()
+                beats += 1
+                if beats % PRUNE_EVERY_PINGS == 0:
+                    if self.engine.has(Administration):
+                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
+                    if self.engine.has(TaskSession):
+                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+            except SqlsemError as exc:
+                if not self.closing.is_set():
+                    log.warning("The ping of %s failed: %s", self.engine.where, exc)
+                self.closing.wait(min(0.25, self._ping_every))
+                if self.leftovers:
+                    self.urge()
+            except Exception:
+                log.exception("The ping of %s failed unexpectedly", self.engine.where)
+                self.closing.wait(min(0.25, self._ping_every))
+
+    def ping(self) -> None:
+        """Prove life, and compare what we believe with what is there."""
+        drive(self.pinging(), self.perform)
+
+    def pinging(self) -> Operations[None]:
+        """`ping`, for whoever drives it."""
+        yield Call("ping", self._compare, min(self.retry, self._ping_every))
+
+    def _compare(self, session: Session, member_id: int) -> None:
+        # Holding the main session: nothing of ours is registered or released meanwhile.
+        began = monotonic()
+        pulse = session.ping(member_id)
+        if not pulse.known:
+            self._member_id = None
+            self.lose_all("this process was out of reach for longer than its grace, and was given up")
+            raise _GivenUp(f"{self.engine.where} has given this process up")  # and so come back as a new member
+        self._prove(began)
+        with self.state_lock:
+            gone = [position for position in self.tickets if position not in pulse.positions]
+            taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
+            for position in gone:
+                del self.tickets[position]
+            # (What an interrupt left in limbo does not stay there for ever.)
+            limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
+            strangers = set() if limbo else pulse.positions - set(self.tickets)
+        if gone:
+            self._owner.lose(gone, "its row was removed")
+        if taken:
+            self._owner.lose([ticket.position for ticket in taken], "an operator took it away")
+            for ticket in taken:
+                session.release(ticket, "revoked")
+            self.forget(taken)
+        if strangers:
+            # Left by a call that was interrupted, or by a crash of the server that undid a release.
+            for entry in session.entries(None):
+                if entry.member_id == member_id and entry.position in strangers:
+                    log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
+                    session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), "cancelled")
+        self._disowned = limbo and self._disowned
+
+    def _give_back_late(self) -> None:
+        while self.leftovers:
+            try:
+                self.call("what was left to do", self.leftovers[0], 0.0)
+            except (Disconnected, Busy):
+                raise  # later still
+            except Exception as exc:  # never in the way of what comes after it
+                log.warning("What was left to do cannot be done: %s", exc, exc_info=not isinstance(exc, SqlsemError))
+            self.leftovers.popleft()
+        for ticket in list(self._late):
+
+            def release(session: Session, _: int, ticket: Ticket = ticket) -> None:
+                session.release(ticket, "released")
+                with self.state_lock:
+                    self.tickets.pop(ticket.position, None)
+                    self._late.remove(ticket)
+
+            with contextlib.suppress(Busy):
+                self.call("release", release, 0.0)
+                self._owner.returned(ticket)
+
+    def _watch(self) -> None:
+        while not self.closing.wait(max(0.01, self._until_doubt())):
+            self._unblock()
+            self._owner.interrupt_overdue()
+            late = -self._until_doubt()
+            if late < 0 or not self._owner.holds_any():
+                continue
+            # Woken on time, nothing has been heard for too long. Woken late, we were paused, and may be well.
+            if late > PAUSED_SECONDS:
+                self.verify()
+            elif self._until_doubt() <= 0:
+                self._give_up()
+
+    def _until_doubt(self) -> float:
+        """Seconds until the last proof is too old; with nothing held, until something new could be."""
+        left = self._proved + self.trust - monotonic()
+        return left if left > 0 or self._owner.holds_any() else self.trust
+
+    def doubtful(self) -> bool:
+        """Whether the last proof of life is too old, as it is after this process was paused for long."""
+        return bool(self.trust) and monotonic() - self._proved > self.trust and self._owner.holds_any()
+
+    def verify(self) -> None:
+        """Is the last proof of life too old? Then ask, for a second; and if no answer comes, believe the worst."""
+        if not self.doubtful():
+            return
+        asked = monotonic()
+        self.urge()
+        with self._proofs:
+            self._doubting += 1
+            self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
+            self._doubting -= 1
+        if self._proved < asked and not self.closing.is_set():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.lose_all(f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
+        self._unblock()
+
+    def _unblock(self) -> None:
+        """A thread may sit in a call on the main session that will never be answered: end that call."""
+        session, since = self._main, self._calling
+        overdue = self._overdue.seconds
+        if session is not None and since is not None and self.trust and monotonic() - since > overdue:
+            log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, overdue)
+            self._unanswered = session
+            session.interrupt()
+
+    def lose_all(self, why: str) -> None:
+        """Nothing is ours any more."""
+        with self.state_lock:
+            self.tickets.clear()
+        self._disowned = True
+        self._owner.lose(None, why)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self, waiting: Iterable[Ticket] = ()) -> None:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
+        self.closing.set()
+        self._beat.set()
+        with self._proofs:
+            self._proofs.notify_all()
+        deadline = monotonic() + CLOSE_JOIN_SECONDS
+        leave = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(CLOSE_JOIN_SECONDS / 2),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type(Busy),
+            reraise=True,
+        )
+        self._unblock()
+        if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
+            session = self._main
+            if session is not None:
+                session.interrupt()
+            if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
+                log.error("A call on %s does not end; its connection is left behind", self.engine.where)
+                return
+        try:
+            if self._main is not None:
+                if self._member_id is not None:
+                    try:
+                        with bounded(self._main, CLOSE_JOIN_SECONDS / 2):
+                            for ticket in waiting:
+                                with contextlib.suppress(Busy):  # it goes with the others
+                                    self._main.release(ticket, "cancelled")
+                            leave(self._main.resign, self._member_id)
+                    except SqlsemError as exc:
+                        log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
+                self._main.close()
+                self._main = None
+        finally:
+            self._main_lock.release()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - monotonic()))
+
+    def inherited(self) -> Session | None:
+        """What a forked child must neither use nor close, as that would end its parent's session."""
+        return self._main
+
+
+def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
+    """What is raised when the attempts of `Membership.policy` are used up."""
+    attempts = statistics.get("attempt_number", 1)
+    return Unavailable(
+        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
+        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+    )

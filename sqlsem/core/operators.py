@@ -1,0 +1,134 @@
+"""What people see and operators do; a coordinator has these calls."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
+from sqlsem.engines.roles import Administration, TaskSession
+from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.model import Attempt, Duration, Entry, Past, Resource, TaskEntry, check_count, check_duration, check_name
+
+__all__ = ["Operators"]
+
+#: What an engine answers for a task that cannot be changed because it runs.
+RUNS = 1
+
+
+class Operators:
+    """Everything that needs no membership: looking, and changing what others have."""
+
+    def __init__(self, process: Process) -> None:
+        #: For the package; programs have no use for it.
+        self.process = process
+
+    def entries(self, resource: str | None = None) -> list[Entry]:
+        """The queue as it is now: who holds and who waits, one or all resources."""
+        return self.process.look(lambda session: session.entries(resource))
+
+    def history(
+        self,
+        resource: str | None = None,
+        *,
+        most: int = 100,
+        since: Duration | None = None,
+        until: Duration | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        """Finished requests, newest first.
+
+        Args:
+            resource: Of this one only.
+            most: So many at the most.
+            since: That ended no longer ago than this (``"24h"``), by the database's clock.
+            until: That ended no shorter ago than this.
+            outcome: That ended so: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``, ``"revoked"`` or
+                ``"lost"``.
+        """
+        wanted: dict[str, Any] = {}
+        if since is not None:
+            wanted["since"] = check_duration("since", since)
+        if until is not None:
+            wanted["until"] = check_duration("until", until)
+        if outcome is not None:
+            wanted["outcome"] = outcome
+        return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
+
+    def resources(self) -> list[Resource]:
+        """All resources that have rows or settings."""
+        return self.process.look(lambda session: session.resources())
+
+    def set_limit(self, resource: str, limit: int | None) -> None:
+        """Cap a resource, whatever limit its users declare; None lifts the cap. Those inside stay inside."""
+        name = check_name("The resource name", resource)
+        if limit is not None:
+            check_count("The limit", limit)
+        self.process.look(lambda session: session.set_resource(name, "cap", limit), Administration)
+
+    def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
+        """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
+        name = check_name("The resource name", resource)
+        value = None
+        if seconds is not None:
+            value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
+        self.process.look(lambda session: session.set_resource(name, "stale_after", value), Administration)
+
+    def pause(self, resource: str) -> None:
+        """Let nobody else in until `resume`. Those inside stay inside; requests keep their place."""
+        name = check_name("The resource name", resource)
+        self.process.look(lambda session: session.set_resource(name, "paused", 1), Administration)
+
+    def resume(self, resource: str) -> None:
+        """Undo `pause`."""
+        name = check_name("The resource name", resource)
+        self.process.look(lambda session: session.set_resource(name, "paused", 0), Administration)
+
+    def revoke(self, position: int, *, force: bool = False) -> bool:
+        """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
+        grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
+        """
+        code = self.process.look(lambda session: session.revoke(position, force), Administration)
+        if code < 0:
+            raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
+        return code == 0
+
+    def reap(self) -> int:
+        """Test every owner now and remove what the dead left behind; the number of rows removed."""
+        return self.process.look(lambda session: session.reap(), Administration)
+
+    def tasks(self, queue: str | None = None, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
+        """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first."""
+        return self.process.look(lambda session: session.list_tasks(queue, status, most), TaskSession)
+
+    def attempts(self, task_id: int) -> list[Attempt]:
+        """Every attempt at a task: who, when, how long, how it ended."""
+        return self.process.look(lambda session: session.task_attempts(task_id), TaskSession)
+
+    def retry_task(self, task_id: int) -> None:
+        """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
+        self._set_task(task_id, "retry", "failed or cancelled")
+
+    def cancel_task(self, task_id: int) -> None:
+        """Take a pending or failed task out of its queue. Raises `NotHeld` when it is neither (running ones run on)."""
+        self._set_task(task_id, "cancel", "pending or failed")
+
+    def _set_task(self, task_id: int, what: str, states: str) -> None:
+
+        def change(session: Session) -> int:
+            code = session.set_task(task_id, what)
+            if code == RUNS:
+                # Its worker may be dead, without anybody having looked.
+                with contextlib.suppress(ConfigurationError):  # not everybody may look
+                    if session.recover_tasks(None, None):
+                        code = session.set_task(task_id, what)
+                        # It is pending again by that.
+                        return 0 if what == "retry" and code < RUNS else code
+            return code
+
+        code = self.process.look(change, TaskSession)
+        if code != 0:
+            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
+        self.process.bell.notify()

@@ -1,0 +1,112 @@
+"""The options of the public functions, by type: editors complete them, mypy finds a misspelt one, and so do we.
+
+Durations are seconds (``5``), text (``"10s"``, ``"1h30m"``) or a `timedelta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
+
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.holdings import LostCallback
+from sqlsem.errors import ConfigurationError, RoundFailed
+from sqlsem.model import Duration
+
+__all__ = [
+    "Alarm",
+    "ConnectOptions",
+    "GroupOptions",
+    "LockOptions",
+    "ModuleLockOptions",
+    "PutOptions",
+    "QueueOptions",
+    "RoundOptions",
+    "UnknownOption",
+    "check_options",
+]
+
+#: Called with what went wrong with a round, in the process that finds out.
+Alarm = Callable[[RoundFailed], object]
+
+
+class GroupOptions(TypedDict, total=False):
+    """Of `sqlsem.all_of`."""
+
+    #: How long ``with`` waits before `sqlsem.Timeout`; None for ever.
+    timeout: Duration | None
+    #: Let a thread (or task) that holds it take it again.
+    reentrant: bool
+    #: Called with the grant, from another thread, when the lock is lost.
+    on_lost: LostCallback | None
+    #: With ``async with``: cancel the task when the lock is lost; its block then ends with `sqlsem.LockLost`.
+    cancel_on_lost: bool
+
+
+class LockOptions(GroupOptions, total=False):
+    """Of the functions of a coordinator that make one lock."""
+
+    #: Words for whoever looks at the queue (``sqlsem ls``).
+    note: str | None
+
+
+class ModuleLockOptions(LockOptions, total=False):
+    """Of the functions of the module that make one lock."""
+
+    #: Which database; left out, the default one (`sqlsem.configure`).
+    coordinator: Coordinated | None
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Of `sqlsem.connect` and `sqlsem.configure`; see there."""
+
+    grace: Duration
+    lease: Duration | None
+    retry: Duration
+    schema: str
+    table: str
+    creator: Callable[[], Any] | None
+
+
+class QueueOptions(TypedDict, total=False):
+    """Of `sqlsem.Coordinator.queue`; see `sqlsem.queue`."""
+
+    on_failure: str
+
+
+class PutOptions(TypedDict, total=False):
+    """Of `sqlsem.Queue.put`; see `sqlsem.Queue.put_many`."""
+
+    order: int
+    after: Duration
+    max_attempts: int
+    backoff: Duration
+    on_failure: str | None
+    note: str | None
+
+
+class RoundOptions(TypedDict, total=False):
+    """Of `sqlsem.Coordinator.round`; see `sqlsem.round`."""
+
+    on_failed: Alarm | None
+
+
+class UnknownOption(ConfigurationError, TypeError):
+    """A function was given an option that it does not have."""
+
+
+def check_options(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigurationError`, which is a `TypeError` here, for an option that is none; it names the nearest.
+
+    >>> check_options("limit()", ["timout"], LockOptions.__optional_keys__)
+    Traceback (most recent call last):
+    sqlsem.core.options.UnknownOption: limit() has no option 'timout'; did you mean 'timeout'?
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            import difflib  # takes longer to load than all of ours
+
+            near = difflib.get_close_matches(name, names, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+            raise UnknownOption(f"{function} has no option {name!r}; {hint}")

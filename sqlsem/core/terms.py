@@ -1,0 +1,219 @@
+"""What a lock asks for, and how: the part of it that threads and tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from sqlsem.core.defaults import process_of
+from sqlsem.core.holdings import LostCallback
+from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, check_options
+from sqlsem.core.process import Process
+from sqlsem.errors import ConfigurationError, Timeout
+from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+
+__all__ = ["HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "read", "stage", "write"]
+
+#: A resource's name, or a function that computes it from the arguments of a decorated function's call.
+Name = str | Callable[..., str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose name may still have to be computed."""
+
+    name: Name
+    request: Request  # complete when the name is a string
+
+    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        """The request of a call."""
+        if isinstance(self.name, str):
+            return self.request
+        return replace(self.request, resource=self.name(*args, **kwargs))
+
+
+class Terms:
+    """Of one lock: what it asks for, where, and the options that it was made with."""
+
+    def __init__(
+        self,
+        asked: Sequence[Asked],
+        process: Process | None,
+        *,
+        timeout: Duration | None = None,
+        reentrant: bool = False,
+        on_lost: LostCallback | None = None,
+        cancel_on_lost: bool = False,
+        semaphore: bool = False,
+    ) -> None:
+        self.asked = tuple(asked)
+        self.given_process = process
+        self.timeout = None if timeout is None else check_duration("timeout", timeout)
+        self.reentrant = reentrant
+        self.on_lost = on_lost
+        self.cancel_on_lost = cancel_on_lost
+        # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
+        self.semaphore = semaphore and not reentrant
+        # Resolved once, unless a name must be computed.
+        self._requests = (
+            tuple(one.request for one in self.asked) if all(isinstance(one.name, str) for one in self.asked) else None
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.given_process is not None:
+            raise ConfigurationError(
+                f"<Lock {self}> is of a coordinator, whose URL may hold a password, and cannot be pickled; make the "
+                f"lock in the process that uses it, or choose the database there by sqlsem.configure or $SQLSEM_URL"
+            )
+        options = {
+            "timeout": self.timeout,
+            "reentrant": self.reentrant,
+            "on_lost": self.on_lost,
+            "cancel_on_lost": self.cancel_on_lost,
+            "semaphore": self.semaphore,
+        }
+        return _unpickled, (self.asked, options, self.process.engine.where)
+
+    @property
+    def process(self) -> Process:
+        """In the database of its coordinator, or of the default one."""
+        return self.given_process or process_of(None)
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """What it asks for. Raises `ConfigurationError` where that depends on the arguments of a call."""
+        if self._requests is None:
+            raise ConfigurationError(
+                "The name of this lock is computed from a call's arguments, so it can only decorate functions; "
+                "use a string here"
+            )
+        return self._requests
+
+    def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Request]:
+        """What it asks for around the call of a decorated function."""
+        # A name is computed from all that the function is given, self or cls included.
+        given = args if instance is None else (instance, *args)
+        return self._requests or [one.resolve(given, kwargs) for one in self.asked]
+
+    def seconds(self, blocking: bool, timeout: Duration | None) -> float | None:
+        """How long ``acquire(blocking, timeout)`` waits."""
+        if not blocking:
+            if timeout is not None and timeout != -1:
+                raise ConfigurationError("A call that does not block takes no timeout")
+            return 0.0
+        if timeout == -1:
+            return self.timeout
+        return None if timeout is None else check_duration("timeout", timeout)
+
+    def check_number(self, n: int) -> int:
+        """How often ``release(n)`` releases."""
+        if n != 1 and not self.semaphore:
+            raise ConfigurationError(
+                f"<Lock {self}> is released once for each time that it was acquired; n is for limits"
+            )
+        return check_count("The number to release", n)
+
+    def too_late(self, requests: Sequence[Request]) -> Timeout:
+        """What is raised when the time was up."""
+        names = ", ".join(request.describe() for request in requests)
+        return Timeout(
+            f"Did not get {names} within {self.timeout:g} s; see who holds it with: sqlsem ls",
+            resource=requests[0].resource,
+        )
+
+    def __str__(self) -> str:
+        names = [one.request.describe() if isinstance(one.name, str) else "computed name" for one in self.asked]
+        return ", ".join(names)
+
+
+class HasTerms(Protocol):
+    """A lock of any face."""
+
+    @property
+    def terms(self) -> Terms:
+        """What it asks for."""
+
+
+def _unpickled(asked: Sequence[Asked], options: dict[str, Any], where: str) -> Terms:
+    here = process_of(None).engine.where
+    if here != where:
+        raise ConfigurationError(
+            f"A lock was pickled where the default database was {where}, and here it is {here}: that would be another "
+            f"lock; call sqlsem.configure in this process too (multiprocessing: initializer=), or set $SQLSEM_URL"
+        )
+    return Terms(asked, None, **options)
+
+
+# -- the kinds of locks; `sqlsem.locks` documents them. Those of a coordinator give its process. ----------------------
+
+
+def mutex(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+    """One at a time."""
+    return _one("mutex", name, WRITE, 1, options, process)
+
+
+def limit(name: Name, limit: int, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
+    """So many at a time."""
+    check_count("The limit", limit)
+    return _one("limit", name, WRITE, limit, options, process, weight)
+
+
+def read(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+    """Beside other readers."""
+    return _one("read", name, READ, 1, options, process)
+
+
+def write(name: Name, options: LockOptions, process: Process | None = None) -> Terms:
+    """Alone."""
+    return _one("write", name, WRITE, 1, options, process)
+
+
+def stage(name: Name, order: int, options: LockOptions, process: Process | None = None) -> Terms:
+    """Beside others of the same order."""
+    if isinstance(order, bool) or not isinstance(order, int):
+        raise ConfigurationError(f"The order of a stage must be a whole number, not {order!r}")
+    return _one("stage", name, f"stage:{order}", 1, options, process)
+
+
+def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | None = None) -> Terms:
+    """Several locks as one."""
+    check_options("all_of()", options, GroupOptions.__optional_keys__)
+    if not locks:
+        raise ConfigurationError("all_of needs at least one lock")
+    for lock in locks:
+        if not isinstance(getattr(lock, "terms", None), Terms):
+            raise ConfigurationError(
+                f"all_of takes locks, not {lock!r}; write all_of(sqlsem.mutex('a'), sqlsem.limit('b', 2))"
+            )
+    given = locks[0].terms.given_process
+    if any(lock.terms.given_process is not given for lock in locks):
+        raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
+    if process is not None and given is not process:
+        raise ConfigurationError(f"{locks[0]!r} is not of {process!r}; make its locks by this coordinator's methods")
+    asked = [one for lock in locks for one in lock.terms.asked]
+    names = [one.name for one in asked if isinstance(one.name, str)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
+    return Terms(asked, given, **options)
+
+
+def _one(
+    kind: str,
+    name: Name,
+    access: str,
+    limit: int | None,
+    options: LockOptions,
+    process: Process | None,
+    weight: int = 1,
+) -> Terms:
+    known = ModuleLockOptions if process is None else LockOptions
+    check_options(f"{kind}()", options, known.__optional_keys__)
+    others: dict[str, Any] = {**options}
+    note, coordinator = others.pop("note", None), others.pop("coordinator", None)
+    # A stand-in lets everything but a computed name be checked at once.
+    resource = name if isinstance(name, str) or not callable(name) else "computed"
+    request = Request(resource, access, limit, weight, note)
+    given = process if coordinator is None else coordinator.process
+    return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

@@ -1,0 +1,248 @@
+"""One connection: statements, errors in our words, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.mssql.database import SqlServerDatabase
+from sqlsem.engines.mssql.errors import (
+    BUSY_NUMBERS,
+    LOST_NUMBERS,
+    LOST_STATES,
+    OUR_WORDS,
+    OURS,
+    VAGUE,
+    details,
+    drain,
+    sounds_lost,
+)
+from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
+from sqlsem.engines.mssql.sockets import Handle
+from sqlsem.engines.roles import LockSession
+from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+
+#: Longest wait in one call, in seconds: each takes one of the server's worker threads.
+LONGEST_WAIT_SECONDS = 15.0
+
+#: How long a statement that was cancelled may go on, in seconds, before its connection is shut.
+CANCEL_SECONDS = 2.0
+
+#: A statement that the server does not answer at all is given up after its own time and this, in seconds.
+MARGIN_SECONDS = 30
+
+#: Connections that belong to a parent process: letting go of the objects would say goodbye in its name.
+abandoned: list[Any] = []
+
+
+class SqlServerConnection(LockSession):
+    """One connection in autocommit mode: the routines make their own transactions."""
+
+    def __init__(self, engine: SqlServerDatabase, connection: Any, handle: Handle | None) -> None:
+        self.engine = engine
+        self.options = engine.options
+        self.queries = engine.queries()
+        self.connection = connection
+        self._handle = handle
+        self.lost = False
+        self._abandoned = False
+        #: One cursor a statement: each keeps it prepared.
+        self._cursors: dict[str, Any] = {}
+        self._sized = is_microsofts(connection)
+        self.running: Any = None
+        self.latest: Any = None  # the same, and what ran last
+        self.stopped: Any = None  # what was cancelled
+        self.cancelling = threading.Lock()  # a driver is in a cancel: what it works on must not be freed
+        with contextlib.suppress(Exception):  # not every driver has it
+            longest = LONGEST_WAIT_SECONDS + max(self.options.patience, self.options.grace)
+            connection.timeout = int(longest) + MARGIN_SECONDS
+
+    def prepare(self, purpose: str) -> None:
+        # The SQL of tasks waits for locks, and runs, as long as its author let it.
+        patience = -1 if purpose == "work" else int(self.options.patience * 1000)
+        if purpose == "work":
+            with contextlib.suppress(Exception):  # as above
+                self.connection.timeout = 0
+        text = self.queries["session"].replace(":lock_timeout", str(patience))
+        self.ask("session", text, ())
+        if purpose in ("main", "wait"):
+            with contextlib.suppress(SchemaError, ConfigurationError):  # told by check_schema, or by the first call
+                self.rows(f"warm_{purpose}")
+
+    def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run one batch; all rows of its results."""
+        if None in parameters:
+            text = with_nulls(text, tuple(value is None for value in parameters))
+            parameters = [value for value in parameters if value is not None]
+        with self._translated():
+            key = text if len(parameters) < 20 else name
+            cursor = self._cursors.get(key)
+            if cursor is None:
+                cursor = self._cursors[key] = self.connection.cursor()
+            self.running = self.latest = cursor
+            complete = False
+            try:
+                if parameters:
+                    if self._sized:
+                        cursor.setinputsizes([declared_size(value) for value in parameters])
+                    cursor.execute(text, tuple(parameters))
+                else:
+                    cursor.execute(text)
+                rows: list[tuple[Any, ...]] = []
+                while True:
+                    if cursor.description is not None:
+                        rows += [tuple(row) for row in cursor.fetchall()]
+                    if not cursor.nextset():
+                        break
+                complete = True
+                return rows
+            except Exception:
+                complete = True  # the driver's word; the line is in order, or known to be broken
+                self._cursors.pop(key, None)
+                raise
+            finally:
+                self.running = None
+                if not complete:  # what a signal handler raised: the answer is still to come
+                    self.lost = True
+
+    def rows(self, name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement of client.sql."""
+        return self.ask(name, self.queries[name], parameters)
+
+    def value(self, name: str, *parameters: Any) -> Any:
+        """The first value of its first row."""
+        rows = self.rows(name, *parameters)
+        if not rows:
+            raise Unavailable(f"{self.engine.where}: {name} gave no answer")
+        return rows[0][0]
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        if self.lost:
+            raise Disconnected(f"Lost the connection to {self.engine.where}")
+        try:
+            yield
+        except (ConfigurationError, Unavailable, SchemaError, Deadlock):
+            raise
+        except Exception as exc:
+            known = type(exc).__module__.startswith(("pyodbc", "mssql_python")) or self.engine.creator is not None
+            if not known and not self.lost:
+                raise
+            raise self.meaning(*self.told(exc)) from exc
+
+    def meaning(self, state: str, number: int, text: str) -> Exception:
+        """What an error means to us."""
+        where, schema = self.engine.where, self.options.schema
+        text = self.engine.clean(text)
+        low = text.lower()
+        if number in VAGUE:
+            number = next((known for known, start in OUR_WORDS if re.match(start, text)), number)
+        # Numbers come first, and our own alone: the texts repeat names, which may have any words in them.
+        if number in OURS:
+            if number == 50002:
+                return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
+            if number == 50005:
+                self.lost = True  # whoever keeps this session comes back as a new member
+                return Disconnected(f"{where}: {text}")
+            if number in (50001, 50003, 50006):
+                return ConfigurationError(f"{where}: {text}")
+            return Unavailable(f"{where}: {text}")
+        vague = number in VAGUE
+        if self.lost or state in LOST_STATES or number in LOST_NUMBERS or (vague and sounds_lost(low)):
+            self.lost = True
+            return Disconnected(f"Lost the connection to {where}: {text}")
+        if number in (1205, 1204) or state == "40001" or (vague and "deadlock" in low):
+            # Between rows of the tables, and over in a moment; no deadlock between locks, which find_deadlock tells.
+            return Busy(f"{where} undid this statement to let others go on: {text}")
+        if number in BUSY_NUMBERS or (vague and ("lock timeout" in low or "lock request time out" in low)):
+            return Busy(f"{where}: somebody keeps a lock in an open transaction, or it has too much to do: {text}")
+        missing = "does not exist" in low or "could not find stored" in low or "invalid object name" in low
+        if number in (208, 2812) or (vague and missing):
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if number == 229 or (vague and ("permission denied" in low or "permission was denied" in low)):
+            return ConfigurationError(
+                f"{where}: {text}; an administrator can add this user to {schema}_user (or {schema}_operator, for what "
+                f"operators do): ALTER ROLE {schema}_user ADD MEMBER … (see: sqlsem sql mssql permissions)"
+            )
+        if number == 3906 or (vague and "read-only" in low):
+            self.lost = True  # the primary may be had at the same address in a moment
+            return Disconnected(f"{where} is read-only (a secondary replica?): {text}")
+        return Unavailable(f"{where}: {text}")
+
+    def told(self, exc: Exception) -> tuple[str, int, str]:
+        """As `_details`, but where the driver keeps the error to itself, the number comes from the server.
+
+        One does behind a warning: pyodbc tells the first of several messages only, and SQL Server sends warnings as
+        they come. mssql-python tells no numbers.
+        """
+        state, number, text = details(exc)
+        warned = state.startswith("01") and state not in LOST_STATES
+        silent = not number and type(exc).__module__.startswith("mssql_python") and not sounds_lost(text.lower())
+        if self.lost or not (warned or silent):
+            return state, number, text
+        drain(self.latest)
+        try:
+            cursor = self.running = self.connection.cursor()
+            cursor.execute(self.queries["last_error"])
+            last = int(cursor.fetchone()[0])
+            cursor.close()
+        except Exception as more:
+            return details(more) if warned else (state, number, text)
+        finally:
+            self.running = None
+        if warned and last:
+            return "", last, f"error {last}, of which the driver tells only the warning that came before it: {text}"
+        return state, last or number, text
+
+    @property
+    def usable(self) -> bool:
+        return not self.lost
+
+    def abandon(self) -> None:
+        self.lost = self._abandoned = True
+        abandoned.append((self.connection, self._cursors))
+        handle, self._handle = self._handle, None
+        if handle is not None and handle.there():
+            # The parent's socket must not stay open here, or the server would not see the parent die. What is put in
+            # its place keeps the number from being given to a file of the child's.
+            with contextlib.suppress(OSError):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, handle.number)
+                os.close(null)
+
+    def interrupt(self) -> None:
+        self.lost = True
+        running, handle = self.running, self._handle
+        if handle is not None:
+            handle.shut()
+        elif running is not None:
+            with contextlib.suppress(Exception):
+                running.cancel()
+
+    def close(self) -> None:
+        self.lost = True
+        if self._abandoned:
+            return
+        handle, self._handle = self._handle, None
+        self._cursors.clear()
+        if handle is not None:
+            handle.shut()  # a pool of the driver manager's would keep the connection open, and its locks
+        if not self.cancelling.acquire(timeout=CANCEL_SECONDS):
+            abandoned.append((self.connection, self.latest))  # for ever; the line is shut all the same
+            return
+        try:
+            with contextlib.suppress(Exception):
+                self.connection.close()
+        finally:
+            self.cancelling.release()
+
+
+def aware(row: tuple[Any, ...]) -> list[Any]:
+    """A row whose times say that they are UTC."""
+    return [value.replace(tzinfo=timezone.utc) if isinstance(value, datetime) else value for value in row]

@@ -1,0 +1,163 @@
+"""The database that a URL or an ODBC string names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import Any
+
+from sqlsem.engines.base import Creator, Disconnected, Engine, Options
+from sqlsem.engines.mssql.errors import (
+    BARRED_NUMBERS,
+    LOGIN_NUMBERS,
+    LOST_NUMBERS,
+    STARTING_WORDS,
+    TLS_WORDS,
+    VAGUE,
+    details,
+    numbers_of,
+)
+from sqlsem.engines.mssql.odbc import choose_driver, join, words_of_odbc, words_of_url
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Ticket
+
+#: Names of this host.
+HERE = frozenset({"localhost", "127.0.0.1", "::1", ".", "(local)"})
+
+
+class SqlServerDatabase(Engine):
+    """A SQL Server database (2016 or later), or one of Azure SQL."""
+
+    name = "mssql"
+    async_sessions = 8  # a wait blocks one at a time, in a thread
+    setup_timeout = 15.0  # the first calls of procedures compile them
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        self.words: dict[str, str] = {}
+        self._let_in = False  # somebody of this process has been, by this login
+        if url and "://" in url:
+            self.words = words_of_url(url)
+        elif url:
+            self.words = words_of_odbc(url)
+        self._driver_module: Any = None
+
+    @property
+    def where(self) -> str:
+        if self.creator is not None:
+            return "the SQL Server database of creator="
+        server = self.word("server", "address", "addr", "servername") or self.word("dsn") or "localhost"
+        port = self.word("port")
+        database = self.word("database") or "(default)"
+        return f"SQL Server database {database} on {server}{f':{port}' if port else ''}"
+
+    @property
+    def port(self) -> int | None:
+        """The server's, as far as it can be told without asking anybody."""
+        server = self.word("server", "address", "addr", "servername")
+        if server is None or "\\" in server:
+            return None
+        port = self.word("port") or server.partition(",")[2].strip() or "1433"
+        return int(port) if port.isdigit() else None
+
+    def word(self, *names: str) -> str | None:
+        """What the connection string says under one of these names."""
+        for key, value in self.words.items():
+            if key.lower() in names:
+                return value
+        return None
+
+    @property
+    def odbc_string(self) -> str:
+        """The connection string for an ODBC driver, password and all."""
+        words = dict(self.words)
+        if (self.word("driver") or "").replace("_", "-").lower() == "mssql-python":
+            words = {key: value for key, value in words.items() if key.lower() != "driver"}
+        lower = {key.lower() for key in words}
+        if "driver" not in lower and "dsn" not in lower and "filedsn" not in lower:
+            words = {"Driver": choose_driver(), **words}
+        return join(self.completed(words, "main"))
+
+    def completed(self, words: dict[str, str], purpose: str) -> dict[str, str]:
+        """What the driver is given."""
+        lower = {key.lower(): key for key in words}
+        driver = words.get(lower.get("driver", ""), "").lower()
+        port = lower.get("port")
+        found = dict(words)
+        if "freetds" in driver or "tdsodbc" in driver:
+            if "tds_version" not in lower:
+                found["TDS_Version"] = "7.4"
+        else:
+            if port is not None and "server" in lower:  # Microsoft's drivers know no Port
+                found[lower["server"]] = f"{found[lower['server']]},{found.pop(port)}"
+            if "connectretrycount" not in lower:  # (a DSN's own is overridden)
+                # The driver would connect anew in silence, and the beacon be gone.
+                found["ConnectRetryCount"] = "0"
+        if "app" not in lower:
+            found["APP"] = f"sqlsem {purpose}"
+        return found
+
+    def refused(self, exc: Exception) -> Exception:
+        """What a failed attempt to connect means; never with a secret in it."""
+        state, number, text = details(exc)
+        text, low = self.clean(text), text.lower()
+        numbers = {number, *numbers_of(exc)}  # Windows tells all there are; the login has always "failed", too
+        if "ssl provider" in low and any(words in low for words in TLS_WORDS):
+            return ConfigurationError(
+                f"No encrypted connection to {self.where}: {text}; give this computer the certificate of who signed "
+                f"the server's, or, on a network that you trust, write TrustServerCertificate=yes"
+            )
+        if "encryption not supported on" in low:
+            return ConfigurationError(
+                f"{self.where} offers no encryption, and the driver wants it: {text}; give the server a certificate, "
+                f"or, on a network that you trust, write Encrypt=no"
+            )
+        if numbers & LOST_NUMBERS or (numbers <= VAGUE and any(words in low for words in STARTING_WORDS)):
+            return Disconnected(f"Cannot reach {self.where}: {text}")
+        if numbers & BARRED_NUMBERS:
+            return ConfigurationError(f"{self.where} does not let this computer in: {text}")
+        if numbers & LOGIN_NUMBERS or state == "28000" or (numbers <= VAGUE and "login failed" in low):
+            if self._let_in and not numbers & (LOGIN_NUMBERS - {18456}):
+                # The same login was good before. This is what a server says that starts, or is just failed over to.
+                return Disconnected(f"{self.where} refuses a login that it took before: {text}")
+            return ConfigurationError(f"{self.where} refuses this login: {text}; check user and password in the URL")
+        if state in ("IM002", "01000"):
+            return ConfigurationError(
+                f"The ODBC driver cannot be loaded: {text}; install Microsoft's ODBC Driver 18 for SQL Server, or "
+                f"FreeTDS, or: pip install mssql-python (and driver=mssql-python in the URL)"
+            )
+        return Disconnected(f"Cannot reach {self.where}: {text}")
+
+    def clean(self, text: str) -> str:
+        """A driver's text, without secrets."""
+        for key, value in self.words.items():
+            if key.lower() in ("pwd", "password", "accesstoken") and value:
+                text = text.replace(value, "…")
+        return text
+
+    @property
+    def here(self) -> bool:
+        """Whether the server is on this host, as the URL says."""
+        server = self.word("server", "address", "addr", "servername") or ""
+        return re.split(r"[,\\]", server.removeprefix("tcp:"))[0].lower() in HERE
+
+    def checks_certificate(self, driver: str) -> bool | None:
+        """Whether the driver makes sure that the server is who it says; None: that is set elsewhere."""
+        trusted = (self.word("trustservercertificate") or "").lower()
+        encrypt = (self.word("encrypt") or "").lower()
+        if self.creator is not None or self.word("dsn", "filedsn") or not re.search(r"msodbcsql|mssql_python", driver):
+            return None
+        newest = re.search(r"msodbcsql\D*1[0-7]\D", driver) is None  # 17 and older do not by themselves
+        return trusted not in ("yes", "true") and (
+            encrypt in ("yes", "true", "mandatory", "strict") or (not encrypt and newest)
+        )
+
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        while cursor.description is None:
+            if not (yield cursor.nextset()):
+                return False
+        row = yield cursor.fetchone()
+        while (yield cursor.nextset()):
+            pass
+        return bool(row and row[0])

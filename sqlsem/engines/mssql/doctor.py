@@ -1,0 +1,138 @@
+"""What `sqlsem doctor` looks at on SQL Server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import secrets
+from datetime import timezone
+from typing import Any
+
+from sqlsem.engines.doctor import Doctor, clocks, session_locks
+from sqlsem.engines.mssql.connection import SqlServerConnection
+from sqlsem.engines.mssql.odbc import load_driver
+from sqlsem.engines.roles import Check
+from sqlsem.errors import SqlsemError
+
+
+class SqlServerDoctor(Doctor):
+    """A server, a login, and what may stand between."""
+
+    def __init__(self, session: SqlServerConnection) -> None:
+        super().__init__(session.engine)
+        self._session = session
+        self._engine = session.engine
+        self._schema = session.options.schema
+
+    def _ask(self, name: str, *parameters: Any) -> tuple[Any, ...]:
+        return self._session.ask(f"doctor {name}", self.texts[name], parameters)[0]
+
+    @functools.cached_property
+    def _server(self) -> tuple[Any, ...]:
+        version, *others = self._ask("server")
+        return str(version).partition("\n")[0].strip(), *others
+
+    @functools.cached_property
+    def _settings(self) -> tuple[Any, ...]:
+        return self._ask("settings")
+
+    @functools.cached_property
+    def _driver(self) -> str:
+        connection = self._session.connection
+        module = type(connection).__module__.partition(".")[0]
+        told = module
+        with contextlib.suppress(Exception):
+            told = f"{module} {importlib.metadata.version(module.replace('_', '-'))}"
+        if module == "pyodbc":
+            with contextlib.suppress(Exception):
+                info, pyodbc = connection.getinfo, load_driver("pyodbc")
+                told += f", {info(pyodbc.SQL_DRIVER_NAME)} {info(pyodbc.SQL_DRIVER_VER)}"
+        return told
+
+    @property
+    def _speaks_only(self) -> bool:
+        """Whether it is no SQL Server, but something that speaks T-SQL."""
+        return "babelfish" in self._server[0].lower()
+
+    def driver(self) -> Check:
+        """The driver's version."""
+        return Check("driver", True, self._driver)
+
+    def server(self) -> Check:
+        """The server's version."""
+        version, product, edition, _ = self._server
+        major = str(product).partition(".")[0]
+        ok = (major.isdigit() and int(major) >= 13) or edition in (5, 8) or self._speaks_only
+        return Check("server", ok, version, "" if ok else "Use SQL Server 2016 or later, or Azure SQL.")
+
+    def primary(self) -> Check:
+        """Whether it can be written to."""
+        if self._server[-1] == "READ_ONLY":
+            return Check("primary", False, "the database is read-only here", "Connect to the primary replica.")
+        return Check("primary", True, "writable")
+
+    def permission(self) -> Check | None:
+        """What this login may do."""
+        schema = self._schema
+        user, there, execute, operate = self._ask("permission")
+        if not there:
+            return None
+        if execute:
+            return Check("permission", True, f"{user} may take locks{' and operate' if operate else ''}")
+        mend = f"As an administrator: ALTER ROLE {schema}_user ADD MEMBER [{user}]; or, without tables: sqlsem init"
+        return Check("permission", False, f"{user} may not execute {schema}.register", mend)
+
+    def isolation(self) -> Check:
+        """What read committed means here."""
+        snapshot, *_ = self._settings
+        return Check("isolation", True, "read committed" + (" with row versions" if snapshot else " with locks"))
+
+    def durability(self) -> Check:
+        """Whether a crash undoes what was granted."""
+        _, durability, _ = self._settings
+        mend = "A crash of the server can undo what was granted; prefer DELAYED_DURABILITY = DISABLED or ALLOWED."
+        ok = durability != "FORCED"
+        return Check("durability", ok, f"delayed durability is {str(durability).lower()}", "" if ok else mend)
+
+    def compatibility(self) -> Check | None:
+        """Whether the database knows what our routines use."""
+        *_, level = self._settings
+        if level >= 130 or self._speaks_only:
+            return None
+        mend = "ALTER DATABASE … SET COMPATIBILITY_LEVEL = 130 (or later); all_of needs OPENJSON."
+        return Check("compatibility", False, f"the database's compatibility level is {level}", mend)
+
+    def clock(self) -> Check:
+        """The server's clock and ours."""
+        return clocks(lambda: self._ask("clock")[0].replace(tzinfo=timezone.utc).timestamp())
+
+    def encryption(self) -> Check:
+        """Who can read along, and whether the server is who it says."""
+        told = "it is not told here whether the line is encrypted (that takes VIEW SERVER STATE)"
+        encrypted = None
+        with contextlib.suppress(SqlsemError, IndexError):
+            encrypted = self._ask("encryption")[0] == "TRUE"
+            told = "the line is encrypted" if encrypted else "the line is not encrypted"
+        checked = self._engine.checks_certificate(self._driver)
+        if encrypted is not False and checked is not None:
+            told += f"; the server's certificate is {'' if checked else 'not '}checked"
+        mend = "Over a network that you do not trust, write Encrypt=yes and TrustServerCertificate=no."
+        if self._engine.here or (encrypted is not False and checked):
+            mend = ""
+        return Check("encryption", True, told, mend)
+
+    def beacon(self) -> Check:
+        """A pool that lends its connections out by the transaction breaks whatever belongs to a session."""
+        mend = "Turn connection pooling off, or use a lease: sqlsem --lease 30 …, connect(lease=30)."
+        name = f"sqlsem.{self._schema}.doctor.{secrets.token_hex(8)}"
+        session, taken = self._ask("beacon_take", name)
+        other = self._engine.connect("look")
+        try:
+            assert isinstance(other, SqlServerConnection)
+            other_session, seen = other.ask("doctor", self.texts["beacon_look"], (name,))[0]
+        finally:
+            other.close()
+        session_after, given = self._ask("beacon_give", name)
+        kept = session == session_after and session != other_session and taken >= 0 and seen < 0 and given
+        return session_locks(kept, self._engine.options.lease, "a pool", mend)

@@ -1,0 +1,102 @@
+"""What the server and the drivers say, and what it means."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_NUMBER = re.compile(r"\((\d{2,9})\)")
+#: Where the driver puts the server's own number; one that stands before may be part of a name.
+_LAST_NUMBER = re.compile(r"\((\d{2,9})\)\s*\(SQL\w+\)")
+#: What our own routines raise.
+OURS = range(50000, 50100)
+#: Where there is no number: how what they raise begins, before any name.
+OUR_WORDS = (
+    (50002, "sqlsem: busy: "),
+    (50005, "sqlsem: this member is not known here"),
+    (50003, "sqlsem: this connection changed sessions"),
+    (50001, r"sqlsem: [\w ]+ must not be (called|started|ended|resumed|declared)? ?(inside|in) an open transaction"),
+)
+#: No number, and the one that engines which only speak T-SQL give to all they have no number for: the text must do.
+VAGUE = frozenset({0, 33557097})
+_PREFIXES = re.compile(r"^(?:\s*\[[^\]]*\])+\s*")
+LOST_STATES = frozenset(
+    {"08001", "08003", "08007", "08S01", "08S02", "01002", "HYT00", "HYT01", "HY117", "HY008", "IMC06"}
+)
+#: The line or the session is gone, or this server cannot serve the database now: another session may do better.
+LOST_NUMBERS = frozenset(
+    {20, 64, 121, 233, 596, 997, 10053, 10054, 10060, 10061, 10928, 10929, 10936, 11001, 17142, 17197, 6002, 6005}
+    | {20002, 20003, 20004, 20006, 20009, 20047, 40143, 40197, 40501, 40540, 40613, 42108, 42109, 49918, 49919, 49920}
+    # It starts, is restored, changes its role, or lets in administrators only.
+    | {615, 904, 921, 922, 923, 924, 927, 942, 952, 954, 955, 976, 978, 979, 982, 983, 988, 4060, 4064, 4221}
+    | {18401, 18451, 18461, 35250, 49510}
+)
+#: A statement is the victim (deadlock, no locks left, no memory for it) or has waited for long: it may be repeated.
+BUSY_NUMBERS = frozenset({701, 1204, 1205, 1222, 8645, 8651, 50002})
+#: The server knows who asks and lets nobody of that name in.
+LOGIN_NUMBERS = frozenset({18450, 18452, 18456, 18470, 18486, 18487, 18488})
+#: Azure SQL: by the firewall, or as there is no such server.
+BARRED_NUMBERS = frozenset({40532, 40615, 40914, 47073})
+#: Of a login, where there is no number: the database is not ready yet.
+STARTING_WORDS = ("cannot open database", "script upgrade mode", "is not currently available", "availability group")
+#: Of TLS, what stays as it is however often one tries.
+TLS_WORDS = ("certificate", "unsupported protocol", "no protocols", "key too small", "no shared cipher")
+
+
+def details(exc: Exception) -> tuple[str, int, str]:
+    """SQLSTATE, the server's own number (0: none) and the message in one line."""
+    state, text = _state_and_text(exc)
+    numbers = numbers_of(exc)
+    text = text.partition("\n")[0]
+    text = _PREFIXES.sub("", text.partition("DDBC Error: ")[2] or text)
+    text = re.sub(r"\s*\(SQL\w+\)\s*$", "", text.strip())
+    return state, numbers[-1] if numbers else 0, text
+
+
+def _state_and_text(exc: Exception) -> tuple[str, str]:
+    if len(exc.args) >= 2 and isinstance(exc.args[0], str) and len(exc.args[0]) == 5:
+        return exc.args[0], str(exc.args[1])
+    if len(exc.args) >= 2 and isinstance(exc.args[1], str) and len(exc.args[1]) == 5:
+        return exc.args[1], str(exc.args[0])
+    return "", str(exc)
+
+
+def numbers_of(exc: Exception) -> list[int]:
+    """The server's numbers that the driver tells."""
+    if type(exc).__module__.startswith("mssql_python"):
+        return []  # it leaves them out; what looks like one is part of a name
+    text = _state_and_text(exc)[1]
+    return [int(one) for one in _LAST_NUMBER.findall(text) or _NUMBER.findall(text)]
+
+
+def drain(cursor: Any) -> None:
+    """Read what is left of a statement's answer, errors and all: until then no other statement can be sent."""
+    for _ in range(1000):
+        try:
+            if not cursor.nextset():
+                return
+        except Exception as exc:
+            if _state_and_text(exc)[0] in LOST_STATES:
+                return
+
+
+_LOST_WORDS: tuple[str, ...] = (
+    "communication link failure",
+    "tcp provider",
+    "connection is closed",
+    "connection is broken",
+    "closed connection",
+    "write to the server failed",
+    "read from the server failed",
+    "unable to connect",
+    "timeout expired",
+    "dbprocess is dead",
+    "terminating connection",
+    "server closed the connection",
+    "killed state",
+)
+
+
+def sounds_lost(text: str) -> bool:
+    """Whether a text in small letters says that the connection is gone."""
+    return any(words in text for words in _LOST_WORDS)

@@ -1,0 +1,141 @@
+"""Locks, conversions, and what operators see and do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlsem.deadlocks import Found
+from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket, Upgrading
+
+
+class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administration):
+    """The queue of every resource."""
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        lease = self.options.lease
+        lease_ms = None if lease is None else int(lease * 1000)
+        return int(self.value("enrol", host[:255], pid, program[:255], int(self.options.grace * 1000), lease_ms))
+
+    def resume(self, member_id: int) -> bool:
+        return bool(self.value("resume_member", member_id))
+
+    def ping(self, member_id: int) -> Pulse:
+        rows = self.rows("ping", member_id)
+        if not rows or not rows[0][0]:
+            return Pulse(False)
+        return Pulse(
+            True,
+            frozenset(int(row[1]) for row in rows if row[1] is not None),
+            frozenset(int(row[1]) for row in rows if row[1] is not None and row[2]),
+        )
+
+    def resign(self, member_id: int) -> None:
+        self.rows("resign", member_id)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        common = (member_id, requesting_id, owner, uid, int(only_if_free))
+        patience = int(self.options.patience * 1000)
+        if len(requests) == 1:
+            one = requests[0]
+            position, granted = self.rows(
+                "register", *common, one.resource, one.access, one.limit, one.weight, one.note, patience
+            )[0]
+            return None if position is None else [Ticket(one.resource, int(position), requesting_id, bool(granted))]
+        asked = json.dumps(
+            [
+                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
+                for r in requests
+            ]
+        )
+        rows = self.rows("register_all", *common, asked, patience)
+        return [Ticket(name, int(position), requesting_id, bool(granted)) for name, position, granted in rows] or None
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        return bool(self.value("release", ticket.resource, ticket.position, ticket.requesting_id, outcome) == 0)
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        return int(self.value("cancel", member_id, uid, outcome))
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("wait", (ticket.resource, ticket.position), timeout, nudge)
+
+    def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = time.monotonic() + min(timeout, LONGEST_WAIT_SECONDS)
+        pause = 0.01
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            code = self.value(name, *key, int(left * 1000))
+            if code == 0:
+                return True
+            if code == -2:
+                return None
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if code in (-1, -3):  # nothing there to wait for, or not by this session
+                if nudge.wait(min(pause, left)):
+                    nudge.clear()
+                pause = min(pause * 1.5, 0.1)
+
+    def find_deadlock(self, member_id: int) -> Found | None:
+        return Found.of_rows(self.rows("find_deadlock", member_id))
+
+    # -- conversions --------------------------------------------------------------------------------------------
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        code = self.rows("begin_upgrade", *key, int(only_if_free), int(self.options.patience * 1000))[0][0]
+        if code == -3:
+            raise already_upgrading(self.entries(ticket.resource), ticket)
+        return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout, nudge)
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        return bool(self.value("downgrade", ticket.resource, ticket.position, ticket.requesting_id) == 0)
+
+    # -- what people see and operators do -----------------------------------------------------------------------
+
+    def entries(self, resource: str | None) -> list[Entry]:
+        return [Entry(*aware(row)) for row in self.rows("entries", resource)]
+
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        ages = [None if age is None else round(age * 1000) for age in (since, until)]
+        return [Past(*aware(row)) for row in self.rows("past", resource, most, *ages, outcome)]
+
+    def resources(self) -> list[Resource]:
+        return [
+            Resource(name, cap, bool(paused), stale, int(holding), int(waiting))
+            for name, cap, paused, stale, holding, waiting in self.rows("resources")
+        ]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        self.rows("set_resource", resource, what, value)
+
+    def revoke(self, position: int, force: bool) -> int:
+        return int(self.value("revoke", position, int(force)))
+
+    def reap(self) -> int:
+        return int(self.value("reap"))
+
+    def prune(self, most: int) -> int:
+        return int(self.value("prune", most))

@@ -1,0 +1,154 @@
+"""Connection strings and drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import threading
+import urllib.parse
+from typing import Any
+
+from sqlsem.errors import ConfigurationError
+
+#: How texts of up to so many UTF-16 units are declared (pyodbc.SQL_WVARCHAR).
+_TEXT, _SQL_WVARCHAR = 4000, -9
+_DRIVER_NUMBER = re.compile(r"ODBC Driver (\d+) for SQL Server")
+
+_loading = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have been loading when the process forked; in the child it does not exist."""
+    global _loading
+    _loading = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def words_of_url(url: str) -> dict[str, str]:
+    """``mssql://…`` as the words of an ODBC string."""
+    bad = "This is not a URL for SQL Server; write mssql://user:password@host:1433/database"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+        query = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ConfigurationError(bad) from None  # the message may repeat parts of the URL
+    words: dict[str, str] = {}
+    names = {"driver": "Driver", "encrypt": "Encrypt", "trustservercertificate": "TrustServerCertificate", "app": "APP"}
+    for key, value in query:
+        words[names.get(key.lower(), key)] = value
+    lower = {key.lower() for key in words}
+    if host and "server" not in lower:
+        words["Server"] = host
+        if port:
+            words["Port"] = str(port)
+    if parts.path.strip("/"):
+        words["Database"] = urllib.parse.unquote(parts.path.strip("/"))
+    if parts.username:
+        words["UID"] = urllib.parse.unquote(parts.username)
+        words["PWD"] = urllib.parse.unquote(parts.password or "")
+    elif not lower & {"authentication", "trusted_connection", "uid"}:
+        words["Trusted_Connection"] = "yes"
+    return words
+
+
+def words_of_odbc(text: str) -> dict[str, str]:
+    """``Driver={…};Server=…`` as a dictionary; a brace in a braced value is doubled."""
+    words: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        key, separator, _ = text[at:].partition("=")
+        if not separator:
+            if text[at:].strip(" ;\t\r\n"):
+                raise ConfigurationError("This ODBC string has a part without '='; write Key=value;Key=value")
+            break
+        at += len(key) + 1
+        if text.startswith("{", at):
+            match = re.compile(r"\{((?:[^}]|\}\})*)\}\s*(?:;|$)").match(text, at)
+            if match is None:
+                raise ConfigurationError("This ODBC string has a '{' without its '}'; a '}' inside is written '}}'")
+            value, at = match.group(1).replace("}}", "}"), match.end()
+        else:
+            value = text[at:].partition(";")[0]
+            at += len(value) + 1
+            value = value.strip()
+        words[key.strip(" ;\t\r\n")] = value
+    return words
+
+
+def join(words: dict[str, str]) -> str:
+    """An ODBC string of these words."""
+    return ";".join(f"{key}={_escaped(value)}" for key, value in words.items())
+
+
+def _escaped(value: str) -> str:
+    if re.fullmatch(r"[^;{}\[\]()?*!@=\s](?:[^;{}\[\]()?*!@=]*[^;{}\[\]()?*!@=\s])?", value):
+        return value
+    return "{" + value.replace("}", "}}") + "}" if value else value
+
+
+def choose_driver() -> str:
+    """The name of the best ODBC driver that is installed."""
+    pyodbc = load_driver("pyodbc")
+    there = list(pyodbc.drivers()) if pyodbc is not None else []
+    numbered = [(int(match[1]), name) for name in there if (match := _DRIVER_NUMBER.fullmatch(name))]
+    if numbered:
+        return str(max(numbered)[1])
+    for name in there:
+        if "freetds" in name.lower():
+            return str(name)
+    raise ConfigurationError(
+        "No ODBC driver for SQL Server is installed; install Microsoft's ODBC Driver 18 for SQL Server or FreeTDS, or: "
+        "pip install 'sqlsem[mssql]' mssql-python (and driver=mssql-python in the URL)"
+    )
+
+
+def load_driver(name: str) -> Any:
+    """The driver, with its pool off; None when it is not there."""
+
+    with _loading:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            return None
+        if name == "pyodbc":
+            vars(module)["pooling"] = False  # a pool would keep our session, and its locks, after close()
+        else:
+            with contextlib.suppress(Exception):
+                module.pooling(enabled=False)
+        return module
+
+
+@functools.lru_cache(maxsize=256)
+def with_nulls(text: str, nulls: tuple[bool, ...]) -> str:
+    """NULL in the place of some of the marks: as a parameter, the driver would ask the server for its type, in a round
+    trip of its own.
+    """
+    first, *others = text.split("?")
+    return first + "".join(f"{'NULL' if null else '?'}{rest}" for null, rest in zip(nulls, others, strict=True))
+
+
+def is_microsofts(connection: Any) -> bool:
+    """Whether a connection is pyodbc's, through Microsoft's driver."""
+    if type(connection).__module__ != "pyodbc":
+        return False
+    pyodbc = load_driver("pyodbc")
+    try:
+        return "msodbcsql" in str(connection.getinfo(pyodbc.SQL_DRIVER_NAME)).lower()
+    except pyodbc.Error:  # it does not say: then nothing is lost but a little speed
+        return False
+
+
+def declared_size(value: Any) -> Any:
+    """How to declare a parameter, where the driver would declare texts by their lengths: each would be a statement of
+    its own to the server, with a plan of its own to keep.
+    """
+    if isinstance(value, str) and len(value.encode("utf-16-le", "surrogatepass")) <= 2 * _TEXT:
+        return _SQL_WVARCHAR, _TEXT, 0
+    return None

@@ -1,0 +1,62 @@
+"""Rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlsem.engines.mssql.connection import SqlServerConnection, aware
+from sqlsem.engines.roles import RoundSession
+from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry
+
+
+class SqlServerRounds(SqlServerConnection, RoundSession):
+    """Rounds, their parts and continuations."""
+
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        return [int(row[0]) for row in self.rows("recover_rounds", name, mine)]
+
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        asked = ("\n".join(parts), round(window * 1000))  # names contain no control characters
+        return PartStart(*self.rows("start_part", member_id, name, part, *asked, owner, uid, *then)[0])
+
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        outcome = "succeeded" if error is None else "failed"
+        code, number, is_last, status, attempt, kind, body = self.rows(
+            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+        )[0]
+        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        return PartEnd(code, number, bool(is_last), status, ours)
+
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        rows = self.rows("claim_then", member_id, name, round_id, owner, uid, int(own))
+        return Continuation(*rows[0]) if rows else None
+
+    def return_then(self, member_id: int, uid: str) -> bool:
+        return bool(self.value("return_then", member_id, uid))
+
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.value("end_then", member_id, round_id, attempt, error))
+
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        return RoundEntry.of_rows(aware(row) for row in self.rows("list_rounds", name, round_id, most))

@@ -1,0 +1,162 @@
+"""The work queue."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
+from sqlsem.engines.roles import TaskSession
+from sqlsem.errors import TaskFailed, Unavailable
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
+
+#: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
+TASKS_A_TRIP = 100
+
+
+class SqlServerTasks(SqlServerConnection, TaskSession):
+    """Tasks, and the SQL that they run."""
+
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        asked = [
+            (
+                *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
+                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note),
+            )
+            for number, one in enumerate(tasks, 1)
+        ]
+        if len(asked) == 1:
+            return [int(self.rows("put_task", *asked[0])[0][0])]
+        # Not as JSON in one parameter: engines that only speak T-SQL do not read quotation marks in strings.
+        found: list[int] = []
+        self.rows("begin")
+        try:
+            for start in range(0, len(asked), TASKS_A_TRIP):
+                some = asked[start : start + TASKS_A_TRIP]
+                text = "\n".join([self.queries["put_task"]] * len(some))
+                rows = self.ask("put_tasks", text, [value for one in some for value in one])
+                found += [int(row[0]) for row in rows]
+            self.rows("commit")
+        except BaseException:
+            with contextlib.suppress(Unavailable):  # lost, and the transaction with it
+                self.rows("rollback")
+            raise
+        return found
+
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        rows = self.rows("claim_task", member_id, queue, owner, uid, int(again))
+        return Claimed(*rows[0]) if rows else None
+
+    def end_task(self, member_id: int, end: End) -> str | None:
+        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
+        status: str | None = self.rows("end_task", *ended)[0][0]
+        return status
+
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
+        status, *claimed = self.rows("next_task", *ended, queue, owner, uid, int(again))[0]
+        return status, None if claimed[0] is None else Claimed(*claimed)
+
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        # One batch of a statement for each: as JSON in one parameter, results and errors with quotation marks would be
+        # mangled by engines that only speak T-SQL.
+        statuses: list[str | None] = []
+        for start in range(0, len(ends), TASKS_A_TRIP):
+            some = ends[start : start + TASKS_A_TRIP]
+            text = [self.queries["end_task"]] * len(some)
+            values: list[Any] = []
+            for end in some:
+                values += [member_id, end.task_id, end.attempt, end.outcome, end.result, end.error]
+            last = start + len(some) == len(ends)
+            if last and most:
+                text.append(self.queries["claim_tasks"])
+                values += [member_id, queue, owner, uid, int(again), most]
+            rows = self.ask("next_tasks", "\n".join(text), values)
+            statuses += [row[0] for row in rows[: len(some)]]
+            if last:
+                return statuses, [Claimed(*row) for row in rows[len(some) :]]
+        rows = self.rows("claim_tasks", member_id, queue, owner, uid, int(again), most) if most else []
+        return [], [Claimed(*row) for row in rows]
+
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        return int(self.rows("return_claim", member_id, queue, uid)[0][0])
+
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        return int(self.rows("recover_tasks", queue, mine)[0][0])
+
+    def queue_state(self, queue: str) -> QueueState:
+        pending, running, next_pending, failed, error = self.rows("queue_state", queue)[0]
+        return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        return [TaskEntry(*aware(row)) for row in self.rows("list_tasks", queue, status, most)]
+
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        return [Attempt(*aware(row)) for row in self.rows("task_attempts", task_id)]
+
+    def set_task(self, task_id: int, what: str) -> int:
+        return int(self.rows("set_task", task_id, what)[0][0])
+
+    def prune_tasks(self, most: int) -> int:
+        return int(self.rows("prune_tasks", most)[0][0])
+
+    def execute(self, text: str) -> str | None:
+        count = -1
+        self.rows("execute")
+        try:
+            cursor = self.running = self.latest = self.connection.cursor()
+            with contextlib.suppress(Exception):  # not every driver has it
+                cursor.noscan = True  # a brace is a brace
+            try:
+                cursor.execute(text)  # as a batch: in a scope of its own it could not end the transaction
+                while True:
+                    if cursor.rowcount >= 0:
+                        count = max(count, 0) + cursor.rowcount
+                    if not cursor.nextset():
+                        break
+            finally:
+                self.running = None
+        except Exception as exc:
+            state, number, words = self.told(exc)
+            # What a driver says of a statement that was cancelled depends on how far it was; the line is in order.
+            stopped = state == "HY008" or (self.stopped is self.latest and not self.lost)
+            if not stopped:
+                meaning = self.meaning(state, number, words)
+                if self.lost:
+                    raise meaning from exc
+            with contextlib.suppress(Unavailable):  # lost, and the transaction with it
+                self.rows("rollback")
+            if stopped:
+                raise TaskFailed("The SQL was cancelled") from exc
+            # The task's own fault: none of the advice that our own statements would give.
+            raise TaskFailed(f"The SQL failed: {self.engine.clean(words)}") from exc
+        if self.stopped is cursor:  # that need not be told as an error, though the server has stopped in the middle
+            self.rows("rollback")
+            raise TaskFailed("The SQL was cancelled")
+        if self.value("executed") > 1:
+            raise TaskFailed("The SQL left a transaction open, which was rolled back; commit at its end")
+        return None if count < 0 else f"{count} row{'' if count == 1 else 's'}"
+
+    def cancel_running(self) -> None:
+        running = self.running
+        if running is None:
+            return
+
+        def insist() -> None:
+            if self.running is running:
+                self.interrupt()
+
+        # The server is told first, as it may find out late that a socket was shut; but it need not listen.
+        timer = threading.Timer(CANCEL_SECONDS, insist)
+        timer.daemon = True
+        timer.start()
+        with self.cancelling, contextlib.suppress(Exception):
+            if self.running is running:
+                self.stopped = running
+                running.cancel()

@@ -1,0 +1,18 @@
+"""PostgreSQL, through psycopg 3."""
+
+from __future__ import annotations
+
+from sqlsem.errors import ConfigurationError
+
+try:
+    import psycopg  # noqa: F401 - first of all, so that its lack is told in our words
+except ImportError as exc:
+    raise ConfigurationError(
+        "PostgreSQL needs psycopg 3, which is not installed; get it with: pip install 'sqlsem[postgres]'"
+    ) from exc
+
+from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
+
+__all__ = ["PostgresEngine", "PostgresSession", "engine"]
+
+engine = PostgresEngine

@@ -1,0 +1,111 @@
+"""Connections of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import generators, waiting
+
+from sqlsem.engines.postgresql.database import PostgresDatabase
+from sqlsem.engines.postgresql.wire import AsyncConnection, PostgresWire
+from sqlsem.engines.roles import AsyncSession
+from sqlsem.model import Ticket
+
+T = TypeVar("T")
+
+
+class AsyncPostgresSession(PostgresWire, AsyncSession):
+    """One psycopg connection of an event loop, to wait in."""
+
+    def __init__(self, engine: PostgresDatabase, connection: AsyncConnection) -> None:
+        super().__init__(engine, connection)
+        self.connection = connection
+        connection.prepare_threshold = None  # see PostgresConnection
+
+    async def prepare(self, purpose: str) -> None:
+        """Make a connection ready that was just opened."""
+        try:
+            if self.options.lease is not None:
+                cursor = await self.connection.execute(self.queries["backend"])
+                if await cursor.fetchone() != (self.connection.info.backend_pid,):
+                    return  # see PostgresConnection
+            await self.connection.execute(self.queries["session"], self.setup(purpose))
+        except psycopg.Error as exc:
+            raise self.translate(exc) from exc
+
+    async def wait(self, ticket: Ticket, timeout: float) -> bool | None:
+        return await self._wait("wait", (ticket.resource, ticket.position), timeout)
+
+    async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
+        return await self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
+
+    async def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
+        deadline = monotonic() + timeout
+        while True:
+            asked = self.asking(name, *key, int(timeout * 1000))
+            answer = None
+            try:
+                while True:
+                    answer = await self._answer(asked.send(answer))
+            except StopIteration as done:
+                code = int(done.value[-1])
+            except psycopg.Error as exc:
+                raise self.translate(exc) from exc
+            except asyncio.CancelledError:
+                await self._end_query()
+                raise
+            if code != 1:
+                return {0: True, -1: False}.get(code)
+            timeout = max(0.0, deadline - monotonic())
+
+    async def _answer(self, asked: Generator[int, int, T]) -> T:
+        """Drive one of psycopg's generators. (Its own way to do that looks up ten times a second.)"""
+        loop, number = asyncio.get_running_loop(), self.connection.pgconn.socket
+        try:
+            wanted = next(asked)
+            while True:
+                ready: asyncio.Future[int] = loop.create_future()
+                if wanted & waiting.WAIT_R:
+                    loop.add_reader(number, _ready, ready, waiting.READY_R)
+                if wanted & waiting.WAIT_W:
+                    loop.add_writer(number, _ready, ready, waiting.READY_W)
+                try:
+                    state = await ready
+                finally:
+                    if wanted & waiting.WAIT_R:
+                        loop.remove_reader(number)
+                    if wanted & waiting.WAIT_W:
+                        loop.remove_writer(number)
+                wanted = asked.send(state)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _end_query(self) -> None:
+        """The task was cancelled: the server shall stop waiting as well, and this connection serve the next one."""
+        pgconn = self.connection.pgconn
+        overdue = asyncio.get_running_loop().call_later(1.0, self.interrupt)
+        try:
+            await self.connection.cancel_safe(timeout=1.0)
+            await self._answer(generators.execute(pgconn))
+        except psycopg.Error:
+            self.close()
+        finally:
+            overdue.cancel()
+
+    @property
+    def usable(self) -> bool:
+        return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    def close(self) -> None:
+        # Without awaiting: a loop that is closed, or a task that is cancelled, cannot.
+        self.connection.pgconn.finish()
+
+
+def _ready(ready: asyncio.Future[int], state: int) -> None:
+    if not ready.done():
+        ready.set_result(state)

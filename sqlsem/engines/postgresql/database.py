@@ -1,0 +1,89 @@
+"""The database that a URL names, and how to reach it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, errors
+
+from sqlsem.engines.base import Creator, Disconnected, Engine, Options
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Ticket
+
+
+class PostgresDatabase(Engine):
+    """A PostgreSQL database, version 13 or later."""
+
+    name = "postgresql"
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        try:
+            self._parameters = conninfo.conninfo_to_dict(url) if url else {}
+        except psycopg.Error:
+            # libpq's message may repeat parts of the URL; so no cause either.
+            raise ConfigurationError(
+                "This is not a URL that PostgreSQL understands; write postgresql://user:password@host:5432/database"
+            ) from None
+
+    @property
+    def where(self) -> str:
+        if self.creator is not None:
+            return "the PostgreSQL database of creator="
+        hosts = str(self._parameters.get("host") or self._parameters.get("hostaddr") or "localhost").split(",")
+        ports = str(self._parameters.get("port") or "").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports  # one for all
+        places = ", ".join(f"{host or 'localhost'}:{port or '5432'}" for host, port in zip(hosts, ports, strict=False))
+        return f"PostgreSQL database {self._parameters.get('dbname') or '(default)'!s} on {places}"
+
+    def denied(self, exc: BaseException) -> bool:
+        return isinstance(exc.__cause__, errors.InsufficientPrivilege)
+
+    @property
+    def tls_mode(self) -> str:
+        """What libpq goes by, where the URL or the environment says."""
+        return str(self._parameters.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer")
+
+    def unreachable(self, exc: psycopg.Error) -> Exception:
+        """What it means that no connection could be made."""
+        text = str(exc)
+        refused = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
+        # libpq reports a refusal at connect time without a SQLSTATE.
+        words = ("password authentication failed", "no password supplied", "does not exist")
+        if isinstance(exc, refused) or (
+            isinstance(exc, psycopg.OperationalError) and any(word in text for word in words)
+        ):
+            return ConfigurationError(f"{self.where} refuses us: {first_line(exc)}; check the URL")
+        if isinstance(exc, psycopg.OperationalError):
+            return Disconnected(f"Cannot reach {self.where}: {first_line(exc)}")
+        return exc
+
+    def connect_parameters(self, purpose: str) -> dict[str, Any]:
+        """What libpq is given."""
+        alive = max(1, math.ceil(self.options.grace))
+        return {
+            "connect_timeout": math.ceil(self.options.connect_timeout),
+            "application_name": f"sqlsem {purpose}",
+            # A peer that vanished without a word must not keep us waiting: notice within about a grace.
+            "keepalives_idle": alive,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+            "tcp_user_timeout": alive * 1000,
+            **self._parameters,
+            "client_encoding": "utf8",  # whatever the database's is; psycopg gives bytes for SQL_ASCII
+            "autocommit": True,
+        }
+
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        row = yield cursor.fetchone()
+        return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the lines that repeat a statement."""
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,76 @@
+"""PostgreSQL, as `sqlsem.engines` finds it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+
+from sqlsem.engines.postgresql.aio import AsyncPostgresSession
+from sqlsem.engines.postgresql.database import PostgresDatabase
+from sqlsem.engines.postgresql.locks import PostgresLocks
+from sqlsem.engines.postgresql.rounds import PostgresRounds
+from sqlsem.engines.postgresql.tables import PostgresTables
+from sqlsem.engines.postgresql.tasks import PostgresTasks
+
+
+class PostgresSession(PostgresLocks, PostgresTasks, PostgresRounds, PostgresTables):
+    """One connection, in all roles."""
+
+
+class PostgresEngine(PostgresDatabase):
+    """A PostgreSQL database, version 13 or later, and sessions on it."""
+
+    session_class = PostgresSession
+
+    def reach(self, purpose: str) -> PostgresSession:
+        try:
+            if self.creator is not None:
+                connection = self.creator()
+                connection.autocommit = True
+            else:
+                connection = psycopg.connect(**self.connect_parameters(purpose))
+        except psycopg.Error as exc:
+            raise self.unreachable(exc) from exc
+        return PostgresSession(self, connection)
+
+    @property
+    def awaits(self) -> bool:
+        # psycopg cannot wait in the event loop that is Windows's default.
+        return self.creator is None and not isinstance(asyncio.get_running_loop(), _loops_without_sockets)
+
+    async def connect_async(self, purpose: str) -> AsyncPostgresSession:
+        # In a task of its own, as older versions of psycopg may miss a cancellation.
+        opening = asyncio.get_running_loop().create_task(self._open(purpose))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.cancel()
+            opening.add_done_callback(_close_opened)
+            raise
+
+    async def _open(self, purpose: str) -> AsyncPostgresSession:
+        try:
+            connection = await psycopg.AsyncConnection.connect(**self.connect_parameters(purpose))
+        except psycopg.Error as exc:
+            raise self.unreachable(exc) from exc
+        session = AsyncPostgresSession(self, connection)
+        overdue = asyncio.get_running_loop().call_later(self.setup_timeout or 0.0, session.interrupt)
+        try:
+            await session.prepare(purpose)
+        except BaseException:
+            session.close()
+            raise
+        finally:
+            overdue.cancel()
+        return session
+
+
+def _close_opened(opening: asyncio.Task[AsyncPostgresSession]) -> None:
+    """Nobody waits any more for a connection that may have come all the same."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
+
+
+#: Empty but on Windows.
+_loops_without_sockets: tuple[type, ...] = tuple(filter(None, [getattr(asyncio, "ProactorEventLoop", None)]))

@@ -1,0 +1,134 @@
+"""Locks, conversions, and what operators see and do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from sqlsem.deadlocks import Found
+from sqlsem.engines.base import Busy
+from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
+from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket, Upgrading
+
+log = logging.getLogger("sqlsem")
+
+
+class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administration):
+    """The queue of every resource."""
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        grace, lease = int(self.options.grace * 1000), self.options.lease
+        return self.number("enrol", host, pid, program, grace, None if lease is None else int(lease * 1000))
+
+    def resume(self, member_id: int) -> bool:
+        return bool(self.row("resume_member", member_id)[0])
+
+    def ping(self, member_id: int) -> Pulse:
+        known, positions, revoked = self.row("ping", member_id)
+        return Pulse(known, frozenset(positions or ()), frozenset(revoked or ()))
+
+    def resign(self, member_id: int) -> None:
+        self.rows("resign", (member_id,))
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        common = (member_id, requesting_id, owner, uid, only_if_free)
+        if len(requests) == 1:
+            one = requests[0]
+            position, granted = self.call(
+                "register", *common, one.resource, one.access, one.limit, one.weight, one.note
+            )
+            if position is None:
+                return None
+            return [Ticket(one.resource, position, requesting_id, granted)]
+        asked = json.dumps(
+            [
+                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
+                for r in requests
+            ]
+        )
+        rows = self.rows("register_all", (*common, asked))
+        return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        *_, code = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        return bool(code == 0)
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        return self.number("cancel", member_id, uid, outcome)
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("wait", (ticket.resource, ticket.position), timeout)
+
+    def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
+        deadline = monotonic() + timeout
+        while True:
+            *_, code = self.call(name, *key, int(timeout * 1000))
+            if code != 1:
+                return {0: True, -1: False}.get(code)
+            timeout = max(0.0, deadline - monotonic())
+
+    # -- conversions --------------------------------------------------------------------------------------------
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        code = self.number("begin_upgrade", *key, only_if_free)
+        if code == -3:
+            raise already_upgrading(self.entries(ticket.resource), ticket)
+        return {0: Upgrading.DONE, 1: Upgrading.BEGUN, -1: Upgrading.NOT_YET, -2: Upgrading.GONE}[code]
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        key = (ticket.resource, ticket.position, ticket.requesting_id)
+        if self.number("downgrade", *key) != 0:
+            return False
+        if self.options.lease is None:
+            try:
+                self.rows("hold_entry", key)
+            except Busy as exc:  # it only spares those who wait from looking from time to time
+                log.info("Those who wait behind %r at %d will look for it: %s", ticket.resource, ticket.position, exc)
+        return True
+
+    def find_deadlock(self, member_id: int) -> Found | None:
+        return Found.of_rows(self.rows("find_deadlock", (member_id,)))
+
+    # -- what people see and operators do -----------------------------------------------------------------------
+
+    def entries(self, resource: str | None) -> list[Entry]:
+        return [Entry(*row) for row in self.rows("entries", (resource,))]
+
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        return [Past(*row) for row in self.rows("past", (resource, most, since, until, outcome))]
+
+    def resources(self) -> list[Resource]:
+        return [Resource(*row) for row in self.rows("resources")]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        self.rows("set_resource", (resource, what, value))
+
+    def revoke(self, position: int, force: bool) -> int:
+        return self.number("revoke", position, force)
+
+    def reap(self) -> int:
+        return self.number("reap")
+
+    def prune(self, most: int) -> int:
+        return self.number("prune", most)

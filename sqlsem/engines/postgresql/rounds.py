@@ -1,0 +1,63 @@
+"""Rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.roles import RoundSession
+from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry
+
+
+class PostgresRounds(PostgresConnection, RoundSession):
+    """Rounds, their parts and continuations."""
+
+    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
+        return [row[0] for row in self.rows("recover_rounds", (name, mine))]
+
+    def start_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        parts: Sequence[str],
+        window: float,
+        owner: str,
+        uid: str,
+        then: tuple[str | None, str | None],
+    ) -> PartStart:
+        asked = (json.dumps(list(parts), ensure_ascii=False), round(window * 1000))
+        return PartStart(*self.row("start_part", member_id, name, part, *asked, owner, uid, *then))
+
+    def end_part(
+        self,
+        member_id: int,
+        name: str,
+        part: str,
+        uid: str,
+        error: str | None,
+        owner: str,
+        then: tuple[str | None, str | None],
+    ) -> PartEnd:
+        outcome = "succeeded" if error is None else "failed"
+        code, number, is_last, status, attempt, kind, body = self.row(
+            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+        )
+        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        return PartEnd(code, number, is_last, status, ours)
+
+    def claim_then(
+        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+    ) -> Continuation | None:
+        row = self.row("claim_then", member_id, name, round_id, owner, uid, own)
+        return None if row[0] is None else Continuation(*row)
+
+    def return_then(self, member_id: int, uid: str) -> bool:
+        return bool(self.number("return_then", member_id, uid))
+
+    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.number("end_then", member_id, round_id, attempt, error))
+
+    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
+        return RoundEntry.of_rows(self.rows("list_rounds", (name, round_id, most)))

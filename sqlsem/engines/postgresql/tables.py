@@ -1,0 +1,76 @@
+"""The tables: installing them, and the doctor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import errors
+
+from sqlsem import sql
+from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.postgresql.database import first_line
+from sqlsem.engines.postgresql.doctor import PostgresDoctor
+from sqlsem.engines.roles import Check, Plan, Tables, setting_number
+from sqlsem.errors import ConfigurationError, Unavailable
+
+#: Seconds that `install` waits for a lock on a table, with everybody else behind it.
+INSTALL_PATIENCE_SECONDS = 5
+
+
+class PostgresTables(PostgresConnection, Tables):
+    """Settings and scripts."""
+
+    def settings(self) -> dict[str, str] | None:
+        if self.row("version")[0] is None:
+            return None
+        return {str(name): str(value) for name, value in self.rows("settings")}
+
+    def install(self, plan: Plan) -> None:
+        # Waits for another installer, however long that takes; but not for who keeps a lock on the tables: everybody
+        # else would wait behind us.
+        with self._refusing():
+            self.cursor.execute("SET lock_timeout = 0")
+            if 0 < self._installed() < sql.LATEST:
+                self.cursor.execute(self.queries["stand_aside"])
+            with self.connection.transaction():
+                self.cursor.execute(self.queries["install_lock"])
+                self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
+                for version, text in plan(self._installed()):
+                    self.cursor.execute(text.encode())
+                    if version is not None:
+                        self.cursor.execute(self.queries["set_version"], (str(version),))
+
+    def _installed(self) -> int:
+        """The version of the tables; 0 when there are none."""
+        if self.cursor.execute(self.queries["version"]).fetchone() == (None,):
+            return 0
+        found = self.cursor.execute(self.queries["installed"]).fetchone()
+        return setting_number({"schema_version": found[0]} if found else {}, "schema_version")
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What it means that `install` is refused something."""
+        try:
+            yield
+        except errors.InsufficientPrivilege as exc:
+            text, hint = first_line(exc), exc.diag.message_hint
+            if not text.startswith("sqlsem: "):
+                hint = (
+                    f"sqlsem init creates schema {self.options.schema}, or changes it: the first time it needs CREATE "
+                    "on the database (GRANT CREATE ON DATABASE … TO …), later it is for the owner of that schema"
+                )
+            raise ConfigurationError(f"{self.engine.where}: {'; '.join(filter(None, (text, hint)))}") from exc
+        except errors.LockNotAvailable as exc:
+            told = first_line(exc)
+            hint = exc.diag.message_hint or (
+                f"somebody has kept a lock on the sqlsem tables for {INSTALL_PATIENCE_SECONDS} s (a dump, VACUUM FULL, "
+                f"an open transaction?); nothing was changed, try again later"
+            )
+            raise Unavailable(f"{self.engine.where}: {told}; {hint}") from exc
+        except psycopg.Error as exc:
+            raise self.translate(exc) from exc
+
+    def diagnose(self) -> list[Check]:
+        return PostgresDoctor(self).examine()

@@ -1,0 +1,118 @@
+"""The work queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.roles import TaskSession
+from sqlsem.errors import TaskFailed
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
+
+
+class PostgresTasks(PostgresConnection, TaskSession):
+    """Tasks, and the SQL that they run."""
+
+    def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        asked = [
+            {
+                "kind": one.kind,
+                "body": one.body,
+                "note": one.note,
+                "order": one.order,
+                "after_ms": round(one.after * 1000),
+                "max_attempts": one.max_attempts,
+                "backoff_ms": round(one.backoff * 1000),
+                "on_failure": one.on_failure,
+            }
+            for one in tasks
+        ]
+        return [row[0] for row in self.rows("put_tasks", (queue, uid, json.dumps(asked)))]
+
+    def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
+        return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
+
+    def end_task(self, member_id: int, end: End) -> str | None:
+        (status,) = self.call("end_task", member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
+        return None if status is None else str(status)
+
+    def next_task(
+        self, member_id: int, end: End, queue: str, owner: str, uid: str, again: bool
+    ) -> tuple[str | None, Claimed | None]:
+        status, *row = self.call(
+            "next_task",
+            *(member_id, end.task_id, end.attempt, end.outcome, end.result, end.error),
+            *(queue, owner, uid, again),
+        )
+        return status, _claimed(row)
+
+    def next_tasks(
+        self, member_id: int, ends: Sequence[End], queue: str, owner: str, uid: str, again: bool, most: int
+    ) -> tuple[list[str | None], list[Claimed]]:
+        asked = json.dumps(
+            [
+                {"task": e.task_id, "attempt": e.attempt, "outcome": e.outcome, "result": e.result, "error": e.error}
+                for e in ends
+            ]
+        )
+        ended, claimed = self.call("next_tasks", member_id, asked, queue, owner, uid, again, most)
+        statuses = json.loads(ended or "{}")  # by task
+        return [statuses.get(str(end.task_id)) for end in ends], [Claimed(*row) for row in json.loads(claimed or "[]")]
+
+    def return_claim(self, member_id: int, queue: str, uid: str) -> int:
+        return self.number("return_claim", member_id, queue, uid)
+
+    def recover_tasks(self, queue: str | None, mine: int | None) -> int:
+        return self.number("recover_tasks", queue, mine)
+
+    def queue_state(self, queue: str) -> QueueState:
+        return QueueState(*self.row("queue_state", queue))
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
+        return [TaskEntry(*row) for row in self.rows("list_tasks", (queue, status, most))]
+
+    def task_attempts(self, task_id: int) -> list[Attempt]:
+        return [Attempt(*row) for row in self.rows("task_attempts", (task_id,))]
+
+    def set_task(self, task_id: int, what: str) -> int:
+        return self.number("set_task", task_id, what)
+
+    def prune_tasks(self, most: int) -> int:
+        return self.number("prune_tasks", most)
+
+    def execute(self, text: str) -> str | None:
+        try:
+            # Without parameters, so that it may be several statements; all of them are one transaction then.
+            self.cursor.execute(text.encode(self.encoding))
+        except psycopg.Error as exc:
+            # Whatever it is, it is the task's error, and told in full: nobody is there to ask again.
+            raise TaskFailed(_in_full(exc)) from exc
+        if self.connection.pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            raise TaskFailed("The SQL left a transaction open; end it with COMMIT")
+        return self.cursor.statusmessage
+
+    def cancel_running(self) -> None:
+        with contextlib.suppress(psycopg.Error):
+            self.connection.cancel()
+
+
+def _claimed(row: Sequence[Any]) -> Claimed | None:
+    return None if row[0] is None else Claimed(*row)
+
+
+def _in_full(error: psycopg.Error) -> str:
+    """What the server says of an error, as psql shows it."""
+    said = error.diag
+    if said.message_primary is None:
+        return f"{type(error).__name__}: {str(error).strip()}"
+    lines = [f"{said.sqlstate}: {said.message_primary}"]
+    notes = {"DETAIL": said.message_detail, "HINT": said.message_hint, "CONTEXT": said.context}
+    lines += [f"{name}: {words}" for name, words in notes.items() if words]
+    if said.statement_position:
+        lines.append(f"POSITION: {said.statement_position}")
+    return "\n".join(lines)

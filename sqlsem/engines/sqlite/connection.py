@@ -1,0 +1,176 @@
+"""One connection to the file: statements by their names, tried again while it is locked; errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.roles import LockSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.beacons import Beacon
+from sqlsem.engines.sqlite.database import SqliteDatabase
+from sqlsem.engines.sqlite.values import as_text
+from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+
+
+class SqliteConnection(LockSession):
+    """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
+
+    def __init__(self, engine: SqliteDatabase) -> None:
+        self.engine = engine
+        self.options = engine.options
+        self._queries = engine.queries()
+        self.connection: sqlite3.Connection | None = None
+        self.beacon: Beacon | None = None
+        self.interrupted = False
+        self.given_up = False
+        self.executing_in = 0  # which thread runs the SQL of a task
+        fork.sessions.add(self)
+
+    def _open(self) -> sqlite3.Connection:
+        """The connection; opened when first needed, and again after a fork."""
+        if self.connection is None:
+            if self.interrupted:
+                raise Disconnected(f"The connection to {self.engine.where} was closed")
+            connection = self.engine.open()
+            self.connection = connection
+            if self.engine.creates:
+                # One host only, so several may read while one writes.
+                self.rows_of_text("PRAGMA journal_mode = WAL")
+            # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
+            self.rows_of_text("PRAGMA synchronous = NORMAL")
+        return self.connection
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
+        with fork.held_off:
+            cursor = self._open().execute(statement, parameters)
+            return cursor.fetchall() if fetch else cursor
+
+    def _try(self, statement: str, parameters: Any, fetch: bool) -> Any:
+        try:
+            return self._execute(statement, parameters, fetch)
+        except sqlite3.Error as exc:
+            if "Could not decode" in str(exc) and fetch and self.connection is not None:
+                # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
+                self.connection.text_factory = as_text
+                return self._try(statement, parameters, fetch)
+            if not is_busy(exc):
+                raise self.translate(exc) from exc
+        # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
+        deadline = time.monotonic() + self.options.patience
+        pause = 0.0001
+        while True:
+            time.sleep(random.uniform(0.5, 1) * pause)
+            pause = min(pause * 1.3, 0.01)
+            try:
+                return self._execute(statement, parameters, fetch)
+            except sqlite3.Error as exc:
+                if not is_busy(exc):
+                    raise self.translate(exc) from exc
+                if time.monotonic() > deadline:
+                    raise Busy(
+                        f"{self.engine.where} has been locked by another program for {self.options.patience:g} s; "
+                        f"find the one with a long transaction"
+                    ) from exc
+
+    def run_text(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        """For statements that return no rows."""
+        cursor: sqlite3.Cursor = self._try(statement, parameters, False)
+        return cursor
+
+    def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
+        """For those that return some."""
+        found: list[Any] = self._try(statement, parameters, True)
+        return found
+
+    def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
+        """Run a statement of client.sql."""
+        return self.run_text(self._queries[name], parameters)
+
+    def rows(self, name: str, parameters: Any = ()) -> list[Any]:
+        """Its rows, whose columns have names."""
+        return self.rows_of_text(self._queries[name], parameters)
+
+    def row(self, name: str, parameters: Any = ()) -> Any:
+        """Its first row, or None."""
+        rows = self.rows(name, parameters)
+        return rows[0] if rows else None
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction that writes; to be entered with `fork.held_off` held."""
+        # (Taken by the caller, in its own frame: an interrupt can part a generator from its end, but not a lock from
+        # its 'with'.)
+        try:
+            self._roll_back()  # what an interrupt may have left open
+            self.run_text("BEGIN IMMEDIATE")
+            yield
+            self.run_text("COMMIT")
+        except GeneratorExit:
+            raise  # dropped by an interrupt some time ago; the next transaction has rolled this one back
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self.connection is not None and self.connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                self.connection.execute("ROLLBACK")
+
+    def translate(self, exc: sqlite3.Error) -> Exception:
+        text, where = str(exc), self.engine.where
+        if self.interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):
+            return Disconnected(f"The connection to {where} was closed")
+        if "no such table" in text or "no such column" in text:
+            return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
+        if "not a database" in text:
+            return ConfigurationError(f"{where} is not an SQLite database; name another file")
+        if "readonly" in text:
+            return Unavailable(f"{where} is read-only; make the file and its folder writable")
+        if "full" in text:
+            return Unavailable(f"{where}: the disk is full; free some room ({text})")
+        if "unable to open" in text:
+            return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
+        return Unavailable(f"{where}: {text}")
+
+    @property
+    def usable(self) -> bool:
+        return not (self.given_up or self.interrupted)
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+        if self.connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self.connection.interrupt()
+
+    def close(self) -> None:
+        self.interrupted = True
+        self.put_out()
+        self.let_go()
+
+    def put_out(self) -> None:
+        """Give the beacon up."""
+        if self.beacon is not None:
+            beacon, self.beacon = self.beacon, None
+            beacon.put_out()
+
+    def let_go(self) -> None:
+        """Close the connection for now."""
+        with fork.held_off:
+            connection, self.connection = self.connection, None
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+
+
+def is_busy(exc: sqlite3.Error) -> bool:
+    """Whether another connection has the file locked."""
+    text = str(exc)
+    return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text

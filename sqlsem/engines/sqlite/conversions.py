@@ -1,0 +1,123 @@
+"""Readers that become the writer, and writers that become readers. See the comments of PostgreSQL's conversions.sql."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+from sqlsem.engines.roles import Convertible, already_upgrading
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, TEST_SELDOM, SqliteLocks
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading
+
+
+class SqliteConversions(SqliteLocks, Convertible):
+    """Conversions of granted rows."""
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        key = {"resource": ticket.resource, "position": ticket.position}
+        mine = {**key, "requesting_id": ticket.requesting_id}
+        # The dead must not stand in the way.
+        row = self.row("granted_row", mine)
+        if row is not None and row["access"] == READ:
+            self._test_inside(ticket, row["member_id"])
+        with fork.held_off, self.writing():
+            row = self.row("granted_row", mine)
+            if row is None:
+                return Upgrading.GONE
+            self.give_sign(row["member_id"], known=True)
+            self._require_convertible(ticket, row["access"], row["limit"])
+            if row["access"] != READ:
+                return Upgrading.DONE if row["access"] == WRITE else Upgrading.BEGUN
+            other = self.row("other_upgrading", key)
+            if other is not None:
+                if other["lives"]:
+                    raise already_upgrading(self.entries(ticket.resource), ticket)
+                return Upgrading.NOT_YET  # it will soon be gone
+            free = self.rows("free_readers", key)
+            if not free and not self.rows("others_inside", key):
+                self._convert(key, WRITE, "upgraded")
+                return Upgrading.DONE
+            # Readers that an operator alone holds up are not to be let in, nor shut out if they are entering now.
+            if only_if_free or any(reader["held_up"] for reader in free):
+                return Upgrading.NOT_YET
+            for reader in free:
+                self.run("grant", {"resource": ticket.resource, "position": reader["queue_position"]})
+            self.run("set_access", {**key, "access": UPGRADE})
+        return Upgrading.BEGUN
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        deadline = time.monotonic() + timeout
+        key = {"resource": ticket.resource, "position": ticket.position}
+        mine = {**key, "requesting_id": ticket.requesting_id}
+        seen, changed, tested = None, time.monotonic(), -TEST_SELDOM
+        while True:
+            version = self.version()
+            now = time.monotonic()
+            if version != seen or nudge.is_set():
+                nudge.clear()
+                seen, changed = version, now
+                row = self.row("granted_row", mine)
+                if row is None:
+                    return None
+                if row["access"] != UPGRADE:
+                    return bool(row["access"] == WRITE)
+                if not self.rows("others_inside", key):
+                    with fork.held_off, self.writing():
+                        row = self.row("granted_row", mine)
+                        if row is not None and row["access"] == UPGRADE:
+                            self.give_sign(row["member_id"], known=True)
+                            self._convert(key, WRITE, "upgraded")
+                            return True
+                    seen = None
+                    continue
+            if now >= deadline:
+                return False
+            if now - tested >= TEST_EVERY:
+                tested = now
+                if self._test_inside(ticket, row["member_id"]):
+                    seen = None
+                    continue
+            pause = min(max(SHORTEST, (now - changed) * SHARE), LONGEST)
+            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+
+    def _test_inside(self, ticket: Ticket, mine: int) -> bool:
+        """Test whether the others inside still live; True when somebody was removed."""
+        key = {"resource": ticket.resource, "position": ticket.position}
+        removed = False
+        for row in self.rows("others_inside", key):
+            if row["member_id"] != mine:
+                removed = self.suspect(ticket.resource, row["queue_position"], row["member_id"]) or removed
+        return removed
+
+    def _convert(self, key: dict[str, Any], access: str, outcome: str) -> None:
+        """Change what a row is from now on, and write down what it was until now."""
+        if outcome == "upgraded":
+            self.run("set_access", {**key, "access": READ})
+        self.run("keep_one", {**key, "requesting_id": None, "outcome": outcome, "login": None})
+        self.run("set_access", {**key, "access": access})
+        self.run("grant", key)
+
+    def _require_convertible(self, ticket: Ticket, access: str, limit: int | None) -> None:
+        if access not in (READ, UPGRADE, WRITE) or limit != 1:
+            raise ConfigurationError(
+                f"{ticket.resource!r} at {ticket.position} is neither reader nor writer (but {access!r} with a limit "
+                f"of {limit}) and cannot be converted; use read(…), write(…) or mutex(…)",
+                resource=ticket.resource,
+            )
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        key = {"resource": ticket.resource, "position": ticket.position}
+        with fork.held_off, self.writing():
+            row = self.row("granted_row", {**key, "requesting_id": ticket.requesting_id})
+            if row is None:
+                return False
+            self._require_convertible(ticket, row["access"], row["limit"])
+            if row["access"] == WRITE:
+                self._convert(key, READ, "downgraded")
+            elif row["access"] == UPGRADE:
+                self.run("set_access", {**key, "access": READ})
+        return True

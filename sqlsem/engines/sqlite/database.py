@@ -1,0 +1,144 @@
+"""The SQLite file: what its URL says, who may see it, how a connection to it is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import stat
+import urllib.parse
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from sqlsem.engines.base import Creator, Engine, Options, setting_number
+from sqlsem.engines.sqlite.beacons import Beacons
+from sqlsem.engines.sqlite.values import user_name
+from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.model import Ticket
+
+log = logging.getLogger("sqlsem")
+
+
+class SqliteDatabase(Engine):
+    """An SQLite file."""
+
+    name = "sqlite"
+    beacon_may_fail = False
+    setup_timeout = None
+
+    def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
+        super().__init__(url, options, creator)
+        if creator is not None:
+            raise ConfigurationError("SQLite takes a file, not creator=; write sqlite:///file.db")
+        location, _, query = url.partition("://")[2].partition("?")
+        location = urllib.parse.unquote(location)
+        # As SQLAlchemy has it: three slashes and a relative path, four and an absolute one.
+        location = location[1:] if location.startswith("/") else location
+        if not location or location == ":memory:":
+            raise ConfigurationError(
+                "An SQLite database in memory cannot be shared with other processes; name a file: sqlite:///file.db"
+            )
+        if "\0" in location:
+            raise ConfigurationError("The path of the SQLite file has a NUL character (%00) in it; remove that")
+        self._mode = _mode(query)
+        self.creates = self._mode == "rwc"
+        self.path = Path(location).expanduser().absolute()
+        #: Whether it is in this user's own folder, and so nobody else's business.
+        self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
+        self._private_since: int | None = None  # checked by this process
+        self.beacons = Beacons(self.path, private=self.private)
+
+    @property
+    def where(self) -> str:
+        return f"SQLite file {self.path}"
+
+    @property
+    def place(self) -> str:
+        return f"prefix {self.options.schema}_"
+
+    def open(self) -> sqlite3.Connection:
+        """A connection that waits for nothing by itself."""
+        try:
+            if not (self.creates or self.path.exists()):
+                raise SchemaError(f"{self.where} is not there; check the path, or create it with: sqlsem init")
+            if self.private and self._private_since != os.getpid():
+                self._make_private()
+                self._private_since = os.getpid()
+            elif self.creates:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            place: Any = self.path
+            if not self.creates:
+                place = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"
+            connection = sqlite3.connect(
+                place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
+            )
+        except (OSError, sqlite3.Error) as exc:
+            raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
+        connection.row_factory = sqlite3.Row
+        return connection
+
+    def _make_private(self) -> None:
+        """The default database is its user's alone, whatever the umask: those who can read it see what is locked and
+        can keep the dead alive; those who can write it hold every lock.
+        """
+        if os.name != "posix":
+            return  # a user's folder is closed to others there
+        folder = self.path.parent
+        if self.creates:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        owner, mine = folder.stat().st_uid, os.geteuid()
+        if owner != mine:
+            raise ConfigurationError(
+                f"The folder {folder} belongs to {user_name(owner)}, not to {user_name(mine)}: whoever it belongs to "
+                f"could do anything with the locks in it. Set $HOME (or $XDG_STATE_HOME) to a folder of your own, or "
+                f"name the database in $SQLSEM_URL"
+            )
+        if self.creates:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        members = self.beacons.folder
+        for path in (folder, *(Path(f"{self.path}{end}") for end in ("", "-wal", "-shm", "-journal")), members):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.lstat()
+                if found.st_mode & 0o077 and found.st_uid == mine and not stat.S_ISLNK(found.st_mode):
+                    told = (path, stat.filemode(found.st_mode))
+                    try:
+                        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+                        log.warning("%s was open to other users (%s); closed", *told)
+                    except PermissionError as exc:  # some file systems know no permissions
+                        log.warning("%s is open to other users (%s) and cannot be closed: %s", *told, exc)
+
+    def installed_version(self) -> int | None:
+        # To open it as usual would create it.
+        if not self.path.exists():
+            return 0
+        queries = self.queries()
+        try:
+            uri = f"file:{urllib.parse.quote(str(self.path))}?mode=ro"
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
+                if connection.execute(queries["version"]).fetchone() is None:
+                    return 0
+                return setting_number(dict(connection.execute(queries["settings"]).fetchall()), "schema_version")
+        except sqlite3.Error as exc:
+            raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
+
+    def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
+        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+        return bool(cursor.rowcount == 1)
+
+
+def _mode(query: str) -> str:
+    """What ``?mode=`` says; there are no other options."""
+    options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    mode = options.pop("mode", "rwc")
+    if options or mode not in ("ro", "rw", "rwc"):
+        raise ConfigurationError(
+            f"?{query} is not known in the URL of an SQLite file; there are ?mode=ro (only look), ?mode=rw (the file "
+            f"must be there) and ?mode=rwc (it is created when it is not, as without)"
+        )
+    return mode

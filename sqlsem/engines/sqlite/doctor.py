@@ -1,0 +1,130 @@
+"""What `sqlsem doctor` looks at on SQLite."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import sqlite3
+import stat
+from pathlib import Path
+
+from sqlsem.engines.base import Busy
+from sqlsem.engines.doctor import Doctor
+from sqlsem.engines.roles import Check
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.sqlite.values import user_name
+from sqlsem.errors import Unavailable
+
+#: How file systems are called that are on another host.
+NETWORK = "nfs cifs smb 9p afs ceph lustre gpfs beegfs gluster ncpfs davfs sshfs s3fs rclone gcsfuse juicefs"
+
+
+class SqliteDoctor(Doctor):
+    """A file, its folder and its file system."""
+
+    def __init__(self, session: SqliteConnection) -> None:
+        super().__init__(session.engine)
+        self._session = session
+        self._path = session.engine.path
+        self._beacons = session.engine.beacons
+
+    def driver(self) -> Check:
+        """SQLite's version, which comes with Python."""
+        modern = sqlite3.sqlite_version_info >= (3, 35)
+        mend = "" if modern else "Use a Python whose SQLite is 3.35 or later (sqlite3.sqlite_version)."
+        told = f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}"
+        return Check("driver", modern, told, mend)
+
+    def file_system(self) -> Check:
+        """Whether files can be locked there."""
+        # The longest mount point that contains the file tells its file system. Only Linux says.
+        place, kind = "", ""
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+                _, point, fstype, *_ = line.split(" ")
+                point = point.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+                if len(point) >= len(place) and self._path.resolve().is_relative_to(point):
+                    place, kind = point, fstype
+        remote = kind.removeprefix("fuse.").startswith(tuple(NETWORK.split()))
+        mend = "Locks of files cannot be trusted there. Use a local path, or a database server ($SQLSEM_URL)."
+        told = f"{kind} on {place}" if kind else "not known on this system; it must be a local one"
+        return Check("file system", not remote, told, mend if remote else "")
+
+    def journal(self) -> Check:
+        """Whether several may read while one writes."""
+        mode = self._session.rows_of_text(self.texts["journal_mode"])[0]["journal_mode"]
+        mend = "" if mode == "wal" else "Close every program that has the file open, and run this again."
+        return Check("journal", mode == "wal", f"journal_mode is {mode}", mend)
+
+    def writable(self) -> Check:
+        """Whether this user may write."""
+        try:
+            with fork.held_off, self._session.writing():
+                pass
+        except Busy as exc:
+            return Check("writable", False, str(exc), "Find the program with a long transaction on this file.")
+        except Unavailable as exc:
+            return Check("writable", False, str(exc), "Make the file and its folder writable for this user.")
+        files = [file for file in (self._path, self._path.parent) if not os.access(file, os.W_OK)]
+        mend = f"Make {' and '.join(map(str, files))} writable." if files else ""
+        return Check("writable", not files, "the file and its folder" if not files else "not everything is", mend)
+
+    def access(self) -> Check | None:
+        """Who else may use the file."""
+        return Check("access", *_access(self._path)) if os.name == "posix" else None
+
+    def beacon(self) -> Check:
+        """Whether a locked file looks locked."""
+        try:
+            beacon = self._beacons.light()
+            try:
+                with self._beacons.look(beacon.name) as look:
+                    held = look.held is True
+            finally:
+                beacon.put_out()
+        except Unavailable as exc:
+            return Check("beacon", False, str(exc), f"Make the folder {self._beacons.folder} writable for this user.")
+        mend = "" if held else "This file system does not lock files; use a local one."
+        told = "a lock on a file excludes others" if held else "a locked file does not look locked"
+        return Check("beacon", held, told, mend)
+
+    def disk(self) -> Check:
+        """Whether there is room to write."""
+        left = shutil.disk_usage(self._path.parent).free / 2**20
+        told = f"{left / 1024:,.1f} GB free" if left >= 1024 else f"{left:,.0f} MB free"
+        return Check("disk", left >= 10, told, "" if left >= 100 else "Free some room: a full disk lets nobody in.")
+
+
+def _access(path: Path) -> tuple[bool, str, str]:
+    """Who else may use the file."""
+    found, folder = path.stat(), path.parent.stat()
+    writes = reads = ""
+    for who, read, write, enter in (
+        (f"everybody in group {_group_name(found.st_gid)}", stat.S_IRGRP, stat.S_IWGRP, stat.S_IXGRP),
+        ("everybody on this host", stat.S_IROTH, stat.S_IWOTH, stat.S_IXOTH),
+    ):
+        if folder.st_mode & enter:
+            writes = who if found.st_mode & write else writes
+            reads = who if found.st_mode & read else reads
+    if writes:
+        return (
+            True,
+            f"{writes} may write it",
+            f"An SQLite file knows no roles: whoever may write it may take, keep and remove every lock, and put tasks "
+            f"that workers run. If that is not meant: chmod 600 {path}",
+        )
+    if reads:
+        return True, f"{user_name(found.st_uid)} may write it; {reads} may read names, notes and tasks", ""
+    return True, f"only {'this user' if found.st_uid == os.geteuid() else user_name(found.st_uid)} (and root)", ""
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

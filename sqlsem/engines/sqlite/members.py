@@ -1,0 +1,180 @@
+"""Who takes part: members, their beacons and leases, and the end of those that are dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlsem.engines.base import Disconnected
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.sqlite.values import user_name
+from sqlsem.model import Pulse
+
+
+class SqliteMembers(SqliteConnection):
+    """What every role needs to know of members."""
+
+    def _light(self) -> str | None:
+        """Take a new beacon; None where a lease stands for it."""
+        if self.options.lease is not None:
+            return None
+        with fork.held_off:  # no fork comes between
+            before, self.beacon = self.beacon, self.engine.beacons.light()
+        if before is not None:
+            before.put_out()
+        return self.beacon.name
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        lease = self.options.lease
+        values = {
+            "beacon": self._light(),
+            "host": host,
+            "pid": pid,
+            "program": program,
+            "login": user_name(),
+            "grace": int(self.options.grace * 1000),
+            "lease": None if lease is None else int(lease * 1000),
+        }
+        with fork.held_off, self.writing():
+            number = self.run("enrol", values).lastrowid
+        assert number is not None
+        return number
+
+    def resume(self, member_id: int) -> bool:
+        beacon = self._light()
+        with fork.held_off, self.writing():
+            return self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+
+    def ping(self, member_id: int) -> Pulse:
+        # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
+        if self.beacon is not None:
+            self.beacon.touch()
+            if not self.beacon.in_place and not self.resume(member_id):
+                return Pulse(False)
+        member = self.row("member", (member_id,))
+        if member is None:
+            return Pulse(False)
+        if member["lease_until"] is not None or member["missing_since"] is not None:
+            with fork.held_off, self.writing():
+                if self.run("renew", (member_id,)).rowcount != 1:
+                    return Pulse(False)
+        rows = self.rows("positions", (member_id,))
+        return Pulse(
+            True,
+            frozenset(row["queue_position"] for row in rows),
+            frozenset(row["queue_position"] for row in rows if row["revoked"]),
+        )
+
+    def resign(self, member_id: int) -> None:
+        with fork.held_off, self.writing():
+            self.bury(member_id, "released")
+            self.run("resign", (member_id,))
+        self.put_out()
+
+    def require_member(self, member_id: int) -> None:
+        """Raise `Disconnected` when the member has been given up."""
+        if self.row("member", (member_id,)) is None:
+            raise self.given_up_error()
+
+    def given_up_error(self) -> Disconnected:
+        """What is to be raised by whoever finds that this member is not there any more."""
+        # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        self.given_up = True  # whoever keeps this session comes back as a new member
+        return Disconnected(f"{self.engine.where} has given this process up while it was out of reach")
+
+    def give_sign(self, member_id: int, *, known: bool = False) -> None:
+        """In the transaction that grants, claims or starts something: see `LockSession`. Raises `Disconnected` when the
+        member has been given up. (Beacons are files, and tell without a sign; ``known``: what follows finds out by
+        itself whether the member is there.)
+        """
+        if self.options.lease is None:
+            if self.beacon is not None:
+                self.beacon.touch(self.options.grace / 8)
+            if known:
+                return
+        elif self.run("renew_old", (member_id,)).rowcount == 1:
+            return
+        self.require_member(member_id)
+
+    def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
+        """End one row; False when it was not there any more."""
+        values = {"resource": resource, "position": position, "requesting_id": requesting_id}
+        self.run("keep_one", {**values, "outcome": outcome, "login": user_name()})
+        return self.run("delete_one", values).rowcount == 1
+
+    def bury(self, member_id: int, outcome: str, seen: float | None = None) -> int:
+        """End all rows of a member, which is still there to tell who it was."""
+        self.run("keep_all", {"member": member_id, "outcome": outcome, "login": user_name(), "seen": seen})
+        return self.run("delete_all", {"member": member_id}).rowcount
+
+    def suspect(self, resource: str, position: int, member_id: int | None) -> bool:
+        """Test the owner of one row and act on it; True when rows were removed."""
+        key = {"resource": resource, "position": position}
+        if member_id is None:
+            stale = self.row("stale", key)
+            if stale is None or not stale["stale"]:
+                return False
+            with fork.held_off, self.writing():
+                return self.remove(resource, position, None, "reaped")
+        member = self.row("member", (member_id,))
+        if member is None:
+            with fork.held_off, self.writing():
+                return self.bury(member_id, "reaped") > 0
+        row = self.row("row", key)
+        revoked_at = None if row is None else row["revoked_at"]
+        if revoked_at is not None and revoked_at + member["grace_ms"] / 1000 <= member["now"]:
+            with fork.held_off, self.writing():
+                return self.remove(resource, position, None, "revoked")
+        return self.test_member(member_id)
+
+    def test_member(self, member_id: int) -> bool:
+        """Test whether a member still lives and act on it; True when it was removed, with its rows."""
+        member = self.row("member", (member_id,))
+        if member is None:
+            return False
+        key = {"member": member_id, "beacon": member["beacon"]}
+        with self.engine.beacons.look(member["beacon"]) as look:
+            dead = False
+            if member["lease_until"] is None:
+                if look.held:
+                    return False
+                dead = look.held is False
+                if not dead and member["missing_since"] is None:
+                    with fork.held_off, self.writing():
+                        self.run("miss", key)
+            elif member["lease_until"] >= member["now"]:
+                return False
+            with fork.held_off, self.writing():
+                if self.row("given_up", {**key, "dead": dead}) is None:
+                    return False
+                self.bury(member_id, "reaped", min(member["now"], max(member["seen_at"], look.seen or 0.0)))
+                self.run("resign", (member_id,))
+            look.remove()
+        return True
+
+    def missing(self, row: Any) -> tuple[bool, float | None]:
+        """Whether the member that a row tells of (see `entries` in client.sql) is dead, so that whoever may removes it;
+        and for how many seconds it has been missing. Writes nothing.
+        """
+        grace, now, lease_until, since = row["grace"], row["now"], row["lease_until"], row["missing_since"]
+        if not row["owned"]:
+            return False, None
+        if grace is None:  # the member is not there any more, its row is anybody's to remove
+            return True, None
+        if lease_until is not None:
+            return lease_until < now, now - row["seen_at"] if lease_until < now else None
+        with self.engine.beacons.look(row["beacon"]) as look:
+            if look.held:
+                return False, None
+            dead = look.held is False or (since is not None and since + grace <= now)
+            if since is None:
+                since = min(now, max(row["seen_at"], look.seen or 0.0))
+        return dead, max(0.0, now - since)
+
+    def lives(self, member_id: int) -> bool:
+        """Whether a member is alive; one that is dead is removed."""
+        self.test_member(member_id)
+        member = self.row("member", (member_id,))
+        if member is None or member["missing_since"] is not None:
+            return False
+        return member["lease_until"] is None or bool(member["lease_until"] >= member["now"])

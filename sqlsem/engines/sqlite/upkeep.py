@@ -1,0 +1,115 @@
+"""What operators see and do, and the tables."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+
+from sqlsem.engines.base import setting_number
+from sqlsem.engines.roles import Administration, Check, Plan, Tables
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.doctor import SqliteDoctor
+from sqlsem.engines.sqlite.rounds import SqliteRounds
+from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.model import Past
+
+#: Seconds after which a beacon that nobody holds and no member names is somebody's rest.
+ORPHANED_SECONDS = 60.0
+
+
+class SqliteUpkeep(SqliteRounds, Administration, Tables):
+    """History, settings of resources, the dead."""
+
+    def history(
+        self,
+        resource: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        outcome: str | None = None,
+    ) -> list[Past]:
+        which = {"resource": resource, "most": most, "since": since, "until": until, "outcome": outcome}
+        return [shown(Past, row) for row in self.rows("past", which)]
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        with fork.held_off, self.writing():
+            self.run("set_resource", {"resource": resource, "what": what, "value": value})
+            self.run("tidy_resource", {"resource": resource})
+
+    def revoke(self, position: int, force: bool) -> int:
+        with fork.held_off, self.writing():
+            self.run("revoke", {"position": position, "login": user_name()})
+            row = self.row("revoked_row", (position,))
+            if row is None:
+                return -1
+            if force or not row["granted"] or row["member_id"] is None:
+                self.remove(row["resource_id"], position, None, "revoked")
+                return 0
+        return 1
+
+    def reap(self) -> int:
+        before = self._positions()
+        for resource, position in before:
+            row = self.row("row", {"resource": resource, "position": position})
+            if row is not None:
+                self.suspect(resource, position, row["member_id"])
+        self.recover_rounds(None, None)
+        for member in self.rows("idle_members"):
+            with self.engine.beacons.look(member["beacon"]) as look:
+                if not look.held:
+                    with fork.held_off, self.writing():
+                        self.run("resign", (member["member_id"],))
+                    look.remove()
+        self._sweep()
+        return len(before - self._positions())
+
+    def _positions(self) -> set[tuple[str, int]]:
+        return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}
+
+    def _sweep(self) -> None:
+        """Remove the files of those who died before they were members, or after they were removed."""
+        known = {row["beacon"] for row in self.rows("beacons")}
+        for name in self.engine.beacons.names():
+            if name not in known:
+                with self.engine.beacons.look(name) as look:
+                    if look.held is False and look.seen is not None and abs(time.time() - look.seen) > ORPHANED_SECONDS:
+                        look.remove()
+
+    def prune(self, most: int) -> int:
+        with fork.held_off, self.writing():
+            return self.run("prune", (most,)).rowcount
+
+    def prepare(self, purpose: str) -> None:
+        """Create the tables where they are missing: nothing needs to be installed by hand."""
+        if self.engine.creates and self.settings() is None:
+            self.install(self.engine.plan)
+
+    def settings(self) -> dict[str, str] | None:
+        if self.row("version") is None:
+            return None
+        return dict(self.rows("settings"))
+
+    def install(self, plan: Plan) -> None:
+        with fork.held_off, self.writing():
+            # Under the lock: somebody may just have done it.
+            current = self.settings()
+            for version, text in plan(0 if current is None else setting_number(current, "schema_version")):
+                for statement in _statements(text):
+                    self.run_text(statement)
+                if version is not None:
+                    self.run("set_version", (str(version),))
+
+    def diagnose(self) -> list[Check]:
+        return SqliteDoctor(self).examine()
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Split a script at the ends of its statements."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

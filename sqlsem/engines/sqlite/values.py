@@ -1,0 +1,60 @@
+"""Values as people write and read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def user_name(number: int | None = None) -> str:
+    """The name of an operating system's user (left out: who runs this process), or else the number."""
+    try:
+        import pwd
+    except ImportError:  # Windows
+        import getpass
+
+        return getpass.getuser()
+    if number is None:
+        number = os.geteuid()
+    if number not in _user_names:  # a directory service may take long to answer
+        try:
+            _user_names[number] = pwd.getpwuid(number).pw_name
+        except KeyError:
+            _user_names[number] = str(number)
+    return _user_names[number]
+
+
+_user_names: dict[int, str] = {}
+
+
+def as_text(value: bytes) -> str:
+    """Bytes that should have been text."""
+    return value.decode("utf-8", "replace")
+
+
+def shown(kind: type[T], row: Any, **known: Any) -> T:
+    """A row for people, whose columns are called as the fields of ``kind`` are, but for those ``known`` already. SQLite
+    keeps anything in any column, so what somebody wrote by hand need not be what it should: that must not hide the
+    other rows.
+    """
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in known:
+            value = row[field.name]
+            if "datetime" in str(field.type):
+                value = as_time(value)
+            known[field.name] = as_text(value) if isinstance(value, bytes) else value
+    return kind(**known)
+
+
+def as_time(seconds: object) -> datetime | None:
+    """A time of the database's; None for what is none."""
+    if not isinstance(seconds, (int, float)):
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):  # beyond the years that can be told
+        return None

@@ -1,0 +1,100 @@
+"""The structure that docs/architecture.md describes: which way imports go, what is private, how large a piece may be."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "sqlsem").rglob("*.py"))
+MOST_LINES = 550
+MOST_METHODS = 28
+MOST_LINES_OF_A_FUNCTION = 80
+#: Names with an underscore that their makers document.
+FOREIGN = {"_exit", "_getframe", "_asdict", "_replace", "_fields"}
+
+
+def trees():
+    for path in MODULES:
+        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__") and name not in FOREIGN
+
+
+def test_imports_go_one_way():
+    """The layers stand in pyproject.toml; imports inside functions and for type checkers count."""
+    cli = pytest.importorskip("importlinter.cli", reason="import-linter is not installed")
+    assert cli.lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0
+
+
+def defined(tree):
+    """Private names that a module defines itself: functions, classes, variables, attributes of its own objects."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+
+
+def foreign_private_names(name, tree):
+    own = set(defined(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            yield f"{name}:{node.lineno} .{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem"):
+            yield from (f"{name}:{node.lineno} {one.name}" for one in node.names if is_private(one.name))
+
+
+def test_no_private_name_is_used_from_another_module():
+    assert [found for name, tree in trees() for found in foreign_private_names(name, tree)] == []
+
+
+def test_what_finds_private_names_finds_them():
+    text = "from sqlsem.locks import _default\nclass A:\n    def f(self, b):\n        return self._mine, b._theirs\n    _mine = 1"
+    assert [found.split()[1] for found in foreign_private_names("x", ast.parse(text))] == ["_default", "._theirs"]
+
+
+def too_large(name, tree, text):
+    if len(text.splitlines()) > MOST_LINES:
+        yield f"{name}: {len(text.splitlines())} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+            if methods > MOST_METHODS:
+                yield f"{name}: class {node.name} has {methods} methods"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                yield f"{name}: {node.name} has {lines} lines"
+
+
+def test_every_piece_can_be_seen_whole():
+    found = [
+        one
+        for path in MODULES
+        for text in [path.read_text(encoding="utf-8")]
+        for one in too_large(path.relative_to(ROOT).as_posix(), ast.parse(text), text)
+    ]
+    assert found == []
+
+
+def test_no_import_hides_in_a_function():
+    """A driver that may be missing, or what costs too much to load, says so beside the import."""
+    hidden = []
+    for path in MODULES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for function in ast.walk(ast.parse("\n".join(lines))):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                ours = (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlsem")) or (
+                    isinstance(node, ast.Import) and any(one.name.startswith("sqlsem") for one in node.names)
+                )
+                if ours and "#" not in lines[node.lineno - 1] and "#" not in lines[node.lineno - 2]:
+                    hidden.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert hidden == []
