@@ -19,6 +19,7 @@ from sqlsem.core.options import (
 from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
+from sqlsem.engines.roles import RoundSession, TaskSession
 from sqlsem.errors import ConfigurationError
 from sqlsem.locks import Lock
 from sqlsem.model import Duration, check_duration
@@ -119,11 +120,13 @@ class Coordinator(Operators):
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
         check_options("queue()", options, QueueOptions.__optional_keys__)
+        self.process.engine.require(TaskSession, "A queue")
         return tasks.queue(name, coordinator=self, **options)
 
     def round(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[RoundOptions]) -> Round:
         """See `sqlsem.round`."""
         check_options("round()", options, RoundOptions.__optional_keys__)
+        self.process.engine.require(RoundSession, "A round")
         return rounds.round(name, parts, window=window, coordinator=self, **options)
 
     @property

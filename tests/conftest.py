@@ -36,7 +36,8 @@ from typing import Any
 import filelock
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 pytest.register_assert_rewrite("support")
 
 import face as aio_face  # noqa: E402
@@ -44,16 +45,18 @@ import microsoft  # noqa: E402
 import support  # noqa: E402
 
 import sqlsem  # noqa: E402
-from sqlsem import mixed  # noqa: E402
+from clients.mixed import dotnet  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
+#: Fixtures by which other processes come in, or other servers.
+OTHERS = {"spawn", "agents", "make_database", "own_postgres_server", "start_postgres", "postgres_server"}
 SHARED = "SQLSEM_TEST_SHARED_DIRECTORY"
-SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server"}
+SHOWN = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mssql": "SQL Server", "memory": "memory"}
 
 
 def available() -> list[str]:
     wanted = os.environ.get("SQLSEM_TEST_ENGINES")
-    there = ["sqlite"]
+    there = ["sqlite", "memory"]
     if support.have_postgres():
         there.append("postgresql")
     if os.environ.get("SQLSEM_TEST_MSSQL"):
@@ -67,6 +70,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engines(*names): run on these engines only")
+    config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
@@ -74,6 +78,27 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if os.environ.get("CI") and not is_worker(session.config):
+        session.config.pluginmanager.register(TellAtOnce(session.config))
+
+
+class TellAtOnce:
+    """Shows why a test failed when it does: a run that is cut off must not take the reasons with it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._terminal is not None:
+            self._terminal.write_line("")
+            self._terminal.write_sep("_", f"{report.nodeid} ({report.when}, {report.duration:.0f} s)")
+            self._terminal.write_line(report.longreprtext)
+            for title, text in report.sections:
+                self._terminal.write_line(f"-- {title}\n{text[-8000:]}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -107,11 +132,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine_name" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("engines")
-        wanted = marker.args if marker else ENGINES
+        alone = metafunc.definition.get_closest_marker("locks") and not OTHERS & set(metafunc.fixturenames)
+        wanted = marker.args if marker else (*ENGINES, "memory") if alone else ENGINES
         metafunc.parametrize("engine_name", [one for one in available() if one in wanted], scope="session")
     faces = metafunc.definition.get_closest_marker("faces")
     if faces and len(faces.args) > 1 and "face" in metafunc.fixturenames:
         metafunc.parametrize("face", faces.args, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """What an engine refuses, for the lack of a role, is not tested on it."""
+    try:
+        return (yield)
+    except sqlsem.ConfigurationError as exc:
+        if "does not offer" in str(exc) and pyfuncitem.funcargs.get("engine_name") == "memory":
+            pytest.skip(str(exc))
+        raise
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -132,7 +169,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
-    lacks = mixed.dotnet_lacks(odbc="postgresql" in there)
+    lacks = dotnet.lacks(odbc="postgresql" in there)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
     elif "mssql" in there and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):
@@ -287,6 +324,8 @@ def _sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def database(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -> support.Database:
+    if engine_name == "memory":
+        return support.MemoryDatabase()
     if engine_name == "sqlite":
         # A copy of one that was made ready: a hundred times as fast.
         shutil.copyfile(request.getfixturevalue("_sqlite_file"), tmp_path / "locks.db")

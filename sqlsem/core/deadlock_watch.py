@@ -13,6 +13,7 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Session
+from sqlsem.engines.roles import DeadlockSearch
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
@@ -105,7 +106,7 @@ class DeadlockWatch:
         deadline = monotonic() + SETTLE_SECONDS
         told: set[int] = set()
         while self._suspects and member.member_id is not None and monotonic() < deadline:
-            found = session.find_deadlock(member.member_id)
+            found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSearch) else None
             if found is None and self._above.held:
                 found = nesting.find_deadlock(session, member.member_id)
             if found is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
+from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Attempt, Duration, Entry, Past, Resource, TaskEntry, check_count, check_duration, check_name
 
@@ -53,7 +54,7 @@ class Operators:
             wanted["until"] = check_duration("until", until)
         if outcome is not None:
             wanted["outcome"] = outcome
-        return self.process.look(lambda session: session.history(resource, most, **wanted))
+        return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -64,7 +65,7 @@ class Operators:
         name = check_name("The resource name", resource)
         if limit is not None:
             check_count("The limit", limit)
-        self.process.look(lambda session: session.set_resource(name, "cap", limit))
+        self.process.look(lambda session: session.set_resource(name, "cap", limit), Administration)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
@@ -72,38 +73,38 @@ class Operators:
         value = None
         if seconds is not None:
             value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
-        self.process.look(lambda session: session.set_resource(name, "stale_after", value))
+        self.process.look(lambda session: session.set_resource(name, "stale_after", value), Administration)
 
     def pause(self, resource: str) -> None:
         """Let nobody else in until `resume`. Those inside stay inside; requests keep their place."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 1))
+        self.process.look(lambda session: session.set_resource(name, "paused", 1), Administration)
 
     def resume(self, resource: str) -> None:
         """Undo `pause`."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 0))
+        self.process.look(lambda session: session.set_resource(name, "paused", 0), Administration)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
         """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
-        code = self.process.look(lambda session: session.revoke(position, force))
+        code = self.process.look(lambda session: session.revoke(position, force), Administration)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
 
     def reap(self) -> int:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
-        return self.process.look(lambda session: session.reap())
+        return self.process.look(lambda session: session.reap(), Administration)
 
     def tasks(self, queue: str | None = None, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
         """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first."""
-        return self.process.look(lambda session: session.list_tasks(queue, status, most))
+        return self.process.look(lambda session: session.list_tasks(queue, status, most), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
-        return self.process.look(lambda session: session.task_attempts(task_id))
+        return self.process.look(lambda session: session.task_attempts(task_id), TaskSession)
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
@@ -126,7 +127,7 @@ class Operators:
                         return 0 if what == "retry" and code < RUNS else code
             return code
 
-        code = self.process.look(change)
+        code = self.process.look(change, TaskSession)
         if code != 0:
             why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")

@@ -33,6 +33,7 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
+from sqlsem.engines.roles import LockSession
 from sqlsem.model import End, Ticket, monotonic
 
 __all__ = ["Process"]
@@ -101,7 +102,7 @@ class Process:
         if self.closed:
             ending.stay_asleep()
         if isinstance(operation, Call):
-            return self.member.perform(operation)
+            return self.member.main.perform(operation)
         if isinstance(operation, WaitFor):
             with self.waiting_room.session(operation.timeout) as session:
                 if session is None:
@@ -114,12 +115,13 @@ class Process:
             return woken
         return self.member.verify()
 
-    def look(self, call: Callable[[Session], T]) -> T:
-        """Do something that needs no membership, on a connection of its own."""
+    def look(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
+        """Do something that needs no membership but a ``role`` of the engine's, on a connection of its own."""
         self.require_open()
+        self.engine.require(role, "This")
         member = self.member
         for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look", None)
+            sleep=tenacity.sleep_using_event(member.closing), **member.main.policy("A look", None)
         ):
             with attempt:
                 session = self.engine.connect("look")
@@ -216,7 +218,7 @@ class Process:
         """In a forked child: begin anew. Returns the parent's connections, which are never used or closed here, as that
         would end the parent's sessions.
         """
-        main = self.member.inherited()
+        main = self.member.main.session
         sessions: list[Wire] = [
             *([] if main is None else [main]),
             *self.watch.sessions(),

@@ -1,4 +1,8 @@
-"""One module an engine, each behind the small protocol of `sqlsem.engines.base`."""
+"""The engines: this is the one place that names them, and each is a module or package that is loaded when asked for.
+
+What an engine is stands in `sqlsem.engines.base`, what it may offer in `sqlsem.engines.roles`; the smallest one is
+`sqlsem.engines.memory`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,10 @@ import importlib
 import os
 import unicodedata
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from sqlsem.engines.base import Creator, Engine
 from sqlsem.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlsem.engines.base import Creator, Engine
 
 
 class SqlalchemyEngine(Protocol):
@@ -32,22 +34,25 @@ class SqlalchemyEngine(Protocol):
 #: What a database may be named by.
 Database = str | os.PathLike[str] | SqlalchemyEngine
 
-#: URL scheme → module. A new engine is one line here, one module and one folder of SQL.
+#: URL scheme → module, whose ``engine`` is a subclass of `Engine`.
 SCHEMES = {
     "sqlite": "sqlite",
     "postgresql": "postgresql",
     "postgres": "postgresql",
     "mssql": "mssql",
     "sqlserver": "mssql",
+    "memory": "memory",
 }
-#: The engines' names, as ``sqlsem sql ENGINE`` takes them.
+#: Those with tables, as ``sqlsem sql ENGINE`` takes them.
 ENGINES = ("sqlite", "postgresql", "mssql")
+#: Those that other hosts cannot reach, in words.
+LOCAL = {"sqlite": "an SQLite file, which is this host's only", "memory": "the memory of this process"}
 
 
 def load(name: str) -> type[Engine]:
-    """The engine class of that name (one of `ENGINES`)."""
-    if name not in ENGINES:
-        raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(ENGINES)}")
+    """The engine class of that name (one that `SCHEMES` leads to)."""
+    if name not in SCHEMES.values():
+        raise ConfigurationError(f"There is no engine {name!r}; there are {', '.join(dict.fromkeys(SCHEMES.values()))}")
     engine: type[Engine] = importlib.import_module(f"sqlsem.engines.{name}").engine
     return engine
 

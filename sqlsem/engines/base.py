@@ -197,9 +197,9 @@ class Engine(abc.ABC):
                 there: bool = done.value
                 return there
 
-    @abc.abstractmethod
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+        raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
 
     @property
     def awaits(self) -> bool:

@@ -13,6 +13,7 @@ from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
+from sqlsem.engines.roles import RoundSession
 from sqlsem.errors import ConfigurationError, RoundFailed, SqlsemError
 from sqlsem.model import Duration, RoundEntry, check_duration, check_name
 from sqlsem.printable import first_line
@@ -66,7 +67,9 @@ class Declaration:
     @property
     def process(self) -> Process:
         """In which database; without a coordinator the default one, as it is now."""
-        return process_of(self._given)
+        process = process_of(self._given)
+        process.engine.require(RoundSession, f"Round {self.name!r}")
+        return process
 
     def declare_continuation(self, what: Any) -> None:
         """See `Round.then`."""

@@ -12,6 +12,7 @@ from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
+from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import Deadlock
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.task import Task, remember_ends
@@ -36,7 +37,9 @@ class Claiming:
     @property
     def process(self) -> Process:
         """In which database; without a coordinator the default one, as it is now."""
-        return process_of(self._given)
+        process = process_of(self._given)
+        process.engine.require(TaskSession, f"Queue {self.queue!r}")
+        return process
 
     def look_until(
         self,

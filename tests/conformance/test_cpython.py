@@ -13,6 +13,7 @@ from support import PATIENCE, Attempt, until
 
 import sqlsem
 
+pytestmark = pytest.mark.locks
 both = pytest.mark.faces("sync", "aio")
 KINDS = {
     "Lock": lambda coordinator, name: coordinator.mutex(name),

@@ -10,6 +10,8 @@ import pytest
 
 import sqlsem
 
+pytestmark = pytest.mark.locks
+
 
 def holders(coordinator, name):
     return [entry.resource for entry in coordinator.entries() if entry.resource.startswith(name)]

@@ -11,7 +11,7 @@ from support import Attempt, until
 
 import sqlsem
 
-pytestmark = pytest.mark.faces("sync", "aio")
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
 GRACE = 0.6
 
 

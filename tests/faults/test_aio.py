@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support import until
+from support import AMPLE, slack, until
 
 import sqlsem
 from sqlsem.errors import Unavailable
@@ -53,14 +53,22 @@ async def eventually(condition):
 
 def crowd(channel, url, options, name, same):
     """A thousand tasks wait; in a process of its own, to count its threads."""
-    coordinator = sqlsem.connect(url, **options)
+    coordinator = sqlsem.connect(url, **options, **AMPLE)
     names = [name if same else f"{name}-{number}" for number in range(THOUSAND)]
-    sessions = []
+    sessions = set()
     connect = coordinator.engine.connect
 
     def counted(purpose):
-        sessions.append(purpose)
-        return connect(purpose)
+        session = connect(purpose)
+        close = session.close
+
+        def closed():
+            sessions.discard(session)
+            close()
+
+        session.close = closed
+        sessions.add(session)
+        return session
 
     coordinator.engine.connect = counted
 
@@ -150,13 +158,13 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
             "threads"
         ]  # ours: two to look after it, one for calls, three for waits
         if engine_name == "postgresql":
-            assert connections(database) <= 4
+            until(lambda: connections(database) <= 4, "what was dropped is gone")
         else:
             assert found["sessions"] <= 4
         child.send(do="go on")
         worst = child.expect("done", 120)["worst"]
         if engine_name == "postgresql":
-            assert connections(database) <= 4
+            until(lambda: connections(database) <= 4, "what was dropped is gone")
         child.send(do="end")
         child.rest()
         # Other programs can only make it worse.
@@ -211,7 +219,7 @@ def test_an_outage_ends_waits_and_tells_holders(own_postgres_server, restarted, 
             began = time.monotonic()
             await asyncio.to_thread(own_postgres_server.stop, "immediate")
             outcomes = await asyncio.gather(holding, *waiting, return_exceptions=True)
-            assert time.monotonic() - began < 25
+            assert time.monotonic() - began < slack(25)
             assert isinstance(outcomes[0], sqlsem.LockLost)
             for outcome in outcomes[1:]:
                 assert isinstance(outcome, (Unavailable, sqlsem.LockLost)), outcome
@@ -239,7 +247,7 @@ def test_a_thousand_tasks_fail_together_in_an_outage(own_postgres_server, restar
         outcomes = await asyncio.gather(
             *(coordinator.aio.mutex(name(number)).acquire() for number in range(THOUSAND)), return_exceptions=True
         )
-        assert time.monotonic() - began < retry + 15
+        assert time.monotonic() - began < retry + slack(15)
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
 
     with coordinator:
@@ -258,7 +266,7 @@ def test_the_server_comes_back_before_the_patience_ends(own_postgres_server, res
         await asyncio.to_thread(own_postgres_server.start)
         began = time.monotonic()
         assert all(await asyncio.gather(*tasks))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < slack(20)
 
     with coordinator:
         asyncio.run(main())

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from agent import RemoteError
 from churn import Crowd
-from support import Database, random_name, remains, until
+from support import AMPLE, Database, random_name, remains, until
 
 import sqlsem
 from sqlsem import sql
@@ -50,7 +50,7 @@ def ordinary(fresh, postgres_server):
 
 
 def test_read_only_for_some_seconds(own_postgres_server, restarted, agents, name, waiting):
-    holder, waiter, asker = agents(3, on=restarted, grace=15, retry=20)
+    holder, waiter, asker = agents(3, on=restarted, **AMPLE)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
     waiting(name, 2, on=restarted)
@@ -78,7 +78,7 @@ def test_a_read_only_server_is_named(own_postgres_server, restarted, name):
             coordinator.mutex(name).acquire()
 
 
-@pytest.mark.parametrize("kind", [{"grace": 12}, pytest.param({"lease": 12}, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", [AMPLE, pytest.param({"lease": 12}, marks=pytest.mark.soak)], ids=["grace", "lease"])
 def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, waiting, kind):
     database, login = ordinary
     timeouts = ["statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout", "lock_timeout"]
@@ -104,7 +104,7 @@ def test_timeouts_of_the_role_end_nothing(ordinary, fresh, agents, name, waiting
 
 def test_all_connections_are_used_up(ordinary, fresh, agents, name, waiting):
     database, login = ordinary
-    holder, waiter, late = agents(3, on=database, grace=12, retry=1)
+    holder, waiter, late = agents(3, on=database, grace=90, retry=1)
     for agent in (holder, waiter):
         agent.hold("mutex", name(agent.child.pid))
         agent.release()
@@ -169,9 +169,27 @@ def test_what_an_administrator_must_not_run_breaks_nothing(fresh, spawn, name, t
     print(dict(crowd.counts()), crowd.trouble)
 
 
+def test_a_deadlock_with_other_programs_costs_nothing(fresh, name):
+    """PostgreSQL fails the one or the other; ours try again, and leave in order."""
+    admin(
+        fresh,
+        "CREATE SEQUENCE public.turns",
+        "CREATE FUNCTION public.victim() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN "
+        "IF nextval('public.turns') % 2 = 1 THEN RAISE deadlock_detected; END IF; RETURN NULL; END$$",
+        "CREATE TRIGGER victim AFTER INSERT OR DELETE ON sqlsem.ProcessControl EXECUTE FUNCTION public.victim()",
+    )
+    with fresh.coordinator(**AMPLE) as coordinator:
+        for _ in range(2):
+            with coordinator.mutex(name) as grant:
+                grant.check()
+        coordinator.mutex(name).acquire()
+    assert fresh.queue(name) == []
+    assert fresh.rows("SELECT last_value >= 12 FROM public.turns") == [(True,)]
+
+
 def test_init_is_not_held_up_by_a_dump(fresh, agents, name):
     """Nor does it hold anybody else up behind itself."""
-    holder, other = agents(2, on=fresh, grace=12)
+    holder, other = agents(2, on=fresh, **AMPLE)
     holder.hold("mutex", name)
     with psycopg.connect(fresh.url) as dump:
         tables = dump.execute(

@@ -4,7 +4,7 @@ import shutil
 import time
 
 import pytest
-from support import remains, until
+from support import AMPLE, remains, until
 
 
 def terminate(database, condition, *parameters):
@@ -24,7 +24,7 @@ def main_session(database, agent):
 
 @pytest.mark.engines("postgresql")
 def test_a_holder_whose_session_is_ended_comes_back(agents, database, name, waiting):
-    holder, waiter = agents(2, grace=6)
+    holder, waiter = agents(2, **AMPLE)
     position = holder.hold("mutex", name)["position"]
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -45,7 +45,7 @@ def test_a_holder_whose_session_is_ended_comes_back(agents, database, name, wait
 
 @pytest.mark.engines("postgresql")
 def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waiting):
-    holder, waiter, last = agents(3, grace=15)
+    holder, waiter, last = agents(3, **AMPLE)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -72,7 +72,7 @@ def test_a_waiting_session_that_is_ended_waits_on(agents, database, name, waitin
 
 @pytest.mark.engines("postgresql")
 def test_a_waiter_whose_main_session_is_ended_keeps_its_place(agents, database, name, waiting):
-    holder, waiter = agents(2, grace=6)
+    holder, waiter = agents(2, grace=20)
     holder.hold("mutex", name)
     entry = waiter.ask("mutex", name)
     waiting(name, 2)
@@ -98,7 +98,7 @@ def test_without_grace_the_session_is_the_lock(agents, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_every_session_of_everybody_is_ended_again_and_again(agents, database, name, waiting):
-    holder, *waiters = agents(4, grace=30, retry=30)
+    holder, *waiters = agents(4, **AMPLE)
     holder.hold("mutex", name)
     entries = []
     for number, waiter in enumerate(waiters, 2):

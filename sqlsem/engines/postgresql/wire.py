@@ -17,7 +17,7 @@ from psycopg import errors, generators
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.postgresql.database import PostgresDatabase, first_line
 from sqlsem.engines.roles import Wire
-from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -71,7 +71,8 @@ class PostgresWire(Wire):
         if isinstance(exc, errors.LockNotAvailable):
             return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
         if isinstance(exc, errors.DeadlockDetected):
-            return Deadlock(f"{where} chose this request as deadlock victim: {text}")
+            # With another program's locks on our tables, as of VACUUM FULL: nothing of ours is done, and may be again.
+            return Busy(f"{where} chose this request as deadlock victim: {text}")
         if isinstance(exc, errors.NoDataFound):
             self.given_up = True  # whoever keeps this session comes back as a new member
             return Disconnected(f"{where}: {text}")

@@ -10,6 +10,18 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
+-- A row as the search sees it: n numbers them by resource and position; who, the lines of execution, from 1; room is what
+-- it and an operator allow, were it let in.
+DO $$
+BEGIN
+    IF to_regtype('{schema}.deadlock_row') IS NULL THEN
+        CREATE TYPE {schema}.deadlock_row AS (
+            n integer, who integer, member_id bigint, owner varchar, resource_id varchar, queue_position bigint,
+            access_type varchar, concurrency_limit integer, room integer, weight integer, granted boolean, waits boolean);
+    END IF;
+END
+$$;
+
 -- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through it, a row each who,
 -- the youngest request's first. `ahead` is where a who is in the way of the one before, `behind` what it waits for.
 -- Nothing while somebody in it may be dead: then it will be removed.
@@ -21,67 +33,32 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- The rows, by resource and position; who numbers the whos from 1.
-    a_who     integer[];
-    a_member  bigint[];
-    a_owner   varchar[];
-    a_res     varchar[];
-    a_pos     bigint[];
-    a_access  varchar[];
-    a_limit   integer[];
-    a_cap     integer[];
-    a_weight  integer[];
-    a_granted boolean[];
-    a_waits   boolean[];
-    v_n       integer;
-    a_out     boolean[];   -- a row that waits: not blocked by the stuck alone; any row: nobody stuck waits behind it
-    a_count   integer[];   -- of each who: rows that are not out yet
-    a_stuck   boolean[];   -- of each who
-    v_changed boolean;
-    v_out     boolean;
-    -- Along one queue: weights and lowest limit of the stuck, in all and of each label.
-    v_res     varchar;
-    v_load    bigint;
-    v_low     integer;
-    a_label   varchar[];
-    a_load    bigint[];
-    a_low     integer[];
-    v_at      integer;
-    v_any     boolean;
-    v_write   boolean;
-    v_label   varchar;
-    v_many    boolean;
-    v_upgrades boolean;
-    -- Who waits (source) for whom (target), and what can be reached.
-    n_edge    integer;
-    e_source  integer[];
-    e_target  integer[];
-    e_next    integer[];
-    e_before  integer[];
-    a_next    integer[];
-    a_before  integer[];
-    v_edge    integer;
-    v_who     integer;
-    a_done    boolean[];
-    a_down    boolean[];
-    a_reached integer[];
-    n_down    integer;
-    a_back    integer[];
-    n_back    integer;
-    v_victim  bigint;
-    v_start   integer;   -- its row
-    v_other   integer;
-    v_peer    bigint;
-    -- The way back, by rows.
-    a_first   integer[];
-    a_from    integer[];
-    r_waiter  integer[];
-    r_blocker integer[];
-    a_front   integer[];
-    a_found   integer[];
-    v_row     integer;
-    p_waiter  integer[];
-    p_blocker integer[];
+    v_rows     {schema}.deadlock_row[];
+    v_row      {schema}.deadlock_row;
+    v_idle     boolean[];  -- of each row: nothing keeps it out any more (1.), nobody stuck waits behind it (2.)
+    v_left     integer[];  -- of each who: rows that are not idle; it is stuck while there are some
+    v_none     boolean[];
+    v_changed  boolean;
+    v_resource varchar;
+    v_label    varchar[];  -- along one queue: the labels met, and the weight and the lowest limit of each
+    v_load     bigint[];
+    v_low      integer[];
+    v_at       integer;
+    v_source   integer[];  -- who waits
+    v_target   integer[];  -- for whom
+    v_who      integer;
+    v_knot     integer[];  -- whos
+    v_back     integer[];
+    v_seen     integer[] := '{}';
+    v_victim   {schema}.deadlock_row;
+    v_peer     bigint;
+    v_reached  integer[] := '{}';  -- whos; and from which, by which row that waits behind which
+    v_from     integer[] := '{}';
+    v_waiter   integer[] := '{}';
+    v_blocker  integer[] := '{}';
+    v_found    integer[];  -- of them, those of the last level
+    v_front    {schema}.deadlock_row[];  -- their rows
+    v_rest     {schema}.deadlock_row[];  -- of whos that are not reached yet
 BEGIN
     -- Most calls end here.
     IF NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
@@ -94,7 +71,7 @@ BEGIN
     -- One statement, one instant. Only who has two rows and waits, and whoever waits ahead of such a one: without them
     -- there is no knot. Bare participants, who may go at any time, and rows that are on their way out do not count.
     -- Where a member does not tell its owners, each row is taken for somebody's of its own.
-    WITH q AS MATERIALIZED (
+    WITH q AS (
         SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
                t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
                AND (count(*) OVER one > 1 OR t.access_type = 'upgrade') AS busy,
@@ -103,212 +80,132 @@ BEGIN
         WHERE t.member_id IS NOT NULL AND t.revoked_at IS NULL
           AND (t.granted_at IS NOT NULL OR t.attended_until IS NULL OR t.attended_until >= clock_timestamp())
         WINDOW one AS (PARTITION BY t.member_id, t.owner)
+    ), b AS (
+        SELECT q.*, max(q.queue_position) FILTER (WHERE q.busy AND q.waits) OVER (PARTITION BY q.resource_id) AS last_busy FROM q
     ), r AS (
-        SELECT q.*, o.cap, dense_rank() OVER (ORDER BY q.member_id, q.owner, q.itself)::integer AS who
-        FROM q LEFT JOIN {schema}.resource AS o ON o.resource_id = q.resource_id
-        WHERE q.busy OR q.waits AND q.queue_position < (
-            SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
+        SELECT row_number() OVER (ORDER BY b.resource_id, b.queue_position)::integer,
+               dense_rank() OVER (ORDER BY b.member_id, b.owner, b.itself)::integer,
+               b.member_id, b.owner, b.resource_id, b.queue_position, b.access_type, b.concurrency_limit,
+               least(b.concurrency_limit, CASE WHEN o.cap >= b.weight THEN o.cap END), b.weight, b.granted, b.waits
+        FROM b LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
+        WHERE b.busy OR b.waits AND b.queue_position < b.last_busy
+        ORDER BY 1
     )
-    SELECT count(*), array_agg(r.who ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.member_id ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.owner ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.resource_id ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.queue_position ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.access_type ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.concurrency_limit ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.cap ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.weight ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.granted ORDER BY r.resource_id, r.queue_position),
-           array_agg(r.waits ORDER BY r.resource_id, r.queue_position)
-    INTO v_n, a_who, a_member, a_owner, a_res, a_pos, a_access, a_limit, a_cap, a_weight, a_granted, a_waits
-    FROM r;
-    IF v_n = 0 THEN
-        RETURN;
-    END IF;
+    SELECT array_agg(r::{schema}.deadlock_row) INTO v_rows FROM r;
+    v_none := array_fill(false, ARRAY[coalesce(cardinality(v_rows), 0)]);
 
     -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
-    a_out := array_fill(false, ARRAY[v_n]);
-    SELECT array_agg(w.number ORDER BY w.who) INTO a_count
-    FROM (SELECT u.who, (count(*) FILTER (WHERE u.waits))::integer AS number
-          FROM unnest(a_who, a_waits) AS u (who, waits) GROUP BY u.who) AS w;
-    SELECT array_agg(c > 0 ORDER BY n) INTO a_stuck FROM unnest(a_count) WITH ORDINALITY AS u (c, n);
+    v_idle := v_none;
+    SELECT array_agg(w.waiting ORDER BY w.who) INTO v_left
+    FROM (SELECT r.who, count(*) FILTER (WHERE r.waits) AS waiting FROM unnest(v_rows) AS r GROUP BY r.who) AS w;
     LOOP
         v_changed := false;
-        v_res := NULL;
-        FOR i IN 1..v_n LOOP
-            IF v_res IS DISTINCT FROM a_res[i] THEN
-                v_res := a_res[i];
-                v_load := 0;
-                v_low := NULL;
-                a_label := '{}';
-                a_load := '{}';
-                a_low := '{}';
+        v_resource := NULL;
+        FOREACH v_row IN ARRAY coalesce(v_rows, '{}') LOOP
+            IF v_resource IS DISTINCT FROM v_row.resource_id THEN
+                v_resource := v_row.resource_id;
+                v_label := '{}';
+                v_load := '{}';
+                v_low := '{}';
             END IF;
-            CONTINUE WHEN NOT a_stuck[a_who[i]];
-            IF a_waits[i] AND NOT a_out[i] THEN
-                IF a_access[i] = 'upgrade' THEN  -- waits for all others inside, wherever they stand
-                    v_out := NOT EXISTS (
-                        SELECT FROM unnest(a_res, a_pos, a_granted, a_who) AS u (res, pos, granted, who)
-                        WHERE u.res = v_res AND u.pos <> a_pos[i] AND u.granted AND a_stuck[u.who]);
-                ELSIF a_access[i] = 'write' THEN
-                    v_out := coalesce(v_load = 0 OR v_load + a_weight[i] <= least(
-                        v_low, a_limit[i], CASE WHEN a_cap[i] >= a_weight[i] THEN a_cap[i] END), true);
+            CONTINUE WHEN v_left[v_row.who] = 0;
+            IF v_row.waits AND NOT v_idle[v_row.n] THEN
+                IF v_row.access_type = 'upgrade' THEN  -- waits for all others inside, wherever they stand
+                    v_idle[v_row.n] := NOT EXISTS (
+                        SELECT FROM unnest(v_rows) AS o
+                        WHERE o.resource_id = v_resource AND o.n <> v_row.n AND o.granted AND v_left[o.who] > 0);
                 ELSE
-                    SELECT coalesce(coalesce(sum(u.load), 0) = 0 OR sum(u.load) + a_weight[i] <= least(
-                        min(u.low), a_limit[i], CASE WHEN a_cap[i] >= a_weight[i] THEN a_cap[i] END), true)
-                    INTO v_out FROM unnest(a_label, a_load, a_low) AS u (label, load, low) WHERE u.label <> a_access[i];
+                    v_idle[v_row.n] := (
+                        SELECT coalesce(sum(u.load) IS NULL OR sum(u.load) + v_row.weight <= least(min(u.low), v_row.room), true)
+                        FROM unnest(v_label, v_load, v_low) AS u (label, load, low)
+                        WHERE v_row.access_type = 'write' OR u.label <> v_row.access_type);
                 END IF;
-                IF v_out THEN
+                IF v_idle[v_row.n] THEN
                     v_changed := true;
-                    a_out[i] := true;
-                    a_count[a_who[i]] := a_count[a_who[i]] - 1;
-                    IF a_count[a_who[i]] = 0 THEN
-                        a_stuck[a_who[i]] := false;
-                        CONTINUE;
-                    END IF;
+                    v_left[v_row.who] := v_left[v_row.who] - 1;
+                    CONTINUE WHEN v_left[v_row.who] = 0;
                 END IF;
             END IF;
-            v_load := v_load + a_weight[i];
-            v_low := least(v_low, a_limit[i]);
-            v_at := coalesce(array_position(a_label, a_access[i]), cardinality(a_label) + 1);
-            a_label[v_at] := a_access[i];
-            a_load[v_at] := coalesce(a_load[v_at], 0) + a_weight[i];
-            a_low[v_at] := least(a_low[v_at], a_limit[i]);
+            v_at := coalesce(array_position(v_label, v_row.access_type), cardinality(v_label) + 1);
+            v_label[v_at] := v_row.access_type;
+            v_load[v_at] := coalesce(v_load[v_at], 0) + v_row.weight;
+            v_low[v_at] := least(v_low[v_at], v_row.concurrency_limit);
         END LOOP;
         EXIT WHEN NOT v_changed;
     END LOOP;
-    FOR i IN 1..v_n LOOP
-        a_waits[i] := a_waits[i] AND NOT a_out[i] AND a_stuck[a_who[i]];  -- from here on: is blocked
-    END LOOP;
+    -- From here on: the rows of the stuck, and `waits` says that a row is blocked.
+    SELECT array_agg(ROW(r.n, r.who, r.member_id, r.owner, r.resource_id, r.queue_position, r.access_type, r.concurrency_limit,
+                         r.room, r.weight, r.granted, r.waits AND NOT v_idle[r.n])::{schema}.deadlock_row ORDER BY r.n)
+    INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    v_upgrades := 'upgrade' = ANY (a_access);
     -- Up the queues, to leave aside those for whom nobody waits: of the many behind a knot usually all.
-    a_out := array_fill(false, ARRAY[v_n]);
-    SELECT array_agg(c.number ORDER BY c.who) INTO a_count
-    FROM (SELECT u.who, count(*)::integer AS number FROM unnest(a_who) AS u (who) GROUP BY u.who) AS c;
+    v_idle := v_none;
+    SELECT array_agg(coalesce(w.number, 0) ORDER BY u.who) INTO v_left
+    FROM generate_series(1, cardinality(v_left)) AS u (who)
+    LEFT JOIN (SELECT r.who, count(*) AS number FROM unnest(v_rows) AS r GROUP BY r.who) AS w ON w.who = u.who;
     LOOP
         v_changed := false;
-        v_res := NULL;
-        FOR i IN REVERSE v_n..1 LOOP
-            IF v_res IS DISTINCT FROM a_res[i] THEN
-                v_res := a_res[i];
-                v_any := false;    -- somebody blocked stands further down
-                v_write := false;  -- with access write
-                v_label := NULL;   -- with a label
-                v_many := false;   -- with different ones
+        v_resource := NULL;
+        FOR v_row IN SELECT * FROM unnest(v_rows) AS r ORDER BY r.n DESC LOOP
+            IF v_resource IS DISTINCT FROM v_row.resource_id THEN
+                v_resource := v_row.resource_id;
+                v_label := '{}';  -- of the blocked further down
             END IF;
-            CONTINUE WHEN NOT a_stuck[a_who[i]];
-            IF NOT a_out[i] AND NOT (v_write OR v_many OR v_any AND a_access[i] IS DISTINCT FROM v_label)
-               AND NOT (v_upgrades AND a_granted[i] AND EXISTS (
-                   SELECT FROM unnest(a_res, a_pos, a_access, a_waits, a_who) AS u (res, pos, access, waits, who)
-                   WHERE u.res = v_res AND u.access = 'upgrade' AND u.waits AND u.pos <> a_pos[i]
-                     AND a_stuck[u.who])) THEN
+            CONTINUE WHEN v_left[v_row.who] = 0;
+            IF NOT v_idle[v_row.n] AND v_label <@ ARRAY[v_row.access_type] AND 'write' <> ALL (v_label)
+               AND NOT (v_row.granted AND EXISTS (
+                   SELECT FROM unnest(v_rows) AS o
+                   WHERE o.resource_id = v_resource AND o.n <> v_row.n AND o.access_type = 'upgrade' AND o.waits
+                     AND v_left[o.who] > 0)) THEN
                 v_changed := true;
-                a_out[i] := true;
-                a_count[a_who[i]] := a_count[a_who[i]] - 1;
-                IF a_count[a_who[i]] = 0 THEN
-                    a_stuck[a_who[i]] := false;
-                    CONTINUE;
-                END IF;
+                v_idle[v_row.n] := true;
+                v_left[v_row.who] := v_left[v_row.who] - 1;
+                CONTINUE WHEN v_left[v_row.who] = 0;
             END IF;
-            IF a_waits[i] AND a_access[i] <> 'upgrade' THEN
-                v_any := true;
-                IF a_access[i] = 'write' THEN
-                    v_write := true;
-                ELSE
-                    v_many := v_many OR v_label <> a_access[i];
-                    v_many := coalesce(v_many, false);
-                    v_label := a_access[i];
-                END IF;
+            IF v_row.waits AND v_row.access_type <> 'upgrade' AND v_row.access_type <> ALL (v_label) THEN
+                v_label := v_label || v_row.access_type;
             END IF;
         END LOOP;
         EXIT WHEN NOT v_changed;
     END LOOP;
+    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
 
-    -- 2. Who can be reached from whom. From a blocked row of access write all the stuck rows ahead of it can, so those
+    -- 2. Who waits for whom. From a blocked row of access write all the stuck rows ahead of it can be reached, so those
     -- behind need not point past it: the edges are few, however long the queue.
-    n_edge := 0;
-    e_source := '{}';
-    e_target := '{}';
-    e_next := '{}';
-    e_before := '{}';
-    a_next := array_fill(0, ARRAY[cardinality(a_stuck)]);    -- of each who: its first edge, then by e_next
-    a_before := array_fill(0, ARRAY[cardinality(a_stuck)]);  -- the first edge that leads to it, then by e_before
-    FOR i IN 1..v_n LOOP
-        CONTINUE WHEN NOT (a_waits[i] AND a_stuck[a_who[i]]);
-        v_at := CASE WHEN a_access[i] = 'upgrade' THEN v_n ELSE i - 1 END;
-        WHILE v_at > 0 AND (a_access[i] = 'upgrade' OR a_res[v_at] = a_res[i]) LOOP
-            IF a_stuck[a_who[v_at]] AND (CASE WHEN a_access[i] = 'upgrade'
-                    THEN a_res[v_at] = a_res[i] AND a_granted[v_at] AND v_at <> i
-                    ELSE a_access[i] = 'write' OR a_access[v_at] <> a_access[i] END) THEN
-                n_edge := n_edge + 1;
-                e_source[n_edge] := a_who[i];
-                e_target[n_edge] := a_who[v_at];
-                e_next[n_edge] := a_next[a_who[i]];
-                e_before[n_edge] := a_before[a_who[v_at]];
-                a_next[a_who[i]] := n_edge;
-                a_before[a_who[v_at]] := n_edge;
-                EXIT WHEN a_access[i] <> 'upgrade' AND a_waits[v_at] AND a_access[v_at] = 'write';
-            END IF;
-            v_at := v_at - 1;
-        END LOOP;
-    END LOOP;
-
+    SELECT array_agg(w.who), array_agg(b.who) INTO v_source, v_target
+    FROM (SELECT *, min(r.n) OVER queue AS first, max(r.n) OVER queue AS last,
+                 max(r.n) FILTER (WHERE r.waits AND r.access_type = 'write')
+                     OVER (queue ORDER BY r.n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS nearest
+          FROM unnest(v_rows) AS r WINDOW queue AS (PARTITION BY r.resource_id)) AS w
+    CROSS JOIN LATERAL generate_series(CASE WHEN w.access_type = 'upgrade' THEN w.first ELSE coalesce(w.nearest, w.first) END,
+                                       CASE WHEN w.access_type = 'upgrade' THEN w.last ELSE w.n - 1 END) AS k (n)
+    JOIN unnest(v_rows) AS b ON b.n = k.n
+    WHERE w.waits AND CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
+                           ELSE w.access_type = 'write' OR b.access_type <> w.access_type END;
     -- A knot whose youngest request is ours: all that one of ours reaches reaches it, too.
-    a_done := array_fill(false, ARRAY[cardinality(a_stuck)]);
-    FOR i IN 1..v_n LOOP
-        v_who := a_who[i];
-        CONTINUE WHEN NOT (a_waits[i] AND a_stuck[v_who] AND a_member[i] = p_member) OR a_done[v_who];
-        a_reached := ARRAY[v_who];
-        a_down := array_fill(false, ARRAY[cardinality(a_stuck)]);
-        a_down[v_who] := true;
-        n_down := 1;
-        v_at := 0;
-        WHILE v_at < n_down LOOP
-            v_at := v_at + 1;
-            v_edge := a_next[a_reached[v_at]];
-            WHILE v_edge > 0 LOOP
-                IF NOT a_down[e_target[v_edge]] THEN
-                    n_down := n_down + 1;
-                    a_reached[n_down] := e_target[v_edge];
-                    a_down[e_target[v_edge]] := true;
-                END IF;
-                v_edge := e_next[v_edge];
-            END LOOP;
-        END LOOP;
-        a_back := ARRAY[v_who];
-        a_done[v_who] := true;
-        n_back := 1;
-        v_at := 0;
-        WHILE v_at < n_back LOOP
-            v_at := v_at + 1;
-            v_edge := a_before[a_back[v_at]];
-            WHILE v_edge > 0 LOOP
-                IF a_down[e_source[v_edge]] AND NOT a_done[e_source[v_edge]] THEN
-                    n_back := n_back + 1;
-                    a_back[n_back] := e_source[v_edge];
-                    a_done[e_source[v_edge]] := true;
-                END IF;
-                v_edge := e_before[v_edge];
-            END LOOP;
-        END LOOP;
-        CONTINUE WHEN n_back < n_down;
-        v_victim := 0;
-        FOR j IN 1..v_n LOOP
-            IF a_waits[j] AND a_down[a_who[j]] AND a_pos[j] > v_victim THEN
-                v_victim := a_pos[j];
-                v_start := j;
-            END IF;
-        END LOOP;
-        EXIT WHEN a_member[v_start] = p_member;
-        v_victim := NULL;
+    FOR v_who IN SELECT DISTINCT r.who FROM unnest(v_rows) AS r WHERE r.waits AND r.member_id = p_member LOOP
+        CONTINUE WHEN v_who = ANY (v_seen);
+        WITH RECURSIVE down (who) AS (
+            SELECT v_who UNION SELECT v_target[e.n] FROM down AS d CROSS JOIN LATERAL unnest(array_positions(v_source, d.who)) AS e (n)
+        ), back (who) AS (
+            SELECT v_who UNION SELECT v_source[e.n] FROM back AS b CROSS JOIN LATERAL unnest(array_positions(v_target, b.who)) AS e (n)
+            WHERE v_source[e.n] IN (SELECT d.who FROM down AS d)
+        )
+        SELECT (SELECT array_agg(d.who) FROM down AS d), (SELECT array_agg(b.who) FROM back AS b) INTO v_knot, v_back;
+        v_seen := v_seen || v_back;
+        CONTINUE WHEN cardinality(v_back) < cardinality(v_knot);
+        SELECT * INTO v_victim FROM unnest(v_rows) AS r
+        WHERE r.waits AND r.who = ANY (v_knot) ORDER BY r.queue_position DESC LIMIT 1;
+        EXIT WHEN v_victim.member_id = p_member;
     END LOOP;
-    IF v_victim IS NULL THEN
+    IF v_victim.member_id IS DISTINCT FROM p_member THEN
         RETURN;
     END IF;
+    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
+    v_rest := v_rows;
 
     -- Whoever died holds nobody up for long.
-    FOR v_peer IN SELECT DISTINCT a_member[array_position(a_who, u.who)] FROM unnest(a_reached) AS u (who) LOOP
+    FOR v_peer IN SELECT DISTINCT r.member_id FROM unnest(v_rows) AS r LOOP
         PERFORM {schema}.test_member(v_peer, p_member);
         IF NOT EXISTS (SELECT FROM {schema}.member AS m
                        WHERE m.member_id = v_peer AND m.missing_since IS NULL
@@ -318,58 +215,35 @@ BEGIN
     END LOOP;
 
     -- 3. The shortest way from the victim back to its owner: by levels, and in each by position.
-    a_first := array_fill(0, ARRAY[v_n]);  -- of each row: where its queue begins; there: from where on anything is new
-    a_from := array_fill(0, ARRAY[v_n]);
-    FOR i IN 1..v_n LOOP
-        a_first[i] := CASE WHEN i > 1 AND a_res[i - 1] = a_res[i] THEN a_first[i - 1] ELSE i END;
-        a_from[i] := a_first[i];
+    v_front := ARRAY[v_victim];
+    WHILE v_victim.who <> ALL (v_reached) LOOP
+        SELECT array_agg(f.who), v_from || array_agg(f.source), v_waiter || array_agg(f.waiter), v_blocker || array_agg(f.blocker)
+        INTO v_found, v_from, v_waiter, v_blocker
+        FROM (SELECT DISTINCT ON (b.who) b.who, w.who AS source, w.n AS waiter, b.n AS blocker
+              FROM unnest(v_front) AS w JOIN unnest(v_rest) AS b ON b.resource_id = w.resource_id
+              WHERE CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
+                         ELSE b.n < w.n AND (w.access_type = 'write' OR b.access_type <> w.access_type) END
+              ORDER BY b.who, w.queue_position, b.queue_position) AS f;
+        v_reached := v_reached || v_found;
+        SELECT array_agg(r) FILTER (WHERE r.waits AND r.who = ANY (v_found)), array_agg(r) FILTER (WHERE r.who <> ALL (v_found))
+        INTO v_front, v_rest FROM unnest(v_rest) AS r;
     END LOOP;
-    r_waiter := array_fill(NULL::integer, ARRAY[cardinality(a_stuck)]);  -- of each who: how it was reached
-    r_blocker := r_waiter;
-    a_front := ARRAY[v_start];
-    WHILE r_waiter[a_who[v_start]] IS NULL LOOP
-        a_found := '{}';
-        FOREACH v_row IN ARRAY a_front LOOP
-            v_at := a_first[v_row];
-            WHILE a_from[v_at] < v_row
-                  AND (NOT a_down[a_who[a_from[v_at]]] OR r_waiter[a_who[a_from[v_at]]] IS NOT NULL) LOOP
-                a_from[v_at] := a_from[v_at] + 1;
-            END LOOP;
-            v_other := CASE WHEN a_access[v_row] = 'upgrade' THEN a_first[v_row] ELSE a_from[v_at] END;
-            WHILE v_other <= v_n AND a_res[v_other] = a_res[v_row]
-                  AND (v_other < v_row OR a_access[v_row] = 'upgrade') LOOP
-                IF a_down[a_who[v_other]] AND r_waiter[a_who[v_other]] IS NULL
-                   AND (CASE WHEN a_access[v_row] = 'upgrade' THEN a_granted[v_other] AND v_other <> v_row
-                        ELSE a_access[v_row] = 'write' OR a_access[v_other] <> a_access[v_row] END) THEN
-                    r_waiter[a_who[v_other]] := v_row;
-                    r_blocker[a_who[v_other]] := v_other;
-                    a_found[cardinality(a_found) + 1] := a_who[v_other];
-                END IF;
-                v_other := v_other + 1;
-            END LOOP;
-        END LOOP;
-        SELECT array_agg(u.n ORDER BY u.pos) INTO a_front
-        FROM unnest(a_who, a_pos, a_waits) WITH ORDINALITY AS u (who, pos, waits, n)
-        WHERE u.waits AND u.who = ANY (a_found);
-    END LOOP;
-    v_at := v_start;
-    LOOP
-        v_who := a_who[v_at];
-        p_waiter := r_waiter[v_who] || p_waiter;
-        p_blocker := r_blocker[v_who] || p_blocker;
-        v_at := r_waiter[v_who];
-        EXIT WHEN v_at = v_start;
-    END LOOP;
-
     RETURN QUERY
-    SELECT w.number::integer, m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END,
-           a_owner[w.at], a_res[b.at], a_pos[b.at], a_granted[b.at], a_res[w.at], a_pos[w.at],
-           a_access[w.at] = 'upgrade', a_pos[w.behind], n_down
-    FROM unnest(p_waiter, p_blocker) WITH ORDINALITY AS w (at, behind, number)
-    JOIN unnest(p_blocker) WITH ORDINALITY AS b (at, number)
-      ON b.number = CASE w.number WHEN 1 THEN cardinality(p_blocker) ELSE w.number - 1 END
-    JOIN {schema}.member AS m ON m.member_id = a_member[w.at]
-    ORDER BY w.number;
+    WITH RECURSIVE way (back, at) AS (
+        SELECT 0, array_position(v_reached, v_victim.who)
+        UNION ALL
+        SELECT back + 1, array_position(v_reached, v_from[at]) FROM way WHERE v_waiter[at] <> v_victim.n
+    ), cycle AS (
+        SELECT row_number() OVER one AS step, v_waiter[at] AS waiter, v_blocker[at] AS behind,
+               coalesce(lag(v_blocker[at]) OVER one, v_blocker[array_position(v_reached, v_victim.who)]) AS ahead
+        FROM way WINDOW one AS (ORDER BY back DESC)
+    )
+    SELECT c.step::integer, m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END, w.owner,
+           a.resource_id, a.queue_position, a.granted, w.resource_id, w.queue_position, w.access_type = 'upgrade',
+           b.queue_position, cardinality(v_knot)
+    FROM cycle AS c JOIN unnest(v_rows) AS w ON w.n = c.waiter JOIN unnest(v_rows) AS a ON a.n = c.ahead
+    JOIN unnest(v_rows) AS b ON b.n = c.behind JOIN {schema}.member AS m ON m.member_id = w.member_id
+    ORDER BY c.step;
 END
 $$;
 
