@@ -3,7 +3,7 @@
 Names, notes, bodies, errors and hosts are written by others: an escape sequence among them would steer the terminal of
 whoever looks, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
 all that is shown goes through `clean` (or `clean_json`): the command line prints with the functions of
-`sqlsem.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
+`sqlsem.terminal.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 import unicodedata
 from typing import Any
 
-__all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace"]
+__all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace", "first_line"]
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -34,6 +34,11 @@ def clean(text: str, keep: str = "") -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def first_line(text: object) -> str:
+    """Of an error, for a message about something else. None has none."""
+    return str(text or "").strip().partition("\n")[0].rstrip()
 
 
 def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support import AMPLE, until
+from support import AMPLE, slack, until
 
 import sqlsem
 from sqlsem.errors import Unavailable
@@ -45,7 +45,7 @@ def connections(database):
 
 
 async def eventually(condition):
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 280
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -153,7 +153,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
     best = {}
     for _ in range(4):
         child = spawn(crowd, url=database.url, options=database.options, name=name, same=same)
-        found = child.expect("waiting", 120)
+        found = child.expect("waiting", 300)
         assert len(found["threads"]) <= 9, found[
             "threads"
         ]  # ours: two to look after it, one for calls, three for waits
@@ -162,7 +162,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
         else:
             assert found["sessions"] <= 4
         child.send(do="go on")
-        worst = child.expect("done", 120)["worst"]
+        worst = child.expect("done", 300)["worst"]
         if engine_name == "postgresql":
             until(lambda: connections(database) <= 4, "what was dropped is gone")
         child.send(do="end")
@@ -219,7 +219,7 @@ def test_an_outage_ends_waits_and_tells_holders(own_postgres_server, restarted, 
             began = time.monotonic()
             await asyncio.to_thread(own_postgres_server.stop, "immediate")
             outcomes = await asyncio.gather(holding, *waiting, return_exceptions=True)
-            assert time.monotonic() - began < 25
+            assert time.monotonic() - began < slack(25)
             assert isinstance(outcomes[0], sqlsem.LockLost)
             for outcome in outcomes[1:]:
                 assert isinstance(outcome, (Unavailable, sqlsem.LockLost)), outcome
@@ -247,7 +247,7 @@ def test_a_thousand_tasks_fail_together_in_an_outage(own_postgres_server, restar
         outcomes = await asyncio.gather(
             *(coordinator.aio.mutex(name(number)).acquire() for number in range(THOUSAND)), return_exceptions=True
         )
-        assert time.monotonic() - began < retry + 15
+        assert time.monotonic() - began < retry + slack(15)
         assert {type(outcome) for outcome in outcomes} == {Unavailable}
 
     with coordinator:
@@ -266,7 +266,7 @@ def test_the_server_comes_back_before_the_patience_ends(own_postgres_server, res
         await asyncio.to_thread(own_postgres_server.start)
         began = time.monotonic()
         assert all(await asyncio.gather(*tasks))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < slack(20)
 
     with coordinator:
         asyncio.run(main())
