@@ -23,7 +23,7 @@ pip install --group odbc || echo "pyodbc cannot be installed here; going on with
 # need a C# compiler and the ODBC driver of PostgreSQL; without them they are left out, and the last lines say so. Only
 # root can install those, and only by apt; nobody needs to.
 has_pyodbc() { .venv/bin/python -c 'import pyodbc' 2>/dev/null; }
-has_dotnet() { .venv/bin/python -c 'import sys; from sqlsem import mixed; sys.exit(bool(mixed.dotnet_lacks(odbc=True)))'; }
+has_dotnet() { .venv/bin/python -c 'import sys; from clients.mixed import dotnet; sys.exit(bool(dotnet.lacks(odbc=True)))'; }
 has_pgbouncer() { PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null; }
 if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null && ! { has_pyodbc && has_dotnet && has_pgbouncer; }; then
     install() { DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends "$@"; }

@@ -29,6 +29,7 @@ from typing import Any
 
 import platformdirs
 
+from sqlsem import engines
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_duration, check_name
 
@@ -40,6 +41,11 @@ else:
 __all__ = ["Settings", "environment", "has_password", "nearest", "resolve", "writable_by_others"]
 
 FILE = "sqlsem.toml"
+#: What everybody should know of the embedded default.
+EMBEDDED = (
+    "which only processes of this user on this host share; to share with others set $SQLSEM_URL or write a sqlsem.toml"
+)
+
 #: What ``$SQLSEM_URL`` is for commands and tasks in place of a URL with a password: lest they lock somewhere else.
 WITHHELD = "withheld: see sqlsem run --pass-url"
 OPTIONS = ("grace", "lease", "retry", "schema", "table")
@@ -92,6 +98,11 @@ def resolve(url: str | None = None, *, profile: str | None = None, named: str = 
             return Settings(url, "$SQLSEM_URL")
         profile = os.environ.get("SQLSEM_PROFILE") or None
         named = "$SQLSEM_PROFILE"
+    return _of_files(profile, named)
+
+
+def _of_files(profile: str | None, named: str) -> Settings:
+    """What the files say, of a profile if ``named`` names one."""
     found = _files()
     profiles = {name: (one, table) for one in found for name, table in one.table.get("profiles", {}).items()}
     chooser: _File | None = None
@@ -123,9 +134,8 @@ def resolve(url: str | None = None, *, profile: str | None = None, named: str = 
         source = str(chooser.path)
     else:
         file = platformdirs.user_state_path("sqlsem") / "sqlsem.db"
-        url = f"sqlite:///{file}"
         _require_server(demanding, None, "")
-        return Settings(url, "the default, an embedded file", _options(table), embedded=True)
+        return Settings(f"sqlite:///{file}", "the default, an embedded file", _options(table), embedded=True)
     warnings: list[str] = []
     url = _url(table, chooser, source, warnings)
     _require_server(demanding, url, source)
@@ -327,7 +337,7 @@ def _url(table: Mapping[str, Any], file: _File, source: str, warnings: list[str]
                 f"somebody's code; keep it in your own file, {platformdirs.user_config_path('sqlsem') / FILE}"
             )
     if "url_file" in table:
-        url = _first_line(file, "url_file", table["url_file"], warnings)
+        url = _secret(file, "url_file", table["url_file"], warnings)
     elif "url" in table:
         if has_password(VARIABLE.sub("", table["url"])) and _readable_by_others(file.path):
             warnings.append(
@@ -340,11 +350,12 @@ def _url(table: Mapping[str, Any], file: _File, source: str, warnings: list[str]
     if "password_file" in table:
         if has_password(url):
             raise ConfigurationError(f"There is a password in the url and a password_file in {source}; one is enough")
-        url = _with_password(url, _first_line(file, "password_file", table["password_file"], warnings), source)
+        url = _with_password(url, _secret(file, "password_file", table["password_file"], warnings), source)
     return url
 
 
-def _first_line(file: _File, key: str, name: str, warnings: list[str]) -> str:
+def _secret(file: _File, key: str, name: str, warnings: list[str]) -> str:
+    """The first line of the file that a setting names."""
     path = file.path.parent / Path(name).expanduser()
     try:
         text = path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
@@ -399,9 +410,12 @@ def _flag(variable: str) -> bool:
 
 
 def _require_server(demanding: str | None, url: str | None, source: str) -> None:
-    if demanding is None or (url is not None and not url.lower().startswith("sqlite")):
+    if demanding is None:
         return
-    what = "no database was named" if url is None else f"{source} names an SQLite file, which is this host's only"
+    local = None if url is None else engines.LOCAL.get(engines.name_of_url(engines.plain(url)))
+    if url is not None and local is None:
+        return
+    what = "no database was named" if url is None else f"{source} names {local}"
     raise ConfigurationError(
         f"A database server is required ({demanding}), but {what}; set $SQLSEM_URL, choose a profile (--profile, "
         f"$SQLSEM_PROFILE), or write a {FILE}"

@@ -1,11 +1,11 @@
 """Which requests can never be granted, as they wait for each other: from the rows of the table alone. No I/O.
 
-*Who* is one line of execution: a member and its ``owner`` (a thread, a task, a session). Somebody who waits cannot give
-anything back meanwhile; so of the rows at one instant:
+A *party* is one line of execution: a member and its ``owner`` (a thread, a task, a session). While it waits it cannot
+give anything back; so of the rows at one instant:
 
-1. Everybody who waits is suspected. Whoever would be let in if only the suspected ones stayed is suspected no more,
+1. Everybody who waits is suspected. Those who would be let in if only the suspected ones stayed are suspected no more,
    as all others may finish and leave. Repeated until nothing changes: those left are *stuck*.
-2. Each stuck row points to the stuck rows that are in its way. A *knot* is a set of whos that reach each other and
+2. Each stuck row points to the stuck rows that are in its way. A *knot* is a set of parties that reach each other and
    nobody else: all that they need is held among themselves. (Whoever merely stands behind a knot is no part of it.)
 3. The highest position that waits in a knot is the youngest request: its owner is told.
 
@@ -42,8 +42,8 @@ class Row:
     granted: bool
 
     @property
-    def who(self) -> Who | None:
-        """Whose line of execution it is. Of a bare participant nothing is known; where a member does not tell the
+    def party(self) -> Party | None:
+        """The line of execution that it is of. Of a bare participant nothing is known; where a member does not tell the
         owner, each row is taken for somebody's of its own, as there may be many.
         """
         if self.member is None:
@@ -56,7 +56,7 @@ class Row:
         return not self.granted or self.access == UPGRADE
 
 
-Who = tuple[int, str, int]
+Party = tuple[int, str, int]
 #: A row that waits, and one that is in its way.
 Edge = tuple[Row, Row]
 
@@ -65,7 +65,7 @@ Edge = tuple[Row, Row]
 class Knot:
     """Some who wait for each other, and for nobody else."""
 
-    whos: frozenset[Who]
+    parties: frozenset[Party]
     edges: tuple[Edge, ...]
 
     @property
@@ -76,14 +76,14 @@ class Knot:
     def cycle(self, start_row: Row | None = None) -> list[Edge]:
         """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
         victim = start_row or self.victim
-        start = victim.who
+        start = victim.party
         edges = sorted(self.edges, key=lambda edge: (edge[0].position, edge[1].position))
-        came: dict[Who, Edge] = {}
+        came: dict[Party, Edge] = {}
         frontier = {start}
         while start not in came:
-            found: dict[Who, Edge] = {}
+            found: dict[Party, Edge] = {}
             for edge in edges:
-                source, target = edge[0].who, edge[1].who
+                source, target = edge[0].party, edge[1].party
                 assert target is not None
                 if source in frontier and target not in came and (came or edge[0] == victim):
                     found.setdefault(target, edge)
@@ -92,7 +92,7 @@ class Knot:
             frontier = set(found)
         path = [came[start]]
         while path[0][0] != victim:
-            source = path[0][0].who
+            source = path[0][0].party
             assert source is not None
             path.insert(0, came[source])
         return path
@@ -102,21 +102,23 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Kno
     """All knots among these rows; ``caps`` are the limits that operators have set."""
     caps = caps or {}
     queues: dict[str, list[Row]] = defaultdict(list)
-    requests: dict[Who, list[Row]] = defaultdict(list)
+    requests: dict[Party, list[Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):
         queues[row.resource].append(row)
-        if row.waits and row.who is not None:
-            requests[row.who].append(row)
+        if row.waits and row.party is not None:
+            requests[row.party].append(row)
 
     def in_the_way(row: Row) -> list[Row]:
         """The stuck rows that keep this one out; empty when it would be let in once all others have left."""
         queue = queues[row.resource]
         if row.access == UPGRADE:
-            return [one for one in queue if one.granted and one is not row and one.who in requests]
+            return [one for one in queue if one.granted and one is not row and one.party in requests]
         ahead = [
             one
             for one in queue
-            if one.position < row.position and (row.access == WRITE or one.access != row.access) and one.who in requests
+            if one.position < row.position
+            and (row.access == WRITE or one.access != row.access)
+            and one.party in requests
         ]
         limits = [one.limit for one in (row, *ahead) if one.limit is not None]
         cap = caps.get(row.resource)
@@ -129,40 +131,40 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Kno
     while len(requests) != before:
         before = len(requests)
         # In the order of the queues, so that one pass is enough for those who wait in line.
-        for who in list(requests):
-            if not any(in_the_way(row) for row in requests[who]):
-                del requests[who]
+        for party in list(requests):
+            if not any(in_the_way(row) for row in requests[party]):
+                del requests[party]
 
     # Whoever points to a blocked row of access write need not point past it, to whom that one points itself: so the
     # graph is small, however long the queue.
-    graph: dict[Who, set[Who]] = {who: set() for who in requests}
+    graph: dict[Party, set[Party]] = {party: set() for party in requests}
     for queue in queues.values():
         passed: list[Row] = []
         for row in queue:
-            if row.who not in requests:
+            if row.party not in requests:
                 continue
             found = in_the_way(row) if row.waits else []
             near = found if row.access == UPGRADE else [one for one in passed if one in found] if found else []
-            graph[row.who].update(one.who for one in near if one.who is not None)
+            graph[row.party].update(one.party for one in near if one.party is not None)
             if found and row.access == WRITE:
                 passed = []
             passed.append(row)
     return [
         Knot(
             frozenset(part),
-            tuple((row, one) for who in part for row in requests[who] for one in in_the_way(row)),
+            tuple((row, one) for party in part for row in requests[party] for one in in_the_way(row)),
         )
         for part in _components(graph)
-        if all(target in part for who in part for target in graph[who])
+        if all(target in part for party in part for target in graph[party])
     ]
 
 
-def _components(graph: Mapping[Who, Iterable[Who]]) -> Iterator[set[Who]]:
+def _components(graph: Mapping[Party, Iterable[Party]]) -> Iterator[set[Party]]:
     """Strongly connected components (Tarjan's algorithm, without recursion)."""
-    number: dict[Who, int] = {}
-    lowest: dict[Who, int] = {}
-    stack: list[Who] = []
-    on_stack: set[Who] = set()
+    number: dict[Party, int] = {}
+    lowest: dict[Party, int] = {}
+    stack: list[Party] = []
+    on_stack: set[Party] = set()
     for root in graph:
         if root in number:
             continue
@@ -171,7 +173,7 @@ def _components(graph: Mapping[Who, Iterable[Who]]) -> Iterator[set[Who]]:
         on_stack.add(root)
         path = [(root, iter(graph[root]))]
         while path:
-            who, targets = path[-1]
+            party, targets = path[-1]
             for target in targets:
                 if target not in number:
                     number[target] = lowest[target] = len(number)
@@ -180,13 +182,13 @@ def _components(graph: Mapping[Who, Iterable[Who]]) -> Iterator[set[Who]]:
                     path.append((target, iter(graph[target])))
                     break
                 if target in on_stack:
-                    lowest[who] = min(lowest[who], number[target])
+                    lowest[party] = min(lowest[party], number[target])
             else:
                 path.pop()
                 if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[who])
-                if lowest[who] == number[who]:
-                    part = set(stack[stack.index(who) :])
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[party])
+                if lowest[party] == number[party]:
+                    part = set(stack[stack.index(party) :])
                     del stack[-len(part) :]
                     on_stack -= part
                     yield part
@@ -194,7 +196,7 @@ def _components(graph: Mapping[Who, Iterable[Who]]) -> Iterator[set[Who]]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One who of a cycle: where it is in the way of the one before, and what it waits for itself."""
+    """One party of a cycle: where it is in the way of the one before, and what it waits for itself."""
 
     member: int
     host: str | None
@@ -211,7 +213,7 @@ class Step:
 
     @property
     def place(self) -> str:
-        """Who it is, for people."""
+        """Which one it is, for people."""
         name = self.host or "?"
         if self.pid is not None:
             name += f":{self.pid}"
@@ -234,11 +236,11 @@ class Found:
     """A deadlock whose youngest request is the asking member's. The first step is its own."""
 
     steps: tuple[Step, ...]
-    whos: int  # in the whole knot
+    parties: int  # in the whole knot
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[Any]]) -> Found | None:
-        """From the answer of the routine ``find_deadlock``, which has a row each who."""
+        """From the answer of the routine ``find_deadlock``, which has a row for each party."""
         steps = tuple(Step(*(*row[:7], bool(row[7]), *row[8:10], bool(row[10]), row[11])) for row in rows)
         return cls(steps, rows[0][12]) if rows else None
 
@@ -272,7 +274,7 @@ def steps_of(knot: Knot, members: Mapping[int, tuple[str | None, int | None, int
                 behind=behind.position,
             )
         )
-    return Found(tuple(steps), len(knot.whos))
+    return Found(tuple(steps), len(knot.parties))
 
 
 def message(found: Found) -> str:
@@ -291,7 +293,7 @@ def message(found: Found) -> str:
             f"Deadlock: {step}, which is its own: it waits for itself. This request, {found.victim}, has been given "
             f"up: release something first, or take what is needed in one go (weight=…, all_of)"
         )
-    more = found.whos - len(found.steps)
+    more = found.parties - len(found.steps)
     also = f" ({more} more wait{'s' if more == 1 else ''} in this knot)" if more else ""
     return (
         f"Deadlock: {'; '.join(map(str, found.steps))}{also}. The youngest request, {found.victim}, has been given up: "

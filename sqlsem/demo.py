@@ -3,8 +3,6 @@
 It works on an SQLite file of its own, in a folder that is removed afterwards, so that no real queue is disturbed. Each
 worker, once let in, leaves a file in that folder while it works, and counts the files: a witness that knows nothing of
 sqlsem.
-
-``python -m sqlsem.demo mixed`` has programs in several languages share a limit: see `sqlsem.mixed`.
 """
 
 from __future__ import annotations
@@ -29,16 +27,17 @@ from rich.text import Text
 
 import sqlsem
 from sqlsem.model import Entry, Resource
+from sqlsem.terminal.queues import render_queues
 
 __all__ = ["demo"]
 
 RESOURCE = "demo"
-#: Seconds between two looks at the queue.
-LOOK = 0.1
-#: How long a worker works, once it is in (seconds).
-WORK = (0.2, 0.9)
-#: Seconds for workers to get ready, on a machine that is busy; and to come to an end by themselves.
-START, PATIENCE = 60.0, 10.0
+#: Between two looks at the queue.
+LOOK_SECONDS = 0.1
+#: How long a worker works, once it is in: from, to.
+WORK_SECONDS = (0.2, 0.9)
+#: For workers to get ready, on a machine that is busy; and to come to an end by themselves.
+START_SECONDS, END_SECONDS = 60.0, 10.0
 
 
 @dataclass
@@ -79,7 +78,7 @@ def demo(console: Console, *, seconds: float, workers: int, limit: int) -> int:
         finally:
             _stop(processes)
             for reader in readers:
-                reader.join(PATIENCE)
+                reader.join(END_SECONDS)
     console.print(_summary(seen, seconds, workers, limit))
     return 0 if seen.turns and max(seen.most, seen.most_looked) <= limit else 1
 
@@ -98,7 +97,7 @@ def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()  # which tells the worker
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + END_SECONDS
     for process in processes:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
@@ -125,7 +124,7 @@ def _read(process: subprocess.Popen[str], seen: _Seen) -> None:
 
 def _await(seen: _Seen, processes: Sequence[subprocess.Popen[str]]) -> None:
     """Until all workers are ready, so that the show does not begin before the actors are there."""
-    deadline = time.monotonic() + START
+    deadline = time.monotonic() + START_SECONDS
     while seen.ready < len(processes) and time.monotonic() < deadline:
         if any(process.poll() is not None for process in processes):
             break  # it has said why on stderr; the others can do without it
@@ -173,15 +172,13 @@ def _watch(
                 console.print(
                     f"{elapsed:4.0f} s: {holding} in, {len(entries) - holding} waiting, {seen.turns} turns so far"
                 )
-            time.sleep(min(LOOK, max(0.0, seconds - elapsed)))
+            time.sleep(min(LOOK_SECONDS, max(0.0, seconds - elapsed)))
     finally:
         if live is not None:
             live.stop()
 
 
 def _picture(entries: Sequence[Entry], seen: _Seen, width: int, limit: int, left: float) -> RenderableType:
-    from sqlsem.cli import render_queues
-
     holding = sum(entry.state == "holds" for entry in entries)
     queue = Resource(RESOURCE, None, False, None, holding, len(entries) - holding)
     foot = f"{seen.turns} turns so far, {left:.0f} s to go"
@@ -262,20 +259,11 @@ def _work(url: str, inside: Path, limit: int) -> None:
                 waited = lock.grant.waited
                 mark.touch()
                 count = len(list(inside.iterdir()))
-                time.sleep(random.uniform(*WORK))
+                time.sleep(random.uniform(*WORK_SECONDS))
                 mark.unlink()
                 lock.release()
             print(json.dumps({"inside": count, "waited": waited}), flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["mixed"]:
-        from sqlsem import mixed
-
-        mixed.main(sys.argv[2:], prog_name="python -m sqlsem.demo mixed")
-    elif sys.argv[1:2] == ["mixed-participant"]:
-        from sqlsem import mixed
-
-        mixed.participate(sys.argv[2])
-    else:
-        _work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    _work(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

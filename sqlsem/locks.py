@@ -18,10 +18,10 @@ from sqlsem.core.grants import Grant
 from sqlsem.core.holdings import Holding, abandon
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
-from sqlsem.core.steps import drive
+from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration, Request, Ticket
+from sqlsem.model import Duration, Request
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -146,30 +146,15 @@ class Lock:
     def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
         """Have all of the requests, or None. The grant is on our stack before anything can interrupt."""
         self._require_no_loop("aio.mutex(…).acquire()")
-        terms, process, caller, keep = self.terms, self.terms.process, this_thread(), self._stack()
+        terms, process = self.terms, self.terms.process
         if terms.cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
-        process.require_open()
-        held = process.holdings.again(requests, caller) if terms.reentrant else None
-        if held is not None:
-            assert isinstance(held, Grant)
-            keep.append(held)
-            return held
-        if process.holdings.refuse(requests, caller, terms.reentrant, timeout):
-            return None
 
-        def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:
-            return Grant(process, Holding(process.holdings, requests, tickets, caller, terms.on_lost), waited)
+        def grant(holding: Holding, waited: float) -> Grant:
+            return Grant(process, holding, waited)
 
-        acquisition = Acquisition(process, requests, timeout, caller, grant, keep)
-        try:
-            return drive(acquisition.run(), process.perform)
-        except BaseException:
-            # An interrupt may strike between any two instructions; giving back twice is harmless.
-            drive(acquisition.withdraw(), process.perform)
-            raise
-        finally:
-            acquisition.done()
+        acquisition = Acquisition(process, terms, requests, timeout, this_thread(), grant, self._stack())
+        return carry_out(acquisition, process.perform)
 
     def _require_no_loop(self, instead: str) -> None:
         asyncio = sys.modules.get("asyncio")

@@ -217,13 +217,6 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """What joining gave: the member's number in the database."""
-
-    member_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """One row of the table as people see it (``sqlsem ls``). Durations are seconds by the database's clock."""
 

@@ -3,7 +3,7 @@
 Names, notes, bodies, errors and hosts are written by others: an escape sequence among them would steer the terminal of
 whoever looks, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
 all that is shown goes through `clean` (or `clean_json`): the command line prints with the functions of
-`sqlsem.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
+`sqlsem.terminal.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 import unicodedata
 from typing import Any
 
-__all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace"]
+__all__ = ["CleanFilter", "CleanFormatter", "clean", "clean_json", "clean_trace", "first_line"]
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -53,6 +53,11 @@ def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) ->
 def clean_trace(text: str) -> str:
     """A traceback. Its lines are indented, so that none of them can pass for a record."""
     return "\n".join(f"    {clean(line.rstrip())}" for line in text.split("\n")).rstrip()
+
+
+def first_line(text: str | None) -> str:
+    """The first line that is not blank."""
+    return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
 
 
 class _Clean:

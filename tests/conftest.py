@@ -36,7 +36,8 @@ from typing import Any
 import filelock
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 pytest.register_assert_rewrite("support")
 
 import face as aio_face  # noqa: E402
@@ -44,7 +45,7 @@ import microsoft  # noqa: E402
 import support  # noqa: E402
 
 import sqlsem  # noqa: E402
-from sqlsem import mixed  # noqa: E402
+from clients.mixed import dotnet  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures by which other processes come in, or other servers.
@@ -77,6 +78,27 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if os.environ.get("CI") and not is_worker(session.config):
+        session.config.pluginmanager.register(TellAtOnce(session.config))
+
+
+class TellAtOnce:
+    """Shows why a test failed when it does: a run that is cut off must not take the reasons with it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self._terminal is not None:
+            self._terminal.write_line("")
+            self._terminal.write_sep("_", f"{report.nodeid} ({report.when}, {report.duration:.0f} s)")
+            self._terminal.write_line(report.longreprtext)
+            for title, text in report.sections:
+                self._terminal.write_line(f"-- {title}\n{text[-8000:]}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -147,7 +169,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
-    lacks = mixed.dotnet_lacks(odbc="postgresql" in there)
+    lacks = dotnet.lacks(odbc="postgresql" in there)
     if lacks:
         terminalreporter.write_line(f"sqlsem: not run: .NET cases (they need {lacks})")
     elif "mssql" in there and not os.environ.get("SQLSEM_TEST_MSSQL_ADO"):

@@ -1,4 +1,4 @@
-// The C# participant of `python -m sqlsem.demo mixed`. One line an event on standard output.
+// The C# participant of `python -m clients.mixed`. One line an event on standard output.
 // Arguments: odbc or sqlclient, the schema, the resource, the limit, turns, seconds for each turn. The connection
 // string is in the environment, as it may hold a password.
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
 from sqlsem.core import terms
 from sqlsem.core.acquire import Acquisition, locked
-from sqlsem.core.grants import asserting, checking, downgrading, upgrading
+from sqlsem.core.convert import Upgrade, downgrade
+from sqlsem.core.grants import asserting, checking
 from sqlsem.core.holdings import BaseGrant, Holding, abandon
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions
@@ -27,7 +28,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Operations
 from sqlsem.core.terms import HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration, Request, Ticket
+from sqlsem.model import Duration, Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,12 +92,13 @@ class Grant(BaseGrant):
     async def upgrade(self, timeout: Duration | None = None) -> None:
         """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
         self._driver.require_here(self)
-        await self._drive(upgrading(self._driver.process, self.holding, timeout, Signal(self._driver)))
+        driver = self._driver
+        await driver.carry_out(Upgrade(driver.process, self.holding, timeout, Signal(driver)))
 
     async def downgrade(self) -> None:
         """As `sqlsem.Grant.downgrade`."""
         self._driver.require_here(self)
-        await self._drive(downgrading(self._driver.process, self.holding, Signal(self._driver)))
+        await self._drive(downgrade(self._driver.process, self.holding))
 
     async def release(self) -> None:
         """Give the lock back, from any task. Raises `NotHeld` when done before, `LockLost` when it was lost."""
@@ -237,23 +239,16 @@ class Lock:
         return self._mine.setdefault(this_task(), [])
 
     async def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
-        terms, process, keep = self.terms, self.terms.process, self._stack()
-        driver = Driver.of(process)
+        terms, keep = self.terms, self._stack()
+        driver = Driver.of(terms.process)
         await driver.enter()
-        caller = this_caller()
-        held = process.holdings.again(requests, caller) if terms.reentrant else None
-        if held is not None:
-            assert isinstance(held, Grant)
-            keep.append(held)
-            return held
-        if process.holdings.refuse(requests, caller, terms.reentrant, timeout):
-            return None
 
-        def grant(requests: Sequence[Request], tickets: Sequence[Ticket], waited: float) -> Grant:
-            holding = Holding(process.holdings, requests, tickets, caller, terms.on_lost)
+        def grant(holding: Holding, waited: float) -> Grant:
             return Grant(driver, holding, waited, terms.cancel_on_lost)
 
-        had = await driver.acquire(Acquisition(process, requests, timeout, caller, grant, keep, lambda: Signal(driver)))
+        had = await driver.carry_out(
+            Acquisition(driver.process, terms, requests, timeout, this_caller(), grant, keep, lambda: Signal(driver))
+        )
         if had is not None:
             had._arm()
         return had

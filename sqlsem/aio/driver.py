@@ -25,12 +25,11 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.holdings import BaseGrant, abandon
-from sqlsem.core.membership import unavailable
+from sqlsem.core.main_session import unavailable
 from sqlsem.core.process import Process
-from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
+from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
@@ -39,7 +38,6 @@ from sqlsem.model import monotonic
 __all__ = ["Driver", "Signal", "drive", "this_caller", "this_task"]
 
 log = logging.getLogger("sqlsem")
-G = TypeVar("G", bound=BaseGrant)
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -160,7 +158,7 @@ class Driver:
         self.process = process
         self.loop = loop
         self.grants: weakref.WeakSet[BaseGrant] = weakref.WeakSet()
-        self._acquisitions: set[Acquisition[Any]] = set()
+        self._verbs: set[Verb[Any]] = set()
         self.idle: list[AsyncSession] = []
         # (Kept here, too: after a fork what the child finds of its parent's loop must not touch the child's own.)
         self._places = process.loops.places
@@ -204,20 +202,20 @@ class Driver:
             self._keeper = self._keep()
             await self._keeper.__anext__()
 
-    async def acquire(self, acquisition: Acquisition[G]) -> G | None:
-        """Carry out an acquisition; it leaves nothing behind when it fails."""
-        self._acquisitions.add(acquisition)
+    async def carry_out(self, verb: Verb[T]) -> T:
+        """As `sqlsem.core.steps.carry_out`, awaiting."""
+        self._verbs.add(verb)
         try:
-            return await drive(acquisition.run(), self.perform)
+            return await drive(verb.run(), self.perform)
         except GeneratorExit:
-            acquisition.drop()  # as the coroutine itself was dropped: nobody awaits any more
+            verb.drop()  # as the coroutine itself was dropped: nobody awaits any more
             raise
         except BaseException:
-            await drive(acquisition.withdraw(), self.perform)
+            await drive(verb.withdraw(), self.perform)
             raise
         finally:
-            self._acquisitions.discard(acquisition)
-            acquisition.done()
+            self._verbs.discard(verb)
+            verb.done()
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -234,21 +232,21 @@ class Driver:
         return await self._in_thread(self.process.member.verify)
 
     async def _call(self, operation: Call) -> Any:
-        member = self.process.member
-        member.require_open()
+        main = self.process.member.main
+        main.require_open()
         await self._turnstile.enter()
         try:
             return await self._once(operation)
         except (Disconnected, Busy) as exc:
             log.info("%s has to be tried again: %s", operation.what, exc)
-        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **member.policy(operation.what, operation.budget))
+        retrying = tenacity.AsyncRetrying(sleep=asyncio.sleep, **main.policy(operation.what, operation.budget))
         try:
             return await retrying(self._once, operation)
         except Disconnected as exc:
             raise unavailable(operation.what, exc, retrying.statistics) from exc
 
     async def _once(self, operation: Call) -> Any:
-        once = functools.partial(self.process.member.once, sign=operation.sign)
+        once = functools.partial(self.process.member.main.once, sign=operation.sign)
         return await self._in_thread(once, operation.call, monotonic())
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -332,9 +330,9 @@ class Driver:
         idle, self.idle = self.idle, []
         for session in idle:
             session.close()
-        for acquisition in list(self._acquisitions) if self.loop.is_closed() else ():
-            acquisition.drop()
-            acquisition.done()
+        for verb in list(self._verbs) if self.loop.is_closed() else ():
+            verb.drop()
+            verb.done()
         for grant in list(self.grants):
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.warning("%r was still held when its event loop ended, and is given back", grant)

@@ -1,8 +1,4 @@
-"""One acquisition in this process: its place among our own waiters, and what its steps come to.
-
-Between `sqlsem.core.steps`, which knows what has to happen, and the faces, which carry out operations: no I/O here, so
-that both faces share it.
-"""
+"""How a lock is had: a number is taken for each request, all at once, and waited for."""
 
 from __future__ import annotations
 
@@ -10,17 +6,19 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from sqlsem import deadlocks
-from sqlsem.core import lockorder, nesting, steps
+from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
-from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.holdings import BaseGrant, Holding
 from sqlsem.core.process import Process
-from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify, WaitFor
+from sqlsem.core.steps import Call, Operations, Sleep, Verify
+from sqlsem.core.terms import Terms
+from sqlsem.core.verbs import SLICE_SECONDS, SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.core.waiting import Waiter
-from sqlsem.engines.base import Busy, Disconnected, Session
-from sqlsem.errors import Deadlock, SqlsemError
+from sqlsem.engines.base import Busy, Session
+from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
 __all__ = ["Acquisition", "locked"]
@@ -28,208 +26,228 @@ __all__ = ["Acquisition", "locked"]
 log = logging.getLogger("sqlsem")
 G = TypeVar("G", bound=BaseGrant)
 
-#: Seconds between looks of a waiter that has no session to wait in: at first, and at the most.
-SOON = 0.005
-SELDOM = 1.0
-#: All who wait without a session together look this often a second at the most.
-LOOKS = 250
-#: The longest single wait in the database of whoever may be in a deadlock, which interrupts nothing when it is found.
-SHORT = 0.5
 
+class Acquisition(WaitingVerb, Generic[G]):
+    """One acquisition; a `Verb`.
 
-class Acquisition(Generic[G]):
-    """Carries out the steps of one acquisition, in terms of operations.
-
-    ``keep``: the grant is appended to it before anything can interrupt. ``event`` makes what wakes a waiter.
+    Args:
+        process: Where.
+        terms: How.
+        requests: What.
+        timeout: For how long, in seconds (None: for ever; 0: only if nobody is in the way).
+        caller: Who asks.
+        make_grant: Makes the face's grant of what is held, after so many seconds.
+        keep: The grant is appended to it before anything can interrupt.
+        new_event: Makes what wakes a waiter.
     """
 
     def __init__(
         self,
         process: Process,
+        terms: Terms,
         requests: Sequence[Request],
         timeout: float | None,
         caller: Caller,
-        make_grant: Callable[[Sequence[Request], Sequence[Ticket], float], G],
-        keep: list[G] | None,
-        event: Callable[[], threading.Event] = threading.Event,
+        make_grant: Callable[[Holding, float], G],
+        keep: list[G],
+        new_event: Callable[[], threading.Event] = threading.Event,
     ) -> None:
-        self.process = process
-        self.requests = tuple(requests)
-        self.timeout = timeout
-        self.caller = caller
-        self.owner = caller.owner
-        self.requesting_id, self.uid = process.requesting_id(caller), process.new_uid()
-        self.budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
-        self.tickets: list[Ticket] = []
-        self.sent = False  # may have rows in the database
-        self.withdrawn = False  # a call that is still under way in another thread must leave none behind
-        self.waiters: dict[int, Waiter] = {}
-        self.told: set[int] = set()  # positions whose wait has been logged
-        self.pause = SOON
-        self.suspected: bool | None = None  # whether others may wait for its owner, while it waits
-        self.deadlock: deadlocks.Found | None = None
+        process.require_open()
+        super().__init__(process, caller, timeout)
+        self._terms = terms
+        self._requests = tuple(requests)
+        self._owner = caller.owner
+        self._uid = process.new_uid()
         self._make_grant = make_grant
         self._keep = keep
-        self._event = event
+        self._new_event = new_event
+        self._tickets: list[Ticket] = []
+        self._sent = False  # may have rows in the database
+        self._withdrawn = False  # a call that is still under way in another thread must leave none behind
+        self._waiters: dict[int, Waiter] = {}
+        self._told: set[int] = set()  # positions whose wait has been logged
+        self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
 
     def run(self) -> Operations[G | None]:
-        """Have all requests, or None when the time is up. Who drives it calls `withdraw` when it fails, and `done`."""
-        began = monotonic()
-        if lockorder.current is not None and self.timeout != 0:
-            held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
-            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self.requests])
-        above = yield from self.process.above.find()
-        if above:
-            if (yield from nesting.refuse(above, self.requests, self.timeout)):
-                return None
-            self.owner += f" under {above[-1].position}"
-        tickets = yield from steps.refine(steps.acquire(self.requests, self.uid, self.timeout), self._perform)
-        waited = monotonic() - began
-        if tickets is None:
-            log.info("Not had within %g s: %s", self.timeout, ", ".join(one.describe() for one in self.requests))
+        """Have all requests, or None when the time is up.
+
+        Raises `LockLost` when a row was taken out of the queue while it waited, and `Deadlock`.
+        """
+        holdings = self.process.holdings
+        if self._terms.reentrant:
+            again = cast("G | None", holdings.again(self._requests, self.caller))
+            if again is not None:
+                self._keep.append(again)
+                return again
+        if holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout):
             return None
-        for request, ticket in zip(self.requests, tickets, strict=False):
-            level = logging.INFO if self.waiters else logging.DEBUG
+        self._watch_order()
+        if (yield from self._is_refused_by_those_above()):
+            return None
+        if not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
+            log.info("Not had within %g s: %s", self.timeout, ", ".join(one.describe() for one in self._requests))
+            return None
+        waited = monotonic() - self.began
+        level = logging.INFO if self._waiters else logging.DEBUG
+        for request, ticket in zip(self._requests, self._tickets, strict=False):
             log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
-        grant = self._make_grant(self.requests, tickets, waited)
-        self.process.holdings.add(grant)
-        yield from self._require_rows(grant)
-        if self._keep is not None:
-            self._keep.append(grant)
+        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost)
+        grant = self._make_grant(holding, waited)
+        holdings.add(grant)
+        yield from self._require_rows(holding)
+        self._keep.append(grant)
         return grant
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
-        process, member = self.process, self.process.member
+        uid = self._uid
         self._disown()
         try:
-            if self.sent:
-                yield Call("cancel", lambda session, me: session.cancel(me, self.uid, outcome), min(1.0, self.budget))
-                self.sent = False
+            if self._sent:
+                yield Call("cancel", lambda session, me: session.cancel(me, uid, outcome), min(1.0, self.budget))
+                self._sent = False
         except SqlsemError as exc:
-            if not process.closed:
+            if not self.process.closed:
                 log.warning("Could not withdraw a request at once: %s", exc)
         finally:
-            member.forget(self.tickets)
-            if self.sent:
-                member.disown()
-        for ticket in self.tickets:
-            process.waiting_room.nudge(ticket.resource)
+            self._forget_rows()
+        for ticket in self._tickets:
+            self.process.waiting_room.nudge(ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
         self._disown()
-        self.process.member.forget(self.tickets)
-        if self.sent:
-            self.process.member.disown()
+        self._forget_rows()
 
     def _disown(self) -> None:
-        self.withdrawn = True
-        for grant in self.process.holdings.with_tickets(self.caller, self.tickets):
+        self._withdrawn = True
+        for grant in self.process.holdings.with_tickets(self.caller, self._tickets):
             self.process.holdings.forget(grant)
-            if self._keep is not None and grant in self._keep:
+            if grant in self._keep:
                 self._keep.remove(grant)
+
+    def _forget_rows(self) -> None:
+        self.member.forget(self._tickets)
+        if self._sent:
+            self.member.disown()
 
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward. Repeatable."""
-        self.process.member.settled(self.uid)
-        if not self.waiters:  # never waited
+        self.member.settled(self._uid)
+        if not self._waiters:  # never waited
             return
-        if self.suspected is not False:  # (not known yet where an interrupt came in between)
-            self.process.watch.remove(self.tickets)
+        if self._suspected is not False:  # (not known yet where an interrupt came in between)
+            self.process.watch.remove(self._tickets)
         self.process.waiting_room.leave(
-            [(ticket, self.waiters[ticket.position]) for ticket in self.tickets if ticket.position in self.waiters]
+            [(ticket, self._waiters[ticket.position]) for ticket in self._tickets if ticket.position in self._waiters]
         )
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
-        self.deadlock = found
-        for waiter in list(self.waiters.values()):
+        super().tell(found)
+        for waiter in list(self._waiters.values()):
             waiter.event.set()
 
-    # -- the steps ----------------------------------------------------------------------------------------------
+    # -- before anything is asked -------------------------------------------------------------------------------
 
-    def _perform(self, step: steps.Step) -> Operations[Any]:
-        if isinstance(step, steps.Now):
-            return monotonic()
-        if isinstance(step, steps.Register):
-            return (yield from self._register(step))
-        if isinstance(step, steps.Wait):
-            return (yield from self._wait(step.ticket, step.timeout))
-        return (yield from self.withdraw(step.outcome))
+    def _watch_order(self) -> None:
+        if lockorder.current is not None and self.timeout != 0:
+            held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
+            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self._requests])
 
-    def _register(self, step: steps.Register) -> Operations[list[Ticket] | None]:
-        member = self.process.member
+    def _is_refused_by_those_above(self) -> Operations[bool]:
+        """Whether those under whom this process runs hold what it wants, until it ends."""
+        above = yield from self.process.above.find()
+        if above:
+            self._owner += f" under {above[-1].position}"
+            return (yield from nesting.refuse(above, self._requests, self.timeout))
+        return False
 
-        def register(session: Session, member_id: int) -> list[Ticket] | None:
+    # -- taking numbers -----------------------------------------------------------------------------------------
+
+    def _take_numbers(self) -> Operations[bool]:
+        """Take a number for every request in one go. Whether there are: not where one that is only wanted if it is free
+        was not, and not when the time is up.
+        """
+        while True:
+            try:
+                return (yield from self._register())
+            except Busy:
+                # Somebody keeps the gate in an open transaction. That is waiting too, and has been logged.
+                if self.seconds_left() <= 0:
+                    yield from self.withdraw("timeout")
+                    return False
+
+    def _register(self) -> Operations[bool]:
+        member, requesting_id = self.member, self.process.requesting_id(self.caller)
+
+        def register(session: Session, member_id: int) -> bool:
             # Who withdraws meanwhile sets one flag and reads the other, and here it is the other way round: so one of
             # us knows of the rows, or the ping finds that nobody does.
-            self.sent = True
-            if self.withdrawn:
-                return None
+            self._sent = True
+            if self._withdrawn:
+                return False
             tickets = session.register(
-                member_id, self.requesting_id, self.owner, self.uid, step.requests, step.only_if_free
+                member_id, requesting_id, self._owner, self._uid, self._requests, self.timeout == 0
             )
-            self.tickets = tickets or []
-            member.add(self.tickets)
-            if self.withdrawn:
-                member.forget(self.tickets)
-                member.disown()
-            return tickets
+            self._tickets = tickets or []
+            member.add(self._tickets)
+            if self._withdrawn:
+                self._forget_rows()
+            return tickets is not None
 
         try:
-            member.registering(self.uid)
-            tickets: list[Ticket] | None = yield Call("acquire", register, self.budget, sign=True)
-            return tickets
+            member.registering(self._uid)
+            there: bool = yield Call("acquire", register, self.budget, sign=True)
+            return there
         finally:
-            member.settled(self.uid)
+            member.settled(self._uid)
 
-    def _wait(self, ticket: Ticket, timeout: float) -> Operations[bool | None]:
-        process = self.process
-        process.require_open()
-        waiter = self.waiters.get(ticket.position)
-        room = process.waiting_room
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def _wait_for_all(self) -> Operations[bool]:
+        """Whether all were granted in time. A grant, once due, stays due, so one is waited for after the other."""
+        for ticket in self._tickets:
+            granted: bool | None = ticket.granted
+            while not granted:
+                left = self.seconds_left()
+                if left <= 0:
+                    yield from self.withdraw("timeout")
+                    return False
+                granted = yield from self._wait_for(ticket, left)
+                if granted is None:
+                    raise LockLost(
+                        f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
+                        f"while it waited (by an operator, or because the database was out of reach for too long); "
+                        f"ask again",
+                        resource=ticket.resource,
+                    )
+        return True
+
+    def _wait_for(self, ticket: Ticket, timeout: float) -> Operations[bool | None]:
+        self.process.require_open()
+        room, waiter = self.process.waiting_room, self._waiters.get(ticket.position)
         if waiter is None:
-            waiter = self.waiters[ticket.position] = Waiter(ticket.position, self._event())
+            waiter = self._waiters[ticket.position] = Waiter(ticket.position, self._new_event())
             room.enter(ticket, waiter)
-        if not process.member.knows(ticket):
+        if not self.member.knows(ticket):
             return None  # lost while we waited
-        if log.isEnabledFor(logging.INFO) and ticket.position not in self.told:
-            self.told.add(ticket.position)
+        if log.isEnabledFor(logging.INFO) and ticket.position not in self._told:
+            self._told.add(ticket.position)
             yield from self._tell_waiting(ticket)
         if self.deadlock is not None:
-            granted = yield from self._look(ticket, waiter)  # somebody else may just have given up
-            if granted is not False:
-                return granted
-            raise Deadlock(deadlocks.message(self.deadlock), resource=ticket.resource)
-        if self.suspected is None:
-            self.suspected = process.watch.add(self, self.tickets, self.caller.number)
-        if not room.is_first(ticket):
-            # (Many who began together shall not all look at the same time.)
-            early = random.uniform(0.7, 1.0) if timeout >= steps.SLICE else 1.0
-            if (yield Sleep(waiter, timeout * early)):
-                return False
-            # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
-            return (yield from self._look(ticket, waiter))
-        try:
-            granted = yield WaitFor(ticket, min(timeout, SHORT) if self.suspected else timeout, waiter)
-        except (Disconnected, Busy) as exc:
-            process.require_open()
-            log.warning("Waiting for %r was interrupted, looking again: %s", ticket.resource, exc)
-        else:
-            if granted is not NO_ROOM:
-                return self._answer(granted)
-            # Too many of ours wait already: look from time to time.
-            pause = max(self.pause, len(room) / LOOKS) * random.uniform(0.8, 1.2)
-            yield Sleep(waiter, min(timeout, pause))
-            self.pause = min(self.pause * 1.5, SELDOM)
-            return (yield from self._look(ticket, waiter))
-        yield Sleep(waiter, min(timeout, self.pause))
-        self.pause = min(self.pause * 2, 0.5)
-        if self.pause >= 0.5:
-            # Not for ever: the main session's own retries decide when it is an outage.
-            return (yield from self._look(ticket, waiter))
-        return False
+            return (yield from self.look_or_give_up(ticket, waiter))
+        if self._suspected is None:
+            self._suspected = self.process.watch.add(self, self._tickets, self.caller.number)
+        if room.is_first(ticket):
+            most = min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout
+            return (yield from self.wait(ticket, waiter, most))
+        # (Many who began together shall not all look at the same time.)
+        early = random.uniform(0.7, 1.0) if timeout >= SLICE_SECONDS else 1.0
+        if (yield Sleep(waiter, timeout * early)):
+            return False
+        # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
+        return (yield from self.look(ticket, waiter))
 
     def _tell_waiting(self, ticket: Ticket) -> Operations[None]:
         """Log that it waits; in detail, which has to be asked for, where that is wanted."""
@@ -247,24 +265,14 @@ class Acquisition(Generic[G]):
                 log.debug("Cannot see who is ahead: %s", exc)
         log.info("Waiting for %r at %d%s", ticket.resource, ticket.position, behind)
 
-    def _look(self, ticket: Ticket, waiter: Waiter) -> Operations[bool | None]:
-        look = Call("wait", lambda session, _: session.wait(ticket, 0.0, waiter.event), self.budget)
-        return self._answer((yield look))
-
-    def _answer(self, granted: bool | None) -> bool | None:
-        if granted is None:
-            self.process.require_open()  # closing took the row away
-        return granted
-
-    def _require_rows(self, grant: G) -> Operations[None]:
+    def _require_rows(self, holding: Holding) -> Operations[None]:
         """While we waited, the main session may have been lost, and our rows with it."""
-        process = self.process
-        if process.member.doubtful():
+        if self.member.doubtful():
             yield Verify()
-        missing = [ticket.position for ticket in self.tickets if not process.member.knows(ticket)]
+        missing = [ticket.position for ticket in self._tickets if not self.member.knows(ticket)]
         if missing:
-            process.lose(missing, "its row was removed before it could be used")
-            grant.holding.require()
+            self.process.lose(missing, "its row was removed before it could be used")
+            holding.require()
 
 
 def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-from sqlsem.core.convert import Conversion
+from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.holdings import BaseGrant, Holding
 from sqlsem.core.process import Process
-from sqlsem.core.steps import Operations, drive
-from sqlsem.errors import Timeout
-from sqlsem.model import Duration, check_duration
+from sqlsem.core.steps import Operations, carry_out, drive
+from sqlsem.model import Duration
 
-__all__ = ["Grant", "asserting", "checking", "downgrading", "upgrading"]
+__all__ = ["Grant", "asserting", "checking"]
 
 
 def checking(process: Process, holding: Holding) -> Operations[None]:
@@ -22,22 +21,6 @@ def checking(process: Process, holding: Holding) -> Operations[None]:
     holding.require()
     yield from process.member.pinging()
     holding.require()
-
-
-def upgrading(process: Process, holding: Holding, timeout: Duration | None, event: threading.Event) -> Operations[None]:
-    """Become the writer; ``event`` wakes whoever waits in the face's own way."""
-    seconds = None if timeout is None else check_duration("timeout", timeout)
-    if not (yield from Conversion(process, holding, event).upgrade(seconds)):
-        raise Timeout(
-            f"The reader of {holding.resource!r} at position {holding.tickets[0].position} did not become the writer "
-            f"within {seconds:g} s, and reads on; see who else is inside with: sqlsem ls",
-            resource=holding.resource,
-        )
-
-
-def downgrading(process: Process, holding: Holding, event: threading.Event) -> Operations[None]:
-    """Become a reader."""
-    yield from Conversion(process, holding, event).downgrade()
 
 
 def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, Any, None]:
@@ -135,8 +118,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        event = threading.Event()
-        drive(upgrading(self._process, self.holding, timeout, event), self._process.perform)
+        carry_out(Upgrade(self._process, self.holding, timeout, threading.Event()), self._process.perform)
 
     def downgrade(self) -> None:
         """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
@@ -144,7 +126,7 @@ class Grant(BaseGrant):
         Raises `ConfigurationError` when this is no writer (or one of several resources, or held several times), and
         `LockLost`.
         """
-        drive(downgrading(self._process, self.holding, threading.Event()), self._process.perform)
+        drive(downgrade(self._process, self.holding), self._process.perform)
 
     def release(self) -> None:
         """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""

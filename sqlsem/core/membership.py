@@ -1,8 +1,8 @@
-"""This process as a member: the main session with its beacon, and the two threads that look after it.
+"""This process as a member: its rows, and the two threads that look after it and its main session.
 
-The *main* session holds the beacon, registers, releases and pings. What the database goes by is the last *sign of
-life* that it has written down (`Session` says which calls give one), so nothing else proves that we live. Two threads,
-started with the first connection, look after it:
+The main session (`sqlsem.core.main_session`) holds the beacon, registers, releases and pings. What the database goes by
+is the last *sign of life* that it has written down (`LockSession` says which calls give one), so nothing else proves
+that we live. Two threads, started with the first connection, look after it:
 
 pulse
     pings every third of the grace, compares our rows with what we believe, gives back what could not be given back
@@ -11,10 +11,8 @@ watch
     is too old: before anybody else can be let in
 
 Invariants
-    ``_main_lock`` guards the main session; who holds it waits for nothing but one bounded statement or one attempt
-    to connect.
-    ``state_lock`` guards what we believe (``tickets`` here; grants and queues in the coordinator). It is never held
-    during I/O, and nobody who holds it waits for ``_main_lock``.
+    ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held
+    during I/O, and nobody who holds it waits for the main session.
     ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
     gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
     So nobody can be let in before ``_proved`` plus the grace, or the lease.
@@ -24,22 +22,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import os
-import socket
-import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import tenacity
-
-from sqlsem.core.steps import Call, Operation, Operations, drive
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.core.main_session import MainSession
+from sqlsem.core.steps import Call, Operations
+from sqlsem.engines.base import Busy, Disconnected, Engine, Session
 from sqlsem.engines.roles import Administration, TaskSession
-from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
+from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
 __all__ = ["Membership", "Owner"]
@@ -52,14 +44,10 @@ CLOSE_JOIN_SECONDS = 10.0
 #: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
 #: (Not so with a lease, which nobody renews meanwhile.)
 REST_SECONDS = 60.0
-#: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
-FRESH = 1 / 8
 #: Every so many pings, prune the history.
 PRUNE_EVERY_PINGS = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
-#: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
-OVERDUE_SECONDS = 1.0
 #: Seconds for which the database is asked after a pause, before the worst is believed.
 VERIFY_SECONDS = 1.0
 
@@ -86,10 +74,6 @@ class Owner(Protocol):
         """Give up what belonged to somebody who is no more."""
 
 
-class _GivenUp(Disconnected):
-    """The database knows this member no more."""
-
-
 class Membership:
     """The member that this process is in one database."""
 
@@ -104,8 +88,8 @@ class Membership:
         watched = options.lease is not None or engine.beacon_may_fail
         self.trust = life - min(1.0, life / 5) if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
+        self._ping_budget = min(retry, self._ping_every)
         self._rest = REST_SECONDS if options.lease is None else self._ping_every
-        self._fresh = life * FRESH
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -113,17 +97,12 @@ class Membership:
         self._late: list[Ticket] = []  # still to be given back
         #: Still to be done, when the database can be reached. Appended to without a lock, as by finalizers.
         self.leftovers: deque[Callable[[Session, int], object]] = deque()
-        self._main_lock = threading.Lock()
-        self._main: Session | None = None
-        self._member_id: int | None = None
-        self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
+        #: The session that calls are made on.
+        self.main = MainSession(engine, self, retry, life, self.trust)
+        self.closing = self.main.closing
         self._proved = monotonic()
-        self._calling: float | None = None  # when the call that is under way began
-        self._overdue = Allowance(max(self.trust, OVERDUE_SECONDS))  # what it may take
-        self._unanswered: Session | None = None  # was cut off by the watch
         self._activity = 0
         self._threads: list[threading.Thread] = []
-        self.closing = threading.Event()
         self._beat = threading.Event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
         self._urgent = False  # ping at once
@@ -134,148 +113,23 @@ class Membership:
     @property
     def member_id(self) -> int | None:
         """Our number in the database, once we have one."""
-        return self._member_id
+        return self.main.member_id
 
-    # -- calls on the main session ------------------------------------------------------------------------------
+    # -- the main session ------------------------------------------------------------------------------------
 
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `close`."""
-        if self.closing.is_set():
-            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+        self.main.require_open()
 
     def call(
         self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
     ) -> T:
-        """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
+        """See `MainSession.call`."""
+        return self.main.call(what, call, budget, sign=sign)
 
-        Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
-        error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
-        """
-        self.require_open()
-        if self._main is not None:
-            # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
-            try:
-                with self._main_lock:
-                    if self._main is not None:
-                        return self._attempt(call, sign)
-            except (Disconnected, Busy) as exc:
-                log.info("%s has to be tried again: %s", what, exc)
-        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
-        try:
-            result: T = retrying(self.once, call, sign=sign)
-            return result
-        except Disconnected as exc:
-            raise unavailable(what, exc, retrying.statistics) from exc
-
-    def perform(self, operation: Operation) -> Any:
-        """Carry out a `Call`, blocking."""
-        assert isinstance(operation, Call)
-        return self.call(operation.what, operation.call, operation.budget, sign=operation.sign)
-
-    def policy(self, what: str, budget: float | None) -> dict[str, Any]:
-        """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
-
-        def tell(state: tenacity.RetryCallState) -> None:
-            if state.outcome is not None:
-                log.warning("%s failed, trying again: %s", what, state.outcome.exception())
-
-        longest = self.retry if budget is None else budget
-
-        def over(state: tenacity.RetryCallState) -> bool:
-            failure = state.outcome.exception() if state.outcome is not None else None
-            # A slow server is given more time for each attempt; whoever has no time to spare does not wait for that.
-            patient = isinstance(failure, Unanswered) and failure.patient and longest >= self.retry
-            return not patient and (state.seconds_since_start or 0.0) >= longest
-
-        return {
-            "stop": lambda state: self.closing.is_set() or over(state),
-            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
-            "before_sleep": tell,
-            "reraise": True,
-        }
-
-    def once(self, call: Callable[[Session, int], T], asked: float | None = None, *, sign: bool = False) -> T:
-        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed. See `call`.
-
-        ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
-        meanwhile is not asked again: the many would wait for each other's time to connect.
-        """
-        with self._main_lock:
-            if self._main is None:
-                refused_at, refusal = self._refused
-                if asked is not None and refused_at > asked:
-                    raise Disconnected(refusal)
-                try:
-                    self._enter()
-                except Disconnected as exc:
-                    self._refused = (monotonic(), str(exc))
-                    raise
-            return self._attempt(call, sign)
-
-    def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
-        """Holding ``_main_lock``: one call; a session that breaks is dropped."""
-        assert self._main is not None
-        assert self._member_id is not None
-        began = self._calling = monotonic()
-        try:
-            result = call(self._main, self._member_id)
-        except BaseException as exc:
-            # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
-            # given up must enter again.
-            if not self._main.usable or self._member_id is None:
-                session, self._unanswered = self._unanswered, None
-                late = session is not None and session is self._main
-                self._drop()
-                if late and isinstance(exc, Disconnected):
-                    raise Unanswered.of(exc, self._overdue) from exc
-            raise
-        finally:
-            self._calling = None
-        if sign:
-            self._prove(began - self._fresh)
-        return result
-
-    def _prove(self, since: float) -> None:
-        """The database has a sign of life of ours that is not older than this."""
-        self._proved = max(self._proved, since)
-        if self._doubting:
-            with self._proofs:
-                self._proofs.notify_all()
-
-    def _drop(self) -> None:
-        """Holding ``_main_lock``: the main session is of no use any more."""
-        session, self._main = self._main, None
-        if session is not None:
-            session.close()
-        if self.engine.beacon_may_fail and not self.trust:
-            self.lose_all("the connection that held it was lost, and grace is 0")
-
-    def _enter(self) -> None:
-        """Holding ``_main_lock``: a new main session, as the member we were or, failing that, as a new one."""
-        self.require_open()
-        session = self.engine.connect("main")
-        try:
-            # Not under the eyes of the watch yet, and the server may fall silent here too.
-            with bounded(session, self.engine.setup):
-                session.check_schema()
-                began = monotonic()
-                member_id = self._member_id
-                if member_id is not None and not session.resume(member_id):
-                    log.warning("%s gave this process up while it was out of reach", self.engine.where)
-                    self.lose_all(
-                        "the database was out of reach for longer than the grace, and this process was given up"
-                    )
-                    member_id = None
-                if member_id is None:
-                    program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
-                    member_id = session.enrol(socket.gethostname(), os.getpid(), program)
-        except BaseException:
-            session.close()
-            raise
-        came_back = self._member_id == member_id
-        self._member_id, self._main = member_id, session
-        self._prove(began)
+    def entered(self, began: float, came_back: bool) -> None:
+        """There is a main session, made since then: as the member we were, or as a new one."""
+        self.prove(began)
         if came_back:
             # A server that took over, or was restored, may not know all that we believe.
             self.leftovers.extend(self._owner.undone())
@@ -367,6 +221,13 @@ class Membership:
 
     # -- proof of life ------------------------------------------------------------------------------------------
 
+    def prove(self, since: float) -> None:
+        """The database has a sign of life of ours that is not older than this."""
+        self._proved = max(self._proved, since)
+        if self._doubting:
+            with self._proofs:
+                self._proofs.notify_all()
+
     def _pulse(self) -> None:
         beats = seen = 0
         while not self.closing.is_set():
@@ -405,21 +266,21 @@ class Membership:
 
     def ping(self) -> None:
         """Prove life, and compare what we believe with what is there."""
-        drive(self.pinging(), self.perform)
+        self.call("ping", self._compare, self._ping_budget)
 
     def pinging(self) -> Operations[None]:
         """`ping`, for whoever drives it."""
-        yield Call("ping", self._compare, min(self.retry, self._ping_every))
+        yield Call("ping", self._compare, self._ping_budget)
 
     def _compare(self, session: Session, member_id: int) -> None:
         # Holding the main session: nothing of ours is registered or released meanwhile.
         began = monotonic()
         pulse = session.ping(member_id)
         if not pulse.known:
-            self._member_id = None
+            failure = self.main.given_up()
             self.lose_all("this process was out of reach for longer than its grace, and was given up")
-            raise _GivenUp(f"{self.engine.where} has given this process up")  # and so come back as a new member
-        self._prove(began)
+            raise failure
+        self.prove(began)
         with self.state_lock:
             gone = [position for position in self.tickets if position not in pulse.positions]
             taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
@@ -466,7 +327,7 @@ class Membership:
 
     def _watch(self) -> None:
         while not self.closing.wait(max(0.01, self._until_doubt())):
-            self._unblock()
+            self.main.interrupt_overdue()
             self._owner.interrupt_overdue()
             late = -self._until_doubt()
             if late < 0 or not self._owner.holds_any():
@@ -501,16 +362,7 @@ class Membership:
 
     def _give_up(self) -> None:
         self.lose_all(f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
-        self._unblock()
-
-    def _unblock(self) -> None:
-        """A thread may sit in a call on the main session that will never be answered: end that call."""
-        session, since = self._main, self._calling
-        overdue = self._overdue.seconds
-        if session is not None and since is not None and self.trust and monotonic() - since > overdue:
-            log.warning("%s has not answered for %.1f s; dropping the connection", self.engine.where, overdue)
-            self._unanswered = session
-            session.interrupt()
+        self.main.interrupt_overdue()
 
     def lose_all(self, why: str) -> None:
         """Nothing is ours any more."""
@@ -528,48 +380,8 @@ class Membership:
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
-        leave = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(CLOSE_JOIN_SECONDS / 2),
-            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            retry=tenacity.retry_if_exception_type(Busy),
-            reraise=True,
-        )
-        self._unblock()
-        if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
-            session = self._main
-            if session is not None:
-                session.interrupt()
-            if not self._main_lock.acquire(timeout=CLOSE_JOIN_SECONDS / 2):
-                log.error("A call on %s does not end; its connection is left behind", self.engine.where)
-                return
-        try:
-            if self._main is not None:
-                if self._member_id is not None:
-                    try:
-                        with bounded(self._main, CLOSE_JOIN_SECONDS / 2):
-                            for ticket in waiting:
-                                with contextlib.suppress(Busy):  # it goes with the others
-                                    self._main.release(ticket, "cancelled")
-                            leave(self._main.resign, self._member_id)
-                    except SqlsemError as exc:
-                        log.warning("Could not leave %s in order, others will notice: %s", self.engine.where, exc)
-                self._main.close()
-                self._main = None
-        finally:
-            self._main_lock.release()
+        if not self.main.leave(waiting, CLOSE_JOIN_SECONDS):
+            return
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
-
-    def inherited(self) -> Session | None:
-        """What a forked child must neither use nor close, as that would end its parent's session."""
-        return self._main
-
-
-def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
-    """What is raised when the attempts of `Membership.policy` are used up."""
-    attempts = statistics.get("attempt_number", 1)
-    return Unavailable(
-        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
-        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
-    )

@@ -102,7 +102,7 @@ class Process:
         if self.closed:
             ending.stay_asleep()
         if isinstance(operation, Call):
-            return self.member.perform(operation)
+            return self.member.main.perform(operation)
         if isinstance(operation, WaitFor):
             with self.waiting_room.session(operation.timeout) as session:
                 if session is None:
@@ -121,7 +121,7 @@ class Process:
         self.engine.require(role, "This")
         member = self.member
         for attempt in tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(member.closing), **member.policy("A look", None)
+            sleep=tenacity.sleep_using_event(member.closing), **member.main.policy("A look", None)
         ):
             with attempt:
                 session = self.engine.connect("look")
@@ -219,7 +219,7 @@ class Process:
         """In a forked child: begin anew. Returns the parent's connections, which are never used or closed here, as that
         would end the parent's sessions.
         """
-        main = self.member.inherited()
+        main = self.member.main.session
         sessions: list[Wire] = [
             *([] if main is None else [main]),
             *self.watch.sessions(),

@@ -1,4 +1,8 @@
-"""One module an engine, each behind the small protocol of `sqlsem.engines.base`."""
+"""The engines: this is the one place that names them, and each is a module or package that is loaded when asked for.
+
+What an engine is stands in `sqlsem.engines.base`, what it may offer in `sqlsem.engines.roles`; the smallest one is
+`sqlsem.engines.memory`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,10 @@ import importlib
 import os
 import unicodedata
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from sqlsem.engines.base import Creator, Engine
 from sqlsem.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlsem.engines.base import Creator, Engine
 
 
 class SqlalchemyEngine(Protocol):
@@ -32,7 +34,7 @@ class SqlalchemyEngine(Protocol):
 #: What a database may be named by.
 Database = str | os.PathLike[str] | SqlalchemyEngine
 
-#: URL scheme → module. A new engine is one line here, one module and one folder of SQL.
+#: URL scheme → module, whose ``engine`` is a subclass of `Engine`.
 SCHEMES = {
     "sqlite": "sqlite",
     "postgresql": "postgresql",
@@ -43,6 +45,8 @@ SCHEMES = {
 }
 #: Those with tables, as ``sqlsem sql ENGINE`` takes them.
 ENGINES = ("sqlite", "postgresql", "mssql")
+#: Those that other hosts cannot reach, in words.
+LOCAL = {"sqlite": "an SQLite file, which is this host's only", "memory": "the memory of this process"}
 
 
 def load(name: str) -> type[Engine]:

@@ -19,11 +19,15 @@ Each engine's folder holds the same scripts:
 ``drop.sql``
     removes everything.
 ``client.sql``
-    the statements that the Python client sends, each under a line ``-- name: …``; the names are the same
-    for every engine.
+    the statements that the Python client sends, each under a line ``-- name: …``. Where there are routines, most
+    statements call the routine of the same name, and so have the same names on every such engine. SQLite has none:
+    there the client puts a call together from smaller statements, and a name that others have does the same as there.
+``doctor.sql``
+    what ``sqlsem doctor`` asks; the same.
 
 Two words are filled in: ``{schema}`` and ``{table}``. Both are checked to be plain identifiers first; nothing
-else is ever put into a statement except as a bound parameter.
+else is ever put into a statement except as a bound parameter, and what the file itself abbreviates: after a line
+``-- where {clock} is …`` the word ``{clock}`` stands for what follows.
 """
 
 from __future__ import annotations

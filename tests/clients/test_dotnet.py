@@ -26,12 +26,12 @@ import support
 from support import PATIENCE, Child, Database, Stay, check_history, overlap, until
 
 import sqlsem
-from sqlsem import mixed
+from clients.mixed import dotnet
 
 ADO = "SQLSEM_TEST_MSSQL_ADO"
 LACKS = {
-    "postgresql": mixed.dotnet_lacks(odbc=True),
-    "mssql": mixed.dotnet_lacks(odbc=False) or (None if os.environ.get(ADO) else f"${ADO}"),
+    "postgresql": dotnet.lacks(odbc=True),
+    "mssql": dotnet.lacks(odbc=False) or (None if os.environ.get(ADO) else f"${ADO}"),
 }
 #: What runs it on SQL Server.
 RUNTIME = os.environ.get("SQLSEM_TEST_DOTNET") or ("mono" if microsoft.compiler_lacks() else "core")
@@ -40,7 +40,7 @@ if not ENGINES:
     pytest.skip(f".NET needs {LACKS['postgresql']}", allow_module_level=True)
 pytestmark = pytest.mark.engines(*ENGINES)
 
-SOURCES = (mixed.DOTNET_CLIENT, Path(__file__).parent / "dotnet" / "Agent.cs")
+SOURCES = (dotnet.CLIENT, Path(__file__).parent / "dotnet" / "Agent.cs")
 
 
 class Agent(Child):
@@ -90,7 +90,7 @@ def program() -> Path:
     program = shared / "agent.exe"
     with filelock.FileLock(shared / "agent.lock"):
         if not program.exists():
-            mixed.compile_dotnet(SOURCES, program)
+            dotnet.compile_sources(SOURCES, program)
     return program
 
 
@@ -107,7 +107,7 @@ def make_agent(database: Database, request: pytest.FixtureRequest) -> Iterator[C
     if lacks:  # for a test that is marked for this engine alone
         pytest.skip(f".NET needs {lacks}")
     if database.engine == "postgresql":
-        provider, text = "odbc", mixed.odbc_of_postgres(database.url)
+        provider, text = "odbc", dotnet.odbc_of_postgres(database.url)
     else:
         provider, text = "sqlclient", os.environ[ADO]
         name = re.search(r"(?i)(?:^|;)\s*database\s*=\s*([^;]*)", database.url)
@@ -610,10 +610,10 @@ public static class Examples
 
 @pytest.mark.engines("postgresql")
 def test_documented_examples_compile(make_agent, tmp_path):
-    page = mixed.DOTNET_CLIENT.parents[2] / "docs" / "cross-language.md"
+    page = dotnet.CLIENT.parents[2] / "docs" / "cross-language.md"
     found = re.findall(r"^```csharp\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(found) >= 3
     methods = [f"public static void Example{n}(DbConnection connection)\n{{\n{one}}}\n" for n, one in enumerate(found)]
     source = tmp_path / "Examples.cs"
     source.write_text(EXAMPLES + "\n".join(methods) + "}\n", encoding="utf-8")
-    mixed.compile_dotnet([mixed.DOTNET_CLIENT, source], tmp_path / "Examples.dll")
+    dotnet.compile_sources([dotnet.CLIENT, source], tmp_path / "Examples.dll")

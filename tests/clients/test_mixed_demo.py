@@ -1,8 +1,7 @@
-"""``python -m sqlsem.demo mixed``: Python, C#, psql and a bare participant on one limit."""
+"""``python -m clients.mixed``: Python, C#, psql and a bare participant on one limit."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,17 +9,17 @@ import sys
 import pytest
 from support import TESTS
 
-from sqlsem import mixed
-from sqlsem.mixed import Turn
+from clients.mixed import dotnet
+from clients.mixed.participants import find_psql
+from clients.mixed.show import Turn, judge
 
 
 def run_demo(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "sqlsem.demo", "mixed", *words],
+        [sys.executable, "-m", "clients.mixed", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
-        cwd=TESTS,
+        cwd=TESTS.parent,
         timeout=150,
         check=False,
     )
@@ -33,11 +32,11 @@ def test_demo_mixed(database):
     events = re.findall(r"^ *[\d.]+ s  (\S+(?: \d)?) +(in|out) +position (\d+)$", done.stdout, re.MULTILINE)
     who = {"Python 1", "Python 2", "bare"}
     postgres = database.engine == "postgresql"
-    if mixed.dotnet_lacks(odbc=postgres) is None:
+    if dotnet.lacks(odbc=postgres) is None:
         who |= {"C# 1", "C# 2"}
     else:
         assert "Left out: C# (it needs " in done.stdout
-    if postgres and mixed.find_psql():
+    if postgres and find_psql():
         who.add("psql")
     else:
         assert "Left out: psql (" in done.stdout
@@ -71,7 +70,7 @@ def test_demo_mixed_without_tables(database):
     ],
 )
 def test_judge(turns, wrong):
-    _, found = mixed.judge(turns, 2)
+    _, found = judge(turns, 2)
     if wrong is None:
         assert found == []
     else:

@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 from psycopg import errors
-from support import PATIENCE, Attempt, Stay, check_history, overlap, until
+from support import PATIENCE, Attempt, Stay, check_history, overlap, slack, until
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -204,7 +204,7 @@ def test_time_is_up(database, session, name):
     for timeout in (0, 50, 1200):
         began = time.monotonic()
         assert two.acquire(name, timeout_ms=timeout) == (-1, None, None)
-        assert timeout / 1000 <= time.monotonic() - began < timeout / 1000 + 5
+        assert timeout / 1000 <= time.monotonic() - began < timeout / 1000 + slack(5)
         assert len(rows(database, name)) == 1
     assert outcomes(database, name) == ["timeout", "timeout"]  # timeout 0 takes no number
     assert two.try_(name) == (-1, None, None)
@@ -485,8 +485,8 @@ def test_a_waiting_row_that_nobody_attends_to_goes(database, session, name):
     three.start(name)
     waiting(database, name, 2)
     one.release(name)
-    three.granted(20)
-    assert 4 < time.monotonic() - began < 12
+    three.granted()
+    assert 4 < time.monotonic() - began < slack(12)
     assert outcomes(database, name) == ["released", "cancelled"]
 
 
@@ -528,7 +528,7 @@ def test_a_killed_session_is_gone_at_once(database, session, kill, name, state):
         assert isinstance(victim.failed(), psycopg.OperationalError)
         one.release(name)
     three.granted()
-    assert time.monotonic() - began < 4, "grace is 0: nobody waits for a session to come back"
+    assert time.monotonic() - began < slack(4), "grace is 0: nobody waits for a session to come back"
 
 
 def test_a_closed_connection_frees_its_lock(session, name):
@@ -565,7 +565,7 @@ def test_a_lease_runs_out(database, session, name):
     assert two.try_(name)[0] == -1
     began = time.monotonic()
     assert two.acquire(name, timeout_ms=20_000)[0] == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < slack(5)
     assert one.renew(name, position) == -1
     assert one.release(name, position) == -1
     assert outcomes(database, name)[-1] == "reaped"
@@ -711,7 +711,7 @@ def test_an_operator_takes_a_waiting_row_away(database, session, name):
     waiting(database, name)
     ((position, _),) = [row for row in rows(database, name) if not row[1]]
     assert operator.value("sqlsem.revoke(%s, false)", position) == 0
-    assert two.done.wait(10)
+    assert two.done.wait(PATIENCE)
     assert two.answer == (-2, None, None)
     assert outcomes(database, name) == ["revoked"]
 

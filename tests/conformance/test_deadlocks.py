@@ -176,7 +176,7 @@ def test_only_the_youngest_is_told(database, ring, name, size):
     found = ring(size)
     answers = [session.find_deadlock(member) for session, member in found]
     assert [answer is not None for answer in answers] == [False] * (size - 1) + [True]
-    assert len(answers[-1].steps) == answers[-1].whos == size
+    assert len(answers[-1].steps) == answers[-1].parties == size
     last = max(row[0] for row in database.queue(name))
     assert answers[-1].victim == last
     session, member = found[-1]

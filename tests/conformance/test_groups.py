@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 import pytest
-from support import PATIENCE, until
+from support import PATIENCE, slack, until
 
 import sqlsem
 from sqlsem import workers
@@ -81,7 +81,7 @@ class Calls:
         queue.state()  # connects
         self.made = Counter()
         self.before = self.after = lambda name: None
-        session = queue.process.member._main
+        session = queue.process.member.main.session
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
             setattr(session, name, self.watched(name, getattr(session, name)))
 
@@ -187,7 +187,7 @@ def test_what_is_no_call_keeps_its_place(queue, eager, tmp_path):
 def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
     coordinator = connect()
     coordinator.process.member.ping()
-    me = coordinator.process.member._member_id
+    me = coordinator.process.member.member_id
     session = database.session()
     try:
         session.put_tasks(queue.name, "large" + queue.name, [NewTask("sql", "x" * 400_000) for _ in range(8)])
@@ -230,7 +230,7 @@ def test_a_slow_task_does_not_keep_its_neighbours(connect, queue, name, eager):
     assert reached.wait(PATIENCE)
     began = time.monotonic()
     until(lambda: Counter(statuses(queue)) == {"finished": 3, "running": 1, "pending": 7})
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < slack(1)
     Worker(connect().queue(name), idle_exit=0).run()
     assert done == [99, 0, 1, 3, 4, 5, 6, 7, 8, 9]
     go.set()
@@ -344,7 +344,7 @@ def test_repeated_calls_change_nothing(database, connect, queue):
     numbers = put(queue, 6)
     coordinator = connect()
     coordinator.process.member.ping()
-    me = coordinator.process.member._member_id
+    me = coordinator.process.member.member_id
     session = database.session()
     try:
         _, first = session.next_tasks(me, [], queue.name, "w", "one", False, 3)

@@ -259,7 +259,7 @@ def test_only_a_sign_of_life_is_proof_of_it(connect, name, kind, age, monkeypatc
     if age == "rested":
         time.sleep(2.5)
     elif age == "resumed":
-        one.process.member._main.interrupt()
+        one.process.member.main.session.interrupt()
         with one.mutex(name("other")):
             pass
     lock = one.mutex(name)

@@ -706,7 +706,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
     made = make("a", then=lambda: ran.append(1))
     made.entry()
-    kind = type(made.process.member._main)
+    kind = type(made.process.member.main.session)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -728,7 +728,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     made = make("a")
     made.entry()
-    kind = type(made.process.member._main)
+    kind = type(made.process.member.main.session)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -749,7 +749,7 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     made = make("a", then=lambda: None)
     until(lambda: made._recover() or call != "claim_then" or made.entry().then_status == "pending")
     made.entry()
-    kind = type(made.process.member._main)
+    kind = type(made.process.member.main.session)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -772,7 +772,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     made = make("a", then=lambda: pytest.fail("must not run"))
     with pytest.raises(RoundFailed, match="given up part 'a'") as caught:
         with made.part("a"):
-            member = made.process.member._member_id
+            member = made.process.member.member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
     assert made.alarms[-1] is caught.value
     until(lambda: made._recover() or made.entry().status == "failed")
@@ -781,7 +781,7 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
 
 def test_a_continuation_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made.process.member._member_id
+        member = made.process.member.member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
     made = make("a", then=then)
@@ -903,7 +903,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 def deaf(monkeypatch, made, after):
     """From the moment that this call has been answered, no list of rounds can be had."""
     made.entry()
-    kind = type(made.process.member._main)
+    kind = type(made.process.member.main.session)
     right, list_rounds, away = getattr(kind, after), kind.list_rounds, []
 
     def call(self, *arguments):
@@ -944,7 +944,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     made = make("a", then=lambda: pytest.fail("must not run"))
     made.entry()
-    kind = type(made.process.member._main)
+    kind = type(made.process.member.main.session)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
@@ -1000,7 +1000,7 @@ def test_a_connection_that_was_interrupted_is_replaced(connect, name):
     coordinator = connect(lease=30, retry=2)
     made = rounds.round(name, ["a"], window=60, coordinator=coordinator)
     with made.part("a") as one:
-        coordinator.process.member._main.interrupt()
+        coordinator.process.member.main.session.interrupt()
         forked(lambda: None)  # before which connections are closed, where that is needed
     assert one.is_last
     assert made.entry().status == "succeeded"
@@ -1131,7 +1131,7 @@ def test_sql_can_be_ended(database, threads, ledger, name, when):
             remains(lambda: not told, 0.2, "it waits for the lock")
         session.cancel_running()
         assert told or session._working is None
-    threads.join(10)
+    threads.join()
     holder.close()
     assert "ended before its time" in told[0]
     assert ledger() == 0

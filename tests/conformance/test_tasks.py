@@ -99,7 +99,7 @@ def test_first_come_first_served_within_an_order(queue):
         (late, "late", 5),
     ]
     assert queue.state().done
-    queue.join(timeout=5)
+    queue.join(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def move_clock(database, queue, seconds):
 def test_what_is_put_in_bulk_is_put_in_portions(queue):
     """A statement of hundreds of megabytes would keep the pings out, and end with the connection."""
     queue.state()
-    session = queue.process.member._main
+    session = queue.process.member.main.session
     put, portions = session.put_tasks, []
 
     def watch(name, uid, tasks):
@@ -253,7 +253,7 @@ def test_an_error_is_kept_and_goes_on_to_the_caller(queue):
     with pytest.raises(
         sqlsem.TaskFailed, match=rf"Task {number} .*division by zero.*sqlsem tasks log {number}"
     ) as caught:
-        queue.join(1)
+        queue.join(PATIENCE)
     assert caught.value.task_id == number
 
 
@@ -335,7 +335,7 @@ def test_repeated_calls_change_nothing(database, connect, queue, name):
     member = coordinator.process.member
     member.ping()
     with contextlib.closing(database.session()) as session:
-        me = member._member_id
+        me = member.member_id
         twins = [
             session.put_tasks(name("twice"), "uid-of-" + name, [NewTask("json", "7"), NewTask("json", "8")])
             for _ in "ab"
@@ -383,7 +383,7 @@ def test_retry_and_cancel(connect, queue):
             assert task.id == number
     with pytest.raises(sqlsem.NotHeld, match="there is no such task"):
         coordinator.cancel_task(10**9)
-    queue.join(5)
+    queue.join(PATIENCE)
 
 
 # -- stages -----------------------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_failed_task_stops_later_orders(queue):
     Operators(queue.process).cancel_task(first)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["beside", "after"]
-    queue.join(5)
+    queue.join(PATIENCE)
 
 
 def test_unless_told_otherwise(connect, name):
@@ -435,7 +435,7 @@ def test_unless_told_otherwise(connect, name):
     queue.put(sqlsem.Call(note, "after"), order=200)
     Worker(queue, idle_exit=0).run()
     assert [word for _, _, word in done] == ["after"]
-    queue.join(5)
+    queue.join(PATIENCE)
     assert [status for _, status in states(queue)] == ["failed", "finished"]
 
 
@@ -492,7 +492,7 @@ def test_two_workers_and_ten_tasks(connect, name):
         assert attempt.host
         assert attempt.pid
         assert attempt.started_at < attempt.ended_at
-        assert 0.4 < attempt.seconds < 5
+        assert 0.4 < attempt.seconds < PATIENCE
         members.add(attempt.member_id)
     assert len(members) == 2
 

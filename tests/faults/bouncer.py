@@ -46,7 +46,7 @@ class Bouncer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            user=support._USER,  # like the server it refuses to run as root
+            user=support.postgres.USER,  # like the server it refuses to run as root
             cwd="/",
         )
         until(self._answers, "PgBouncer answers")

@@ -17,7 +17,7 @@ GRACE = 120.0
 
 def rows_are_gone(database, name):
     """At once, before anybody looks after the dead."""
-    until(lambda: database.queue(name) == [], "the rows are gone", 20)
+    until(lambda: database.queue(name) == [], "the rows are gone")
 
 
 @pytest.mark.parametrize("how", ["return", "sys.exit", "exception", "thread", "other_thread_holds"])
@@ -68,7 +68,7 @@ def test_an_end_while_other_threads_wait(spawn, database, name, connect):
     until(lambda: len(database.queue(name)) == 4, "three wait")
     child.send(do="end")
     assert child.process.wait(60) == 0
-    until(lambda: len(database.queue(name)) == 1, "the waiters are gone", 20)
+    until(lambda: len(database.queue(name)) == 1, "the waiters are gone")
     # (Python aborts a process whose daemon threads write to standard error at its very end.)
     assert child.errors() == ""
     lock.release()

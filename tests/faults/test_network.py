@@ -4,7 +4,7 @@ import time
 
 import pytest
 from agent import RemoteError
-from support import AMPLE, remains, until
+from support import AMPLE, remains, slack, until
 
 import sqlsem
 
@@ -117,7 +117,7 @@ def test_a_black_hole_ends_trust_though_the_connection_looks_alive(pair, proxy, 
     fell = time.monotonic()
     proxy.hole()
     lost = holder.event("lost")
-    assert lost["at"] < fell + 2 + 10
+    assert lost["at"] < fell + 2 + slack(10)
     # The server has not noticed: the beacon is still held, and nobody else gets in.
     remains(lambda: not entry.ready, 2, "nobody is granted while the server keeps the old session")
     with pytest.raises(RemoteError, match="LockLost"):
@@ -161,7 +161,7 @@ def test_an_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     proxy.hole()
     entry = idle.ask("mutex", name)
     with pytest.raises(RemoteError, match="Unavailable") as caught:
-        entry.get(45)
+        entry.get()
     assert "127.0.0.1" in caught.value.message
     proxy.server_notices()
     proxy.forward()
@@ -174,8 +174,8 @@ def test_the_first_acquire_into_a_black_hole_ends(agents, proxied, proxy, name):
     proxy.hole()
     entry = fresh.ask("mutex", name)
     with pytest.raises(RemoteError, match="Unavailable") as caught:
-        entry.get(45)
-    assert caught.value.at - caught.value.began < 2 + 15
+        entry.get()
+    assert caught.value.at - caught.value.began < 2 + slack(15)
     proxy.forward()
     fresh.hold("mutex", name)
     fresh.release()

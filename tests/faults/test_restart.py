@@ -4,7 +4,7 @@ import time
 
 import pytest
 from agent import RemoteError
-from support import AMPLE, remains, until
+from support import AMPLE, remains, slack, until
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -81,7 +81,7 @@ def test_an_outage_longer_than_the_grace_is_known_before_anybody_gets_in(
     lost = holder.event("lost")
     assert lost["lost"]
     assert lost["set"]
-    assert lost["at"] < down + 2 + 20
+    assert lost["at"] < down + 2 + slack(20)
     assert holder.lost()
     # Keep the holder from coming back in time: it is the waiter who must not get in too early.
     holder.stop()
@@ -129,7 +129,7 @@ def test_calls_during_an_outage_say_what_was_tried(own_postgres_server, restarte
             reply.get()
         assert f"{host}:{port}" in caught.value.message
         if reply is not entry:
-            assert caught.value.at - caught.value.began < 1 + 15
+            assert caught.value.at - caught.value.began < 1 + slack(15)
     assert not holder.lost()  # its grace is long
     own_postgres_server.start()
     holder.check()

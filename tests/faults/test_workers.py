@@ -102,7 +102,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
         task = mine.queue(name).try_claim()
         # No connection succeeds any more.
         mine.engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-        mine.process.member._main.interrupt()
+        mine.process.member.main.session.interrupt()
         assert task.lost_event.wait(PATIENCE)
         lost = time.monotonic()
         for other in queue.claim(wait=PATIENCE):
@@ -311,14 +311,14 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
             raise
 
     engine.reach = lambda purpose: (_ for _ in ()).throw(sqlsem.engines.base.Disconnected("cut"))
-    member._main.interrupt()
+    member.main.session.interrupt()
     member.ping = watched
     end = End(number, task.attempt, "finished")
     member.later(lambda session, me: session.end_task(me, end))
     task._settle()
     assert failed.wait(PATIENCE)
     del engine.reach
-    until(lambda: not member.leftovers, timeout=10)  # a ping is due every 30 s
+    until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s
     assert [one.outcome for one in queue.log(number)] == ["finished"]
 
 

@@ -24,7 +24,7 @@ def holds(position, resource, who, *rest):
 
 
 def names(knot):
-    return {who[1] for who in knot.whos}
+    return {who[1] for who in knot.parties}
 
 
 @EXAMPLES
@@ -37,21 +37,21 @@ def test_against_the_outcome(world, chance):
     assert bool(found) == bool(lost)
     for knot in found:
         # No false alarm: nobody in it can finish, even when all the others have gone.
-        rows = [one for one in world.rows if one.who in knot.whos]
-        assert knots.outcome(rows, world.caps, chance.choice) == knot.whos
+        rows = [one for one in world.rows if one.party in knot.parties]
+        assert knots.outcome(rows, world.caps, chance.choice) == knot.parties
         # And it is no more than that: everybody in it waits for everybody in it.
-        ways = {who: {edge[1].who for edge in knot.edges if edge[0].who == who} for who in knot.whos}
+        ways = {who: {edge[1].party for edge in knot.edges if edge[0].party == who} for who in knot.parties}
         for start in ways:
             reached, left = set(), [start]
             while left:
                 new = ways[left.pop()] - reached
                 reached |= new
                 left += new
-            assert reached == knot.whos
+            assert reached == knot.parties
         assert knot.victim.waits
         assert knot.victim.position == max(one.position for one, _ in knot.edges)
         check_cycle(knot)
-    assert len({who for knot in found for who in knot.whos}) == sum(len(knot.whos) for knot in found)
+    assert len({who for knot in found for who in knot.parties}) == sum(len(knot.parties) for knot in found)
 
 
 def check_cycle(knot):
@@ -59,8 +59,8 @@ def check_cycle(knot):
     assert cycle[0][0] == knot.victim
     assert {*cycle} <= {*knot.edges}
     for one, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-        assert one[1].who == other[0].who
-    assert len({edge[0].who for edge in cycle}) == len(cycle)
+        assert one[1].party == other[0].party
+    assert len({edge[0].party for edge in cycle}) == len(cycle)
 
 
 @EXAMPLES

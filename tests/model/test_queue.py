@@ -255,7 +255,7 @@ def run(database, name, **options):
 @pytest.mark.timeout(600)
 def test_the_engine_follows_the_model(database, name):
     # Shrinking would take minutes; the long run does it.
-    run(database, name, max_examples=40, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+    run(database, name, max_examples=25, stateful_step_count=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
 @pytest.mark.soak

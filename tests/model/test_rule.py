@@ -260,7 +260,7 @@ def test_the_engine_follows_the_rule(database, name):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=30,
             deadline=None,
             print_blob=True,

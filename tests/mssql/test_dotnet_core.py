@@ -14,9 +14,9 @@ import microsoft
 import pytest
 from tdsserver import COUNT, CUT, MORE, done, failure, result, rows, warning
 
-from sqlsem import mixed
+from clients.mixed import dotnet
 
-SOURCES = (mixed.DOTNET_CLIENT, Path(__file__).parents[1] / "clients" / "dotnet" / "Agent.cs")
+SOURCES = (dotnet.CLIENT, Path(__file__).parents[1] / "clients" / "dotnet" / "Agent.cs")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
-"""The generators as both faces drive them, with troubles and cancellations at every operation, against a small model.
+"""Acquisitions as both faces drive them, struck at every operation, against a small model.
 
-The model is a table in memory: registering adds rows, cancelling and releasing remove them. Whatever strikes, either
-the grant is had, with all its rows; or nothing is had, and no row is left but such as the next ping removes as unknown.
+The model is a table in memory: registering adds rows, cancelling and releasing remove them; waiting moves a clock.
+Whatever strikes, either the grant is had, with all its rows; or nothing is had, and no row is left but such as the next
+ping removes as unknown.
 """
 
 import asyncio
 import contextlib
 import itertools
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -15,29 +17,44 @@ from hypothesis import strategies as st
 import sqlsem
 from sqlsem.aio.driver import Driver
 from sqlsem.coordinator import Coordinator
-from sqlsem.core import steps as protocol
+from sqlsem.core import acquire, steps, verbs
+from sqlsem.core.verbs import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.model import Request, Ticket
+from sqlsem.model import Ticket
 
 
 class Table:
     """What the main session and the waiting ones would find in the database."""
 
-    def __init__(self, answers, troubles):
+    def __init__(self, answers=(), troubles=(), register=()):
         self.rows = {}  # position → uid
         self.registered = {}  # uid → tickets
         self.numbers = itertools.count(1)
         self.answers = iter(answers)  # to waits and looks
+        self.register_answers = iter(register)  # whether all is free, or Busy; afterwards, the answers decide
         self.troubles = dict(troubles)  # number of the operation → (after its effect, error)
-        self.done = []
+        self.spared = ()  # calls that meet no trouble
+        self.done, self.struck = [], []
+        self.outcomes = []  # of what was cancelled
+        self.tried = None  # whether it was asked for only if it is free
+        self.clock = 0.0
+
+    def now(self):
+        return self.clock
 
     # -- a session
 
     def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
+        self.tried = only_if_free
         found = self.registered.get(uid)
         if found is not None and all(ticket.position in self.rows for ticket in found):
             return found  # the answer to the first call was lost
-        free = next(self.answers, True) is True
+        free = next(self.register_answers, None)
+        if free is None:
+            free = next(self.answers, True) is True
+        if free is Busy:
+            self.clock += 1
+            raise Busy("locked")
         if only_if_free and not free:
             return None
         tickets = []
@@ -57,6 +74,7 @@ class Table:
         return answer
 
     def cancel(self, member_id, uid, outcome):
+        self.outcomes.append(outcome)
         gone = [position for position, owner in self.rows.items() if owner == uid]
         for position in gone:
             del self.rows[position]
@@ -70,6 +88,10 @@ class Table:
     def perform(self, operation):
         after, error = self.troubles.get(len(self.done), (False, None))
         self.done.append(operation)
+        if getattr(operation, "what", None) in self.spared:
+            error = None
+        if error is not None:
+            self.struck.append(operation)
         if error is not None and not after:
             raise error
         result = self.effect(operation)
@@ -78,17 +100,152 @@ class Table:
         return result
 
     def effect(self, operation):
-        if isinstance(operation, protocol.Call):
-            return operation.call(self, 1)
-        if isinstance(operation, protocol.WaitFor):
+        if isinstance(operation, steps.Call):
+            answer = operation.call(self, 1)
+            return False if answer == "no room" else answer
+        if isinstance(operation, steps.WaitFor):
+            assert 0 < operation.timeout <= SLICE_SECONDS
             answer = self.wait(operation.ticket, operation.timeout)
-            return protocol.NO_ROOM if answer == "no room" else answer
+            if answer == "no room":
+                return steps.NO_ROOM
+            self.clock += operation.timeout
+            return answer
+        if isinstance(operation, steps.Sleep):
+            assert 0 < operation.timeout <= SLICE_SECONDS
+            self.clock += operation.timeout
         return False
+
+    def calls(self, what):
+        return [one for one in self.done if isinstance(one, steps.Call) and one.what == what]
+
+
+@contextlib.contextmanager
+def coordinator_of(table):
+    """One that performs in the table, and lives by its clock."""
+    coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
+    coordinator.process.perform = table.perform
+    with (
+        mock.patch.object(verbs, "monotonic", table.now),
+        mock.patch.object(acquire, "monotonic", table.now),
+    ):
+        yield coordinator
+    coordinator.process.member.tickets.clear()
+    coordinator.close()
+
+
+def lock_of(face, requests):
+    return face.all_of(*(face.mutex(f"r{number}") for number in range(requests)))
+
+
+def had(table, requests=1, timeout=None):
+    """What a thread gets: the grant, or None."""
+    with coordinator_of(table) as coordinator:
+        lock = lock_of(coordinator, requests)
+        return lock.grant if lock.acquire(timeout=timeout) else None
+
+
+def test_granted_at_once():
+    table = Table([True])
+    grant = had(table)
+    assert list(table.rows) == [grant.position]
+    assert [operation.what for operation in table.done] == ["acquire"]
+    assert table.tried is False
+
+
+def test_granted_after_waiting():
+    table = Table([False, False, True], register=[False])
+    grant = had(table)
+    assert list(table.rows) == [grant.position]
+    assert [type(operation) for operation in table.done] == [steps.Call, *[steps.WaitFor] * 3]
+    assert {operation.timeout for operation in table.done[1:]} == {SLICE_SECONDS}
+
+
+def test_a_timeout_is_kept_and_leaves_nothing():
+    table = Table([False] * 10)
+    assert had(table, timeout=7) is None
+    assert table.rows == {}
+    assert table.clock == 7
+    assert table.outcomes == ["timeout"]
+
+
+def test_the_timeout_is_for_all_together():
+    table = Table([True, *[False] * 20], register=[False])
+    assert had(table, requests=2, timeout=4) is None
+    assert table.rows == {}
+    assert table.clock == 4
+
+
+def test_trying():
+    table = Table([False])
+    assert had(table, timeout=0) is None
+    assert table.rows == {}
+    assert table.tried is True
+    table = Table([True])
+    assert had(table, timeout=0)
+    assert len(table.rows) == 1
+
+
+def test_a_row_taken_away():
+    table = Table([False, None], register=[False])
+    with pytest.raises(sqlsem.LockLost) as caught:
+        had(table, requests=2)
+    assert caught.value.resource == "r0"
+    assert table.rows == {}, "the rows of the others go as well"
+
+
+def test_a_busy_gate_is_waited_for():
+    assert had(Table(register=[Busy, Busy, True]))
+    table = Table(register=[Busy] * 10)
+    assert had(table, timeout=2.5) is None
+    assert table.clock == 3
+
+
+results = st.sampled_from([True, False, False, None, "no room"])
+
+
+@settings(deadline=None)
+@given(
+    requests=st.integers(1, 3),
+    timeout=st.sampled_from([None, 0, 0.5, 4, 20]),
+    answers=st.lists(results, max_size=8),
+    register=st.lists(st.sampled_from([True, False, Busy]), max_size=3),
+    place=st.integers(0, 12),
+    after=st.booleans(),
+    error=st.sampled_from([KeyboardInterrupt, SystemExit, GeneratorExit, Disconnected, MemoryError, sqlsem.Deadlock]),
+)
+def test_struck_once_no_row_is_left(requests, timeout, answers, register, place, after, error):
+    """... and it is cancelled once at the most, and then nothing else is done."""
+    table = Table(answers, {place: (after, error("now"))}, register)
+    table.spared = ("cancel",)
+    grant = None
+    with contextlib.suppress(error, sqlsem.LockLost):
+        grant = had(table, requests, timeout)
+    assert sorted(table.rows) == sorted(grant.positions.values() if grant else ())
+    if grant is not None:
+        assert len(grant.positions) == requests
+    cancels = table.calls("cancel")
+    assert len(cancels) <= 1
+    assert not cancels or table.done[-1] is cancels[0]
+
+
+def test_drive_passes_on_what_perform_raises():
+    def verb():
+        try:
+            yield steps.Verify()
+        except ZeroDivisionError:
+            return "mended"
+
+    def perform(step):
+        raise ZeroDivisionError
+
+    assert steps.drive(verb(), perform) == "mended"
+
+
+# -- both faces, struck several times ---------------------------------------------------------------------------------
 
 
 def threads_face(coordinator, table, requests, timeout):
-    coordinator.process.perform = table.perform
-    lock, error = coordinator.all_of(*(coordinator.mutex(one.resource) for one in requests)), None
+    lock, error = lock_of(coordinator, requests), None
     keep = lock._stack()
     try:
         lock.acquire(timeout=timeout)
@@ -113,7 +270,7 @@ def tasks_face(coordinator, table, requests, timeout):
     async def acquire():
         driver = Driver.of(coordinator.process)
         driver.perform = perform
-        lock = coordinator.aio.all_of(*(coordinator.aio.mutex(one.resource) for one in requests))
+        lock = lock_of(coordinator.aio, requests)
         try:
             await lock.acquire(timeout=timeout)
         finally:
@@ -149,44 +306,42 @@ places = st.dictionaries(
 @settings(deadline=None, max_examples=300)
 @given(
     requests=st.integers(1, 3),
-    timeout=st.sampled_from([None, 0]),
-    answers=st.lists(st.sampled_from([True, False, False, None, "no room"]), max_size=8),
+    timeout=st.sampled_from([None, 0, 3]),
+    answers=st.lists(results, max_size=8),
     troubles=places,
 )
 def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
     table = Table(answers, troubles)
-    coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
-    process, member = coordinator.process, coordinator.process.member
-    steps = face(coordinator, table, [Request(f"r{number}") for number in range(requests)], timeout)
+    with coordinator_of(table) as coordinator:
+        process, member = coordinator.process, coordinator.process.member
+        stages = face(coordinator, table, requests, timeout)
 
-    keep, error = next(steps)
-    assert not member._limbo
-    assert not process.waiting_room.waiters()
-    known = [position for position in table.rows if position in member.tickets]
-    if keep:
-        assert error is None
-        (grant,) = keep
-        assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
-        assert process.holdings.grants() == [grant]
-    else:
-        assert not known, "rows that no ping would remove"
-        assert not member.tickets
+        keep, error = next(stages)
+        assert not member._limbo
+        assert not process.waiting_room.waiters()
+        known = [position for position in table.rows if position in member.tickets]
+        if keep:
+            assert error is None
+            (grant,) = keep
+            assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
+            assert process.holdings.grants() == [grant]
+        else:
+            assert not known, "rows that no ping would remove"
+            assert not member.tickets
+            assert not process.holdings.grants()
+            assert not process.holdings._by_caller
+            if not table.calls("cancel"):
+                # Nothing was asked for, or it came to nothing.
+                assert not table.rows or error is not None
+            elif not any(call in table.struck for call in table.calls("cancel")):
+                assert not table.rows, "nothing hindered the removal"
+
+        keep, error = next(stages)
         assert not process.holdings.grants()
         assert not process.holdings._by_caller
-        if not any(isinstance(operation, protocol.Call) and operation.what == "cancel" for operation in table.done):
-            # Nothing was asked for, or it came to nothing.
-            assert not table.rows or error is not None
-        elif len(troubles) <= 1:
-            assert not table.rows, "nothing hindered the removal"
-
-    keep, error = next(steps)
-    assert not process.holdings.grants()
-    assert not process.holdings._by_caller
-    late = {ticket.position for ticket in member._late}
-    assert not [one for one in table.rows if one in member.tickets and one not in late], "rows that no ping removes"
-    if keep and error is None:
-        assert set(table.rows) <= late
-    with contextlib.suppress(StopIteration):
-        next(steps)
-    member.tickets.clear()
-    coordinator.close()
+        late = {ticket.position for ticket in member._late}
+        assert not [one for one in table.rows if one in member.tickets and one not in late], "rows that no ping removes"
+        if keep and error is None:
+            assert set(table.rows) <= late
+        with contextlib.suppress(StopIteration):
+            next(stages)

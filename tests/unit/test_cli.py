@@ -21,7 +21,10 @@ from rich.console import Console
 
 import sqlsem
 from sqlsem import cli, sql
+from sqlsem.cli import options
 from sqlsem.model import Entry, Past, Resource
+from sqlsem.terminal.queues import by_resource, render_history, render_queues
+from sqlsem.terminal.tables import seconds_in_words
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 #: What must never be seen.
@@ -100,13 +103,13 @@ def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
     [("0", 0), ("90", 90), ("1.5", 1.5), ("90s", 90), ("250ms", 0.25), ("5m", 300), ("2h", 7200), ("1h30m", 5400)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert cli.duration(text) == seconds
+    assert options.duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "5 m", "1h30", "m", "1y", "nan", "inf", "1e3", "999999999d"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        cli.duration(text)
+        options.duration(text)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_what_is_no_duration(text: str) -> None:
     [("etl=3", ("etl", 3, 1)), ("etl=3:2", ("etl", 3, 2)), ("a=b=3", ("a=b", 3, 1)), ("a:1=3", ("a:1", 3, 1))],
 )
 def test_limits(text: str, parts: tuple[str, int, int]) -> None:
-    assert cli.limited(text) == parts
+    assert options.limited(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_limits(text: str, parts: tuple[str, int, int]) -> None:
     [(0, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (59.6, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"), (273600, "3d04h")],
 )
 def test_seconds_in_words(seconds: float, words: str) -> None:
-    assert cli.seconds_in_words(seconds) == words
+    assert seconds_in_words(seconds) == words
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ QUEUES = [
 
 
 def test_ls_fits_80_columns() -> None:
-    lines = drawn(cli.render_queues(QUEUES, 80), 80)
+    lines = drawn(render_queues(QUEUES, 80), 80)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 10  # no row was broken in two
@@ -187,14 +190,14 @@ def test_ls_fits_80_columns() -> None:
 
 
 def test_ls_says_everything_where_there_is_room() -> None:
-    text = "\n".join(drawn(cli.render_queues(QUEUES, 300), 300))
+    text = "\n".join(drawn(render_queues(QUEUES, 300), 300))
     assert "a-server-with-quite-a-long-name.example.com:4042" in text
     assert "[not found for 3.2s] everything since the beginning of the year, in one go, and slowly" in text
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_ls_on_a_narrow_terminal_still_draws(width: int) -> None:
-    assert "41" in "\n".join(drawn(cli.render_queues(QUEUES, width), width))
+    assert "41" in "\n".join(drawn(render_queues(QUEUES, width), width))
 
 
 def test_ls_and_json(coordinator: sqlsem.Coordinator) -> None:
@@ -234,7 +237,7 @@ def test_history_fits_80_columns() -> None:
     past = Past(
         "a long name " * 5, 7, "write", 1, "id", "t", "a long note " * 9, NOW, None, NOW, 90.0, None, "cancelled"
     )
-    lines = drawn(cli.render_history([past], 80), 80)
+    lines = drawn(render_history([past], 80), 80)
     assert len(lines) == 2
     assert max(map(len, lines)) <= 80
 
@@ -376,7 +379,7 @@ def test_history_knows_who_and_which_limit() -> None:
         *("etl", 7, "write", 1, "an id", "t", None, NOW, None, NOW, 90.0, 3.0, "revoked"),
         **{"limit": 3, "host": "etl01", "pid": 4711, "program": "load.py", "ended_by": "ops"},
     )
-    line = drawn(cli.render_history([past], 120), 120)[1]
+    line = drawn(render_history([past], 120), 120)[1]
     for words in ("limit 3", "etl01:4711", "load.py", "revoked by ops"):
         assert words in line
 
@@ -385,9 +388,9 @@ def test_the_dead_are_shown() -> None:
     dead = entry(5, "dead", granted_at=NOW, missing_for=12.0, grace=5.0, note="daily")
     gone = entry(6, missing_for=2.0)
     session = entry(7, host="127.0.0.1", pid=None)
-    ((resource, entries),) = cli._queues([dead, gone, session], [], None)
+    ((resource, entries),) = by_resource([dead, gone, session], [], None)
     assert (resource.holding, resource.waiting) == (2, 0)
-    lines = drawn(cli.render_queues([(resource, entries)], 120), 120)
+    lines = drawn(render_queues([(resource, entries)], 120), 120)
     assert "2 in, 0 waiting, 1 dead" in lines[0]
     assert "dead" in lines[2].split()
     assert "[not found for 12s] daily" in lines[2]
@@ -398,7 +401,7 @@ def test_the_dead_are_shown() -> None:
 
 def test_a_long_name_does_not_wrap() -> None:
     resource = Resource("a long name " * 20, None, True, None, 0, 0)
-    (line,) = drawn(cli.render_queues([(resource, [])], 80), 80)
+    (line,) = drawn(render_queues([(resource, [])], 80), 80)
     assert len(line) <= 80
 
 
@@ -543,6 +546,19 @@ def test_doctor_is_content(url: str) -> None:
     assert names[:3] == ["url", "connect", "schema"]
     assert {"driver", "journal", "writable", "beacon", "disk", "round trip"} <= set(names)
     assert done("ls") == "Nobody holds or waits.\n"
+
+
+def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQLSEM_URL", "memory://")
+    assert [check["name"] for check in json.loads(done("doctor", "--json"))["checks"]] == [
+        "url",
+        "connect",
+        "round trip",
+    ]
+    for words in (["init"], ["history"], ["tasks"], ["rounds"], ["put", "q", "--sql", "SELECT 1"]):
+        result = call(*words)
+        assert result.exit_code == 78
+        assert "does not offer; name another database" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import sqlsem
-from sqlsem import bodies, cli, cli_work, config, workers
+from sqlsem import bodies, cli, config, workers
+from sqlsem.cli.work import Crew, render_worker
 from sqlsem.model import PartEntry, RoundEntry, TaskEntry
+from sqlsem.terminal.rounds import render_rounds
+from sqlsem.terminal.tasks import counted, render_tasks, shortened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 #: Machines may be slow; nothing waits for so long unless it fails.
@@ -308,12 +311,12 @@ def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
     for number in range(8):
         put("--order", str(number), "--note", f"number {number} {'x' * 100}", "--shell", "true")
     put("--order", "-1", "--on-failure", "stop", "--shell", "exit 1")
-    crew = cli_work._Crew(coordinator, "q", 4, 0.0)
+    crew = Crew(coordinator, "q", 4, 0.0)
     with coordinator.queue("q").try_claim() as claimed:
         crew._on_task(claimed, None, None)
         threading.Thread(target=crew.look_ahead, daemon=True).start()
         until(lambda: crew.ahead.pending, "a look")
-        lines = drawn(cli_work.render_worker(crew, 80), 80)
+        lines = drawn(render_worker(crew, 80), 80)
         claimed.fail("no\nmore")
     crew._on_task(claimed, "failed", "no")
     assert max(map(len, lines)) <= 80
@@ -322,7 +325,7 @@ def test_the_picture_fits(coordinator: sqlsem.Coordinator) -> None:
     assert lines[2].endswith("$ exit 1")
     until(lambda: crew.ahead.held_up, "being held up")
     crew.over.set()
-    lines = drawn(cli_work.render_worker(crew, 80, leaving=True), 80)
+    lines = drawn(render_worker(crew, 80, leaving=True), 80)
     assert f"Held up by task {claimed.id}" in lines[-1]
     assert lines[0].endswith("LEAVING")
 
@@ -516,8 +519,34 @@ def test_work_goes_on_when_the_terminal_is_gone(bench: Bench, coordinator: sqlse
     bench.open("a")
     until(lambda: len(coordinator.tasks("q", "finished")) == 2, "the work")
     process.send_signal(signal.SIGTERM)
-    # 120 is what Python itself says where its last words could not be written (seen with 3.11.2 only).
-    assert process.wait(PATIENCE) in (0, 120)
+    assert process.wait(PATIENCE) == 0
+
+
+#: Prints something that stays in a buffer, and more when everything else is over.
+LAST_WORDS = """
+import atexit, sys
+from sqlsem.terminal import output
+atexit.register(lambda: sys.stderr.write("the very last words"))
+if sys.argv[1] == "let go": atexit.register(output.let_terminal_go)
+sys.stdin.readline()
+if sys.argv[2] == "before": sys.stdout.write("last words")
+"""
+
+
+@posix
+@pytest.mark.parametrize("written", ["before", "after"])
+@pytest.mark.parametrize(("how", "code"), [("as ever", 120), ("let go", 0)])
+def test_last_words_to_a_terminal_that_is_gone(how: str, code: int, written: str) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": ROOT, "PYTHONUNBUFFERED": ""}
+    words = [sys.executable, "-c", LAST_WORDS, how, written]
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.close(ours)
+    process.communicate(b"go\n", timeout=PATIENCE)
+    assert process.returncode == code
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -548,7 +577,7 @@ def test_the_table_of_tasks_fits() -> None:
         task(12345, "failed", ended_at=NOW, seconds=0.2, error="\n ValueError: no\x1b such thing\nmore", kind="shell"),
     ]
     for width in (80, 120):
-        lines = drawn(cli_work.render_tasks(found, width, "nightly"), width)
+        lines = drawn(render_tasks(found, width, "nightly"), width)
         assert max(map(len, lines)) <= width
         head, first, second, third, empty, error = lines
         assert head.split() == ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHO", "WHAT"]
@@ -564,7 +593,7 @@ def test_the_table_of_tasks_fits() -> None:
 
 def test_tasks_of_all_queues() -> None:
     found = [task(1), task(2, queue="mails\x1b", order=-2147483647)]
-    lines = drawn(cli_work.render_tasks(found, 80), 80)
+    lines = drawn(render_tasks(found, 80), 80)
     assert max(map(len, lines)) <= 80
     assert "QUEUE" in lines[0]
     assert "nightly" in lines[1]
@@ -585,7 +614,7 @@ def test_tasks_of_all_queues() -> None:
     ],
 )
 def test_a_task_in_a_few_words(kind: str, body: str, note: str | None, words: str) -> None:
-    assert cli_work.shortened(kind, body, note) == words
+    assert shortened(kind, body, note) == words
 
 
 def test_listing(coordinator: sqlsem.Coordinator) -> None:
@@ -620,7 +649,7 @@ def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
     text = done("tasks", "q")
     assert text.rstrip().endswith("q: 2 pending, 1 failed")
     found = coordinator.tasks("q")
-    narrow = drawn(cli_work.render_tasks(found, 60), 60)
+    narrow = drawn(render_tasks(found, 60), 60)
     assert any("the cause" in line for line in narrow)
     assert len(others) == 2
     cut = call("tasks", "q", "-n", "2", "--json")
@@ -630,9 +659,9 @@ def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
 
 
 def test_a_lost_task_is_shown_so() -> None:
-    lines = drawn(cli_work.render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
+    lines = drawn(render_tasks([task(1, status="lost", claimed_at=NOW, seconds=3.0)], 100), 100)
     assert "lost" in lines[1].split()
-    assert cli_work.counted([task(1, status="lost"), task(2)], at_least=False) == ["nightly: 1 lost, 1 pending"]
+    assert counted([task(1, status="lost"), task(2)], at_least=False) == ["nightly: 1 lost, 1 pending"]
 
 
 def test_the_log(url: str) -> None:
@@ -933,21 +962,19 @@ def test_the_table_of_rounds_fits() -> None:
             part("c", "expected", attempt=0, started_at=None, seconds=None, host=None),
         ),
     )
-    lines = drawn(cli_work.render_rounds([A_ROUND, failed], 80), 80)
+    lines = drawn(render_rounds([A_ROUND, failed], 80), 80)
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("42  nightly  succeeded  2m05s of 1h00m  opened ")
     assert lines[2].split()[:4] == ["a", "succeeded", "1", "1m30s"]
     assert lines[3].endswith("the last")
     assert lines[4] == "  then $ ./next.sh --all: running for 3.0s"
     assert lines[6].startswith("41  nightly  open  2h00m of 1h00m  OVERDUE")
-    text = "\n".join(drawn(cli_work.render_rounds([failed], 160), 160))
+    text = "\n".join(drawn(render_rounds([failed], 160), 160))
     assert "ValueError: no" in text
     assert "[not found for 2.0s]" in text
     assert "\x1b" not in text
     ended = replace(A_ROUND, then_status="failed", then_error="OSError: full\nmore")
-    assert drawn(cli_work.render_rounds([ended], 80), 80)[4] == (
-        "  then $ ./next.sh --all: failed after 3.0s: OSError: full"
-    )
+    assert drawn(render_rounds([ended], 80), 80)[4] == ("  then $ ./next.sh --all: failed after 3.0s: OSError: full")
 
 
 def test_rounds(coordinator: sqlsem.Coordinator) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sqlsem
-from sqlsem import cli, config
+from sqlsem import chosen, cli, config
 
 SECRET = "correct/horse@battery"
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes")
@@ -131,8 +131,8 @@ def test_profiles_on_the_command_line(home: Path) -> None:
 
 
 def test_profiles_in_python(home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlsem, "_coordinator", None)
-    monkeypatch.setattr(sqlsem, "_configured", (None, None, {}))
+    monkeypatch.setattr(chosen, "_coordinator", None)
+    monkeypatch.setattr(chosen, "_configured", (None, None, {}))
     user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/prod.db"\ngrace = "12s"\n')
     with caplog.at_level(logging.INFO, "sqlsem"):
         sqlsem.configure(profile="prod")

@@ -1,11 +1,14 @@
 """docs/check.py: it finds what it is there to find, and nothing is wrong now."""
 
+import doctest
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
+import sqlsem
 from sqlsem import sql
 from sqlsem.cli import main
 
@@ -67,3 +70,17 @@ def test_roles_are_known():
 def test_help_names_every_script():
     words = set(re.findall(r"\w+", main.commands["sql"].help))
     assert set(sql.SCRIPTS) <= words
+
+
+def with_examples():
+    for module in pkgutil.walk_packages(sqlsem.__path__, "sqlsem."):
+        path = Path(importlib.util.find_spec(module.name).origin)
+        if not module.name.endswith("__main__") and ">>> " in path.read_text(encoding="utf-8"):
+            yield module.name
+
+
+@pytest.mark.parametrize("module", ["sqlsem", *with_examples()])
+def test_examples_in_docstrings(module):
+    """(Those that need a database say ``doctest: +SKIP``.)"""
+    found = importlib.import_module(module)
+    assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0

@@ -52,7 +52,7 @@ class SqlServerDatabase(Engine):
         return f"SQL Server database {database} on {server}{f':{port}' if port else ''}"
 
     @property
-    def _port(self) -> int | None:
+    def port(self) -> int | None:
         """The server's, as far as it can be told without asking anybody."""
         server = self.word("server", "address", "addr", "servername")
         if server is None or "\\" in server:

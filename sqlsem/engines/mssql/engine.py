@@ -50,7 +50,7 @@ class SqlServerEngine(SqlServerDatabase):
         alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
         before = sockets.open_sockets() if alone else None
         # The driver bounds the login, but not what it asks after that.
-        limit, port = self.options.connect_timeout + CONNECT_SECONDS, self._port
+        limit, port = self.options.connect_timeout + CONNECT_SECONDS, self.port
 
         def shut() -> None:
             found = sockets.new_socket(before, port) if port is not None else None

@@ -86,9 +86,6 @@ EXEC {schema}.reap 1
 -- name: prune
 EXEC {schema}.prune ?, 1
 
--- name: now
-SELECT SYSUTCDATETIME()
-
 -- name: wait_for_locks
 SET LOCK_TIMEOUT -1
 

@@ -101,9 +101,6 @@ SELECT {schema}.reap()
 -- name: prune
 SELECT {schema}.prune(%s)
 
--- name: now
-SELECT pg_catalog.clock_timestamp()
-
 -- name: install_lock
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)
 

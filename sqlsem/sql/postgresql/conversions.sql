@@ -133,7 +133,6 @@ DECLARE
     v_key      integer;
     v_left     integer;
     v_pause    float := 2;  -- ms; grows while nothing happens
-    v_install  bigint := hashtext('sqlsem.install.{schema}');
     v_again    boolean := false;
 BEGIN
     SELECT access_type, member_id, granted_at, revoked_at INTO v_row
@@ -162,17 +161,13 @@ BEGIN
         END IF;
         -- Who upgrades the tables must not wait long for this transaction (as in wait).
         v_left := least(v_left, 2000);
-        IF v_again THEN
-            IF NOT pg_try_advisory_lock_shared(v_install) THEN
-                RETURN -1;
-            END IF;
-            PERFORM pg_advisory_unlock_shared(v_install);
+        IF v_again AND {schema}.is_upgraded() THEN
+            RETURN -1;
         END IF;
         v_again := true;
-        v_key := (v_other & 2147483647)::integer;
-        IF pg_try_advisory_lock_shared({schema}.lock_class(2), v_key) THEN
+        v_key := {schema}.lock_key(v_other);
+        IF {schema}.is_free({schema}.lock_class(2), v_key) THEN
             -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-            PERFORM pg_advisory_unlock_shared({schema}.lock_class(2), v_key);
             IF {schema}.suspect(p_resource, v_other, v_row.member_id) THEN
                 RETURN 1;
             END IF;
@@ -180,13 +175,7 @@ BEGIN
             v_pause := least(v_pause * 1.5, 100);
             CONTINUE;
         END IF;
-        BEGIN
-            PERFORM set_config('lock_timeout', v_left::text, true);
-            PERFORM pg_advisory_lock_shared({schema}.lock_class(2), v_key);
-            PERFORM pg_advisory_unlock_shared({schema}.lock_class(2), v_key);
-        EXCEPTION WHEN lock_not_available THEN
-            CONTINUE;  -- look again
-        END;
+        PERFORM {schema}.sleep_on({schema}.lock_class(2), v_key, v_left);
     END LOOP;
 END
 $$;
@@ -221,10 +210,7 @@ BEGIN
     ELSE
         UPDATE {schema}.{table} SET access_type = 'read' WHERE resource_id = p_resource AND queue_position = p_position;
     END IF;
-    -- As in release: freed when this is committed, and not sooner.
-    IF pg_try_advisory_xact_lock({schema}.lock_class(2), (p_position & 2147483647)::integer) THEN
-        PERFORM pg_advisory_unlock({schema}.lock_class(2), (p_position & 2147483647)::integer);
-    END IF;
+    PERFORM {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
 $$;
@@ -241,8 +227,8 @@ BEGIN
                  AND m.lease_ms IS NULL AND m.backend_pid = pg_backend_pid() AND m.login = session_user)
        AND NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
                        AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(2)
-                       AND objid::bigint = (p_position & 2147483647)) THEN
-        PERFORM pg_advisory_lock({schema}.lock_class(2), (p_position & 2147483647)::integer);
+                       AND objid::bigint = {schema}.lock_key(p_position)) THEN
+        PERFORM pg_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p_position));
     END IF;
 END
 $$;

@@ -31,6 +31,51 @@ CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
 
+-- The second key of a lock; of numbers that go beyond 2^31 the lower half.
+CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (p_number OPERATOR(pg_catalog.&) 2147483647)::pg_catalog.int4 $$;
+
+-- Whether nobody holds a lock just now. (As those above, so simple that the planner inlines it, for which it must not fix
+-- its search_path.)
+CREATE OR REPLACE FUNCTION {schema}.is_free(p_class integer, p_key integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(p_class, p_key)
+                THEN pg_catalog.pg_advisory_unlock_shared(p_class, p_key) ELSE false END
+$$;
+
+-- Waits until nobody holds a lock; false when that takes longer.
+CREATE OR REPLACE FUNCTION {schema}.sleep_on(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', p_timeout_ms::text, true);
+    PERFORM pg_advisory_lock_shared(p_class, p_key);
+    RETURN pg_advisory_unlock_shared(p_class, p_key);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
+-- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
+CREATE OR REPLACE FUNCTION {schema}.free_at_end(p_class integer, p_key integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(p_class, p_key) THEN pg_catalog.pg_advisory_unlock(p_class, p_key)
+                ELSE false END
+$$;
+
+-- Whether somebody upgrades the tables just now: who waits stands aside.
+CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
+                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
+                ELSE true END
+$$;
+
 
 -- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: whoever
 -- calls it would run that. (Superusers are trusted anyway.)
@@ -301,11 +346,9 @@ BEGIN
         v_fresh := v_member.seen_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
         -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
         -- may have been a dead session's, or this one's before a pool reset it.)
-        IF v_member.backend_pid <> pg_backend_pid()
-           AND pg_try_advisory_lock_shared({schema}.lock_class(1), v_member.beacon) THEN
-            PERFORM pg_advisory_unlock_shared({schema}.lock_class(1), v_member.beacon);
-        ELSIF v_fresh AND v_member.backend_pid <> pg_backend_pid()
-              OR {schema}.holds_beacon(v_member.backend_pid, v_member.beacon) THEN
+        IF (v_member.backend_pid = pg_backend_pid() OR NOT {schema}.is_free({schema}.lock_class(1), v_member.beacon))
+           AND (v_fresh AND v_member.backend_pid <> pg_backend_pid()
+                OR {schema}.holds_beacon(v_member.backend_pid, v_member.beacon)) THEN
             RETURN false;  -- while the last sign is young it does not matter who has the lock
         END IF;
         IF v_fresh THEN
@@ -493,7 +536,7 @@ BEGIN
     END IF;
     IF v_lease IS NULL THEN
         -- 'try': where the old session lingers, its lock stands for ours.
-        PERFORM pg_try_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer)
+        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position))
         FROM {schema}.{table} WHERE member_id = p_member;
     END IF;
     RETURN true;
@@ -562,10 +605,7 @@ BEGIN
         PERFORM pg_sleep(0.005);
         PERFORM {schema}.bury(v_member, 'released');
     END LOOP;
-    -- Free the locks when this is committed (see release), not before.
-    IF v_member.beacon IS NOT NULL AND pg_try_advisory_xact_lock({schema}.lock_class(1), v_member.beacon) THEN
-        PERFORM pg_advisory_unlock({schema}.lock_class(1), v_member.beacon);
-    END IF;
+    PERFORM {schema}.free_at_end({schema}.lock_class(1), v_member.beacon);  -- (NULL: it has none)
 END
 $$;
 
@@ -696,7 +736,7 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
-    IF v_lease IS NULL AND NOT pg_try_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer) THEN
+    IF v_lease IS NULL AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
         -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
         -- behind look for the row from time to time.)
         FOR v_try IN 1..100 LOOP
@@ -704,7 +744,7 @@ BEGIN
             SET queue_position = nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'))
             WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position
             RETURNING t.queue_position INTO queue_position;
-            EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), (queue_position & 2147483647)::integer);
+            EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
         END LOOP;
     END IF;
 END
@@ -777,8 +817,7 @@ BEGIN
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
-                   OR CASE WHEN pg_try_advisory_lock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer)
-                           THEN pg_advisory_unlock_shared({schema}.lock_class(2), (queue_position & 2147483647)::integer) END)
+                   OR {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position)))
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
     LOOP
@@ -803,16 +842,15 @@ DECLARE
     v_ahead    record;
     v_left     integer;
     v_class    integer;
+    v_key      integer;
     v_pause    float := 2;       -- ms; grows while nothing happens
     v_waiting  boolean := false;
-    v_install  bigint := hashtext('sqlsem.install.{schema}');
 BEGIN
     -- Stand aside while the tables are upgraded, before any of them is touched.
-    IF NOT pg_try_advisory_lock_shared(v_install) THEN
+    IF {schema}.is_upgraded() THEN
         PERFORM pg_sleep(least(p_timeout_ms, 50) / 1000.0::float);
         RETURN -1;
     END IF;
-    PERFORM pg_advisory_unlock_shared(v_install);
     SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at, t.revoked_at,
            coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
@@ -849,10 +887,9 @@ BEGIN
         -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
         -- than deadlock_timeout, after which the server looks for deadlocks.)
         v_left := least(v_left, 2000);
-        IF NOT pg_try_advisory_lock_shared(v_install) THEN
+        IF {schema}.is_upgraded() THEN
             RETURN -1;
         END IF;
-        PERFORM pg_advisory_unlock_shared(v_install);
         IF v_ahead.until = 'paused' THEN
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);
             v_pause := least(v_pause * 1.5, 250);
@@ -862,14 +899,14 @@ BEGIN
         IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
             -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
             -- 'try': should anybody else have it, those behind us look now and then.
-            PERFORM pg_try_advisory_xact_lock({schema}.lock_class(3), (p_position & 2147483647)::integer);
+            PERFORM pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position));
             v_waiting := true;
         END IF;
         v_class := {schema}.lock_class(CASE v_ahead.until WHEN 'grant' THEN 3 ELSE 2 END);
-        IF pg_try_advisory_lock_shared(v_class, (v_ahead.blocker & 2147483647)::integer) THEN
+        v_key := {schema}.lock_key(v_ahead.blocker);
+        IF {schema}.is_free(v_class, v_key) THEN
             -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
             -- (a lease, a bare participant), or its owner died.
-            PERFORM pg_advisory_unlock_shared(v_class, (v_ahead.blocker & 2147483647)::integer);
             IF {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN
                 RETURN 1;
             END IF;
@@ -884,13 +921,7 @@ BEGIN
             v_left := least(v_left, ceil(v_pause));
             v_pause := CASE WHEN v_pause > 20 THEN 5 ELSE v_pause * 1.2 END;
         END IF;
-        BEGIN
-            PERFORM set_config('lock_timeout', v_left::text, true);
-            PERFORM pg_advisory_lock_shared(v_class, (v_ahead.blocker & 2147483647)::integer);
-            PERFORM pg_advisory_unlock_shared(v_class, (v_ahead.blocker & 2147483647)::integer);
-        EXCEPTION WHEN lock_not_available THEN
-            CONTINUE;  -- look again
-        END;
+        CONTINUE WHEN NOT {schema}.sleep_on(v_class, v_key, v_left);  -- look again
         IF v_ahead.until = 'leave' AND NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
             -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
             -- is sure that this ends here: the member's row stays locked.)
@@ -939,11 +970,7 @@ BEGIN
            m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
            CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END
     FROM (SELECT v_row.member_id) AS o (member_id) LEFT JOIN {schema}.member AS m ON m.member_id = o.member_id;
-    -- Those who wait for the entry lock must not wake before the row is seen gone: take it once more for this
-    -- transaction, which frees it after its commit is visible. 'try' fails only where another session holds it.
-    IF pg_try_advisory_xact_lock({schema}.lock_class(2), (p_position & 2147483647)::integer) THEN
-        PERFORM pg_advisory_unlock({schema}.lock_class(2), (p_position & 2147483647)::integer);
-    END IF;
+    PERFORM {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
 $$;

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +17,18 @@ from rich.segment import Segment
 
 from sqlsem.printable import clean, clean_json, clean_trace
 
-__all__ = ["CleanConsole", "console", "echo", "print_error", "print_json", "print_trace", "print_usage", "say", "show"]
+__all__ = [
+    "CleanConsole",
+    "console",
+    "echo",
+    "let_terminal_go",
+    "print_error",
+    "print_json",
+    "print_trace",
+    "print_usage",
+    "say",
+    "show",
+]
 
 
 def echo(*lines: str, err: bool = False) -> None:
@@ -53,6 +66,21 @@ def print_usage(error: click.ClickException) -> None:
     words = io.StringIO()
     plain.show(words)
     echo(*words.getvalue().rstrip().expandtabs(4).split("\n"), err=True)
+
+
+def let_terminal_go() -> None:
+    """Once the terminal is gone, what is printed goes nowhere. Else Python, which prints at its end what could not be
+    printed before, would make another exit code (120) of what went well.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+            os.get_terminal_size(stream.fileno())
+        except OSError as exc:
+            if exc.errno == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
 
 
 class CleanConsole(Console):

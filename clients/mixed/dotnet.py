@@ -1,0 +1,90 @@
+"""The .NET client: what it takes to compile and run it, and how it finds the database."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlsem.engines.mssql.odbc import words_of_odbc, words_of_url
+
+__all__ = ["CLIENT", "ado_of_mssql", "compile_sources", "lacks", "odbc_of_postgres"]
+
+CLIENT = Path(__file__).resolve().parents[1] / "dotnet" / "SqlSem.cs"
+#: The psqlODBC driver, as odbcinst.ini names it.
+PSQLODBC = "PostgreSQL Unicode"
+
+
+@functools.cache
+def lacks(*, odbc: bool) -> str | None:
+    """What is missing to compile and run C# (with ``odbc``: and to reach PostgreSQL by ODBC); None: nothing."""
+    for command, package in (("mcs", "mono-mcs"), ("mono", "mono-runtime")):
+        if shutil.which(command) is None:
+            return f"{command} (on Debian: apt-get install {package})"
+    with tempfile.TemporaryDirectory(prefix="sqlsem-") as folder:
+        empty = Path(folder, "Empty.cs")
+        empty.touch()
+        try:
+            compile_sources([empty], Path(folder, "empty.dll"))
+        except RuntimeError:
+            return "Mono's System.Data (on Debian: apt-get install libmono-system-data4.0-cil)"
+    if odbc:
+        drivers = ""
+        if shutil.which("odbcinst"):
+            listing = subprocess.run(["odbcinst", "-q", "-d"], capture_output=True, text=True, check=False)  # noqa: S607
+            drivers = listing.stdout
+        if f"[{PSQLODBC}]" not in drivers:
+            return f"the ODBC driver {PSQLODBC} (on Debian: apt-get install odbc-postgresql odbcinst)"
+    return None
+
+
+def compile_sources(sources: Sequence[Path], program: Path) -> None:
+    """Compile C# sources to a program (or, where its name ends in ``.dll``, a library) for Mono."""
+    target = "library" if program.suffix == ".dll" else "exe"
+    words = ["mcs", "-warn:4", "-warnaserror", "-r:System.Data.dll", f"-target:{target}", f"-out:{program}"]
+    words += map(str, sources)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        names = ", ".join(one.name for one in sources)
+        raise RuntimeError(f"mcs could not compile {names}:\n{done.stdout}{done.stderr}")
+
+
+def odbc_of_postgres(url: str) -> str:
+    """A psqlODBC connection string for a URL of PostgreSQL."""
+    from psycopg import conninfo
+
+    given = conninfo.conninfo_to_dict(url)
+    names = {"host": "Server", "port": "Port", "dbname": "Database", "user": "Uid", "password": "Pwd"}
+    words = {names[key]: str(value) for key, value in given.items() if key in names and value not in (None, "")}
+    words.setdefault("Server", "localhost")
+    parts = [f"Driver={{{PSQLODBC}}}"]
+    for key, value in words.items():
+        # The driver takes braces off a password, but not off every other value.
+        braced = "{" + value.replace("}", "}}") + "}" if any(one in value for one in ";{}") else value
+        parts.append(f"{key}={braced}")
+    return ";".join(parts)
+
+
+def ado_of_mssql(url: str) -> str:
+    """An ADO.NET connection string for a URL or an ODBC string of SQL Server."""
+    words = words_of_url(url) if "://" in url else words_of_odbc(url)
+    given = {key.lower(): value for key, value in words.items()}
+    server = given.get("server", "localhost")
+    if "port" in given:
+        server += f",{given['port']}"
+    named = {"Data Source": server, "Initial Catalog": given.get("database", "")}
+    if "uid" in given:
+        named |= {"User ID": given["uid"], "Password": given.get("pwd", "")}
+    else:
+        named["Integrated Security"] = "true"
+    for key in ("Encrypt", "TrustServerCertificate"):
+        if key.lower() in given:
+            named[key] = "true" if given[key.lower()].lower() in ("yes", "true", "1") else "false"
+    return ";".join(f"{key}={_quoted(value)}" for key, value in named.items() if value)
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace('"', '""') + '"'

@@ -1,0 +1,123 @@
+"""The database of the module-level functions: what the program chose, else that of the environment or a file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sqlsem import config
+from sqlsem.coordinator import Coordinator, connect
+from sqlsem.core import defaults, lockorder
+from sqlsem.core.options import ConnectOptions, check_options
+from sqlsem.engines import Database
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["configure", "configured", "default", "default_url"]
+
+log = logging.getLogger("sqlsem")
+
+_guard = threading.Lock()
+_configured: tuple[Database | None, str | None, ConnectOptions] = (None, None, {})
+_coordinator: Coordinator | None = None
+
+
+def _unlock_in_child() -> None:
+    """Another thread may have held the guard when the process forked; in the child it does not exist."""
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def default_url() -> str:
+    """Where locks live unless told otherwise: ``$SQLSEM_URL``, a profile or a configuration file, else an SQLite file.
+
+    It may hold a password. See `sqlsem.config`.
+    """
+    return config.resolve().url
+
+
+def configure(
+    url: Database | None = None,
+    *,
+    profile: str | None = None,
+    debug: bool | None = None,
+    **options: Unpack[ConnectOptions],
+) -> None:
+    """Choose the database of the module-level functions, before the first lock is taken.
+
+    Args:
+        url: As for `connect`; left out, the profile's or `default_url`.
+        profile: A profile of the configuration files (``sqlsem.toml``).
+        debug: True watches the order in which locks are taken, in all databases, and gives a `LockOrderWarning` when
+            two places could come to wait for each other; False ends that. Alone it changes nothing else.
+        options: As for `connect`: ``grace``, ``lease``, ``retry``, ``schema``, ``table``, ``creator``.
+
+    Raises `ConfigurationError` when the options cannot be, and closes a default coordinator that is in use
+    (its locks are given back).
+
+    >>> sqlsem.configure("postgresql://etl@db/dwh", grace=30)  # doctest: +SKIP
+    """
+    global _configured, _coordinator
+    check_options("configure()", options, ConnectOptions.__optional_keys__ | {"url", "profile", "debug"})
+    if debug is not None:
+        lockorder.configure(debug)
+        if url is None and profile is None and not options:
+            return
+    fresh = _connect(url, profile, options)  # finds faults at once; connects only when used
+    with _guard:
+        old, _coordinator = _coordinator, fresh
+        _configured = (url, profile, options)
+    if old is not None:
+        old.close()
+
+
+def default() -> Coordinator:
+    """The coordinator of the module-level functions; made when first needed, and again after it was closed."""
+    global _coordinator
+    current = _coordinator
+    if current is not None and not current.closed:
+        return current
+    with _guard:
+        if _coordinator is None or _coordinator.closed:
+            _coordinator = _connect(*_configured)
+        return _coordinator
+
+
+@contextlib.contextmanager
+def configured(url: str, **options: Unpack[ConnectOptions]) -> Iterator[None]:
+    """While it lasts, this is the database; then it is again the one before."""
+    global _configured
+    before = _configured
+    configure(url, **options)
+    try:
+        yield
+    finally:
+        default().close()
+        _configured = before
+
+
+defaults.provide(default)
+
+
+def _connect(url: Database | None, profile: str | None, options: ConnectOptions) -> Coordinator:
+    if url is not None and not isinstance(url, str):
+        return connect(url, **options)
+    settings = config.resolve(url, profile=profile)
+    merged: ConnectOptions = {**settings.options, **options}  # type: ignore[typeddict-item]  # checked by connect
+    coordinator = connect(settings.url, **merged)
+    for warning in settings.warnings:
+        log.warning("%s", warning)
+    if settings.embedded:
+        log.info("Locks are kept in %s, %s", coordinator.engine.where, config.EMBEDDED)
+    else:
+        log.info("Locks are kept in %s, from %s", coordinator.engine.where, settings.source)
+    return coordinator

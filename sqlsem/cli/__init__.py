@@ -1,0 +1,110 @@
+"""The command line: ``sqlsem``. Each command explains itself with ``--help``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import sqlsem
+from sqlsem.cli import demo, doctor, locks, rounds, run, schema, tasks, work
+from sqlsem.cli.connecting import Connecting
+from sqlsem.cli.group import Commands
+from sqlsem.cli.options import duration
+from sqlsem.printable import CleanFormatter
+from sqlsem.terminal import output
+
+__all__ = ["main"]
+
+log = logging.getLogger("sqlsem")
+
+
+@contextlib.contextmanager
+def _logging(verbose: int) -> Iterator[None]:
+    """The library's log on stderr while a command runs; without -v nothing, as errors are printed anyhow."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr) if verbose else logging.NullHandler()
+    handler.setFormatter(
+        CleanFormatter("sqlsem: %(message)s" if verbose < 2 else "%(asctime)s %(threadName)s %(message)s")
+    )
+    before = log.level, log.propagate
+    log.setLevel({0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG))
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Examples:
+  export SQLSEM_URL=postgresql://etl@db/dwh     (or a sqlsem.toml)
+  sqlsem doctor                                 is everything in order?
+  sqlsem run --limit etl=3 -- python load.py    at most three at a time
+  sqlsem ls                                     who holds, who waits
+
+\b
+Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
+  69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
+  76 lock lost, 78 configuration or schema. `sqlsem run` has more.
+""",
+)
+@click.option(
+    "--url",
+    metavar="URL",
+    help="The database: sqlite:///file.db, postgresql://…, mssql://… or an ODBC string. Better than here, where "
+    "everybody on this host can read it (ps), is a password in the environment: $SQLSEM_URL, which is the default. "
+    "Without either a profile, a sqlsem.toml of the project or of yours; else an SQLite file of this user and host.",
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="The database by its name in a sqlsem.toml of yours or of the project. Left out: $SQLSEM_PROFILE.",
+)
+@click.option("--schema", help="The schema of the tables (SQLite: their prefix).  [default: sqlsem]")
+@click.option("--table", help="The name of the queue's table.  [default: ProcessControl]")
+@click.option(
+    "--grace",
+    type=duration,
+    help="Seconds for which a process that cannot be found is still believed to live.  [default: 5]",
+)
+@click.option("--lease", type=duration, help="Prove life by a lease of so many seconds (behind a pooler).")
+@click.option("--retry", type=duration, help="Seconds to try for when the database is away.  [default: 10]")
+@click.option("-v", "--verbose", count=True, help="Say what happens; twice: everything, with tracebacks.")
+@click.version_option(sqlsem.__version__, prog_name="sqlsem")
+@click.pass_context
+def main(
+    ctx: click.Context,
+    /,
+    url: str | None,
+    profile: str | None,
+    verbose: int,
+    **given: Any,
+) -> None:
+    """Locks in the SQL database you already have: mutex, N-way limit, reader/writer, ordered stages.
+
+    All of them are rows of one table that everybody can look at, in the order of asking.
+    """
+    main.traces = verbose > 1
+    atexit.register(output.let_terminal_go)
+    ctx.with_resource(_logging(verbose))
+    ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
+
+
+# In the order of use, as the help lists them.
+for _command in (
+    *(schema.init, run.run, locks.ls, locks.history),
+    *(tasks.put, work.work, tasks.tasks_, rounds.rounds_),
+    *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
+    *(schema.sql_, doctor.doctor, demo.demo),
+):
+    main.add_command(_command)

@@ -1,0 +1,32 @@
+"""``sqlsem demo``."""
+
+from __future__ import annotations
+
+import click
+
+from sqlsem import demo as show
+from sqlsem.cli.options import duration
+from sqlsem.terminal import output
+
+__all__ = ["demo"]
+
+
+@click.command(short_help="Watch several processes share a limit.")
+@click.option("--seconds", type=duration, default="10", show_default=True, help="How long it lasts.")
+@click.option("--workers", type=click.IntRange(2, 32), default=8, show_default=True, help="Processes that take part.")
+@click.option("--limit", type=click.IntRange(1, 32), default=3, show_default=True, help="How many may be in at a time.")
+def demo(seconds: float, workers: int, limit: int) -> int:
+    """Watch several processes share a limit, on a file of its own that is thrown away afterwards.
+
+    Nothing to install, no queue of yours is touched. Half way through, one of those inside is killed (SIGKILL), to
+    show that nobody has to clean up after it. Each worker counts who is inside, by other means than sqlsem's.
+
+    \b
+    Examples:
+      sqlsem demo
+      sqlsem demo --workers 12 --limit 4 --seconds 20
+
+    \b
+    Exit codes: 0 the limit was kept, 1 it was not.
+    """
+    return show.demo(output.console(), seconds=seconds, workers=workers, limit=limit)

@@ -1,0 +1,128 @@
+"""``sqlsem doctor``."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sqlsem import config, sql
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.options import json_option
+from sqlsem.engines.roles import Check, Tables
+from sqlsem.errors import ConfigurationError, SqlsemError
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+
+__all__ = ["doctor"]
+
+AGAIN = "Run again with -vv to see all of it."
+
+
+@click.command(short_help="Check that everything is in order.")
+@json_option
+@connecting
+def doctor(options: Connecting, as_json: bool) -> int:
+    """Check everything that has to be in order, and say how to mend what is not.
+
+    Driver, connection, tables, permissions, clock, isolation, whether a session's lock stays with its session (behind
+    a pooler it may not), and a mutex taken and given back. Leaves no more than a line in the history (and makes the
+    embedded SQLite file, where that is missing).
+
+    \b
+    Examples:
+      sqlsem doctor
+      sqlsem --url postgresql://etl@db/dwh doctor --json
+
+    \b
+    Exit codes: 0 all in order, 1 something is not.
+    """
+    where, checks = diagnose(options)
+    ok = all(check.ok for check in checks)
+    if as_json:
+        fields = [{"name": c.name, "ok": c.ok, "detail": c.detail, "mend": c.mend} for c in checks]
+        output.print_json({"ok": ok, "where": where, "checks": fields})
+        return 0 if ok else 1
+    console = output.console()
+    if where:
+        output.show(console, Text(where, style="bold"))
+    for check in checks:
+        state, style = ("FAIL", "bold red") if not check.ok else ("note", "yellow") if check.mend else ("ok", "green")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(width=4)
+        table.add_column(width=11)
+        table.add_column(overflow="fold")
+        table.add_row(Text(state, style=style), check.name, Text(clean(check.detail)))
+        if check.mend:
+            table.add_row("", "", Text(clean(check.mend), style="bold"))
+        output.show(console, Padding(table, (0, 0, 0, 2), expand=False))
+    bad = sum(not check.ok for check in checks)
+    output.echo("Everything is in order." if ok else f"{bad} of {len(checks)} checks failed.")
+    return 0 if ok else 1
+
+
+def diagnose(options: Connecting) -> tuple[str | None, list[Check]]:
+    """All checks, as far as they can be made: each rests on those before. The database's name, and what was found."""
+    try:
+        engine = options.engine()
+    except ConfigurationError as exc:
+        return None, [_failed("url", exc, "Correct $SQLSEM_URL, --url or the sqlsem.toml; see: sqlsem --help")]
+    note = f"It is a file {config.EMBEDDED}." if options.settings.embedded else ""
+    checks = [Check("url", True, f"{engine.name}, from {options.settings.source}", note)]
+    try:
+        began = time.perf_counter()
+        session = engine.connect("look")
+    except SqlsemError as exc:
+        mend = "Is the server up and to be reached from here, and are the address, name and password right?"
+        return engine.where, [*checks, _failed("connect", exc, mend)]
+    try:
+        checks.append(Check("connect", True, f"in {(time.perf_counter() - began) * 1000:.1f} ms"))
+        if engine.has(Tables):
+            checks += [_schema(session), *_engine(session)]
+    finally:
+        session.close()
+    if all(check.ok for check in checks if check.name == "schema"):
+        try:
+            checks.append(_round_trip(options))
+        except SqlsemError as exc:
+            checks.append(_failed("round trip", exc, AGAIN))
+    return engine.where, checks
+
+
+def _failed(name: str, exc: Exception, mend: str) -> Check:
+    """What an error says; one of ours ends in what to do, of others that is ``mend``."""
+    detail, separator, advice = str(exc).rpartition("; ")
+    if separator and isinstance(exc, SqlsemError):
+        return Check(name, False, detail, f"{advice[:1].upper()}{advice[1:]}")
+    return Check(name, False, " ".join(str(exc).split()) or type(exc).__name__, mend)
+
+
+def _schema(session: Tables) -> Check:
+    try:
+        settings = session.check_schema()
+    except SqlsemError as exc:
+        return _failed("schema", exc, "Run: sqlsem init")
+    told = f"version {settings['schema_version']}, for clients from {settings['oldest_client']} on"
+    return Check("schema", True, f"{told}; this one is {sql.LATEST}")
+
+
+def _engine(session: Tables) -> list[Check]:
+    try:
+        return session.diagnose()
+    except (SqlsemError, NotImplementedError) as exc:
+        return [_failed("engine", exc, AGAIN)]
+
+
+def _round_trip(options: Connecting) -> Check:
+    """A mutex taken and given back, once connected."""
+    with options.coordinator(told=True) as coordinator:
+        lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
+        coordinator.process.member.ping()
+        began = time.perf_counter()
+        if not lock.acquire(timeout=5):
+            return Check("round trip", False, "no mutex within 5 s", "See who is there: sqlsem ls sqlsem-doctor")
+        lock.release()
+    return Check("round trip", True, f"a mutex taken and given back in {(time.perf_counter() - began) * 1000:.1f} ms")

@@ -1,0 +1,121 @@
+"""The kinds of commands that the command line is made of, and what it exits with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from sqlsem.errors import (
+    ConfigurationError,
+    Deadlock,
+    LockLost,
+    NotHeld,
+    RoundFailed,
+    SchemaError,
+    SqlsemError,
+    TaskFailed,
+    Timeout,
+    Unavailable,
+)
+from sqlsem.terminal import output
+
+__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "WithCommand"]
+
+#: What we exit with, after sysexits.h; a status of 1 says no more than that something was not in order.
+EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 75, 76, 78
+EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
+    (ConfigurationError, EXIT_CONFIG),
+    (SchemaError, EXIT_CONFIG),
+    (Unavailable, EXIT_UNAVAILABLE),
+    (Timeout, EXIT_TEMPFAIL),
+    (Deadlock, EXIT_TEMPFAIL),
+    (LockLost, EXIT_LOST),
+    (NotHeld, 1),
+    (RoundFailed, 1),
+    (TaskFailed, 1),
+)
+
+
+class _InOrder(click.Group):
+    """A group whose help lists the commands as they were added, which is in the order of use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all."""
+        return list(self.commands)
+
+
+class Commands(_InOrder):
+    """Turns errors into one line and an exit code."""
+
+    #: Whether errors come with their tracebacks.
+    traces = False
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """As `click.Group.main`, but for the exit codes."""
+        run_main: Callable[..., Any] = super().main
+        if not options.pop("standalone_mode", True):
+            return run_main(*args, standalone_mode=False, **options)
+        try:
+            code = run_main(*args, standalone_mode=False, **options)
+        except click.ClickException as exc:
+            output.print_usage(exc)
+            code = EXIT_USAGE if isinstance(exc, click.UsageError) else exc.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = 130
+        except SqlsemError as exc:
+            if self.traces:
+                output.print_trace()
+            output.print_error(exc)
+            code = next(number for kind, number in EXIT_CODES if isinstance(exc, kind))
+        except Exception as exc:
+            # Python would print the traceback itself, with whatever is in the message.
+            output.print_trace()
+            output.print_error(f"{type(exc).__name__}: {exc} (this is a fault of sqlsem's; please report it)")
+            code = EXIT_SOFTWARE
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class WithCommand(click.Command):
+    """A command whose arguments after ``--`` are a command with its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take away what is not ours to understand."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["sqlsem.command"] = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What stands behind ``Usage:``."""
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARGS]...]"]
+
+
+class Listing(_InOrder):
+    """A command that lists, unless its first argument is the name of one of its own commands."""
+
+    # As of a command, which a group is not.
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Our own options, or none of ours."""
+        if args and args[0] in self.commands:
+            ctx.meta["sqlsem.subcommand"] = list(args)
+            return args
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """List, or do what the other command does."""
+        wanted = ctx.meta.get("sqlsem.subcommand")
+        if wanted is None:
+            return click.Command.invoke(self, ctx)
+        command = self.commands[wanted[0]]
+        # Beside us, not below: our own arguments are none of its usage.
+        with command.make_context(f"{ctx.info_name} {wanted[0]}", wanted[1:], parent=ctx.parent) as within:
+            return command.invoke(within)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What stands behind ``Usage:``."""
+        return click.Command.collect_usage_pieces(self, ctx)

@@ -1,0 +1,49 @@
+"""What is carried out here, tasks and continuations: the database and the folder that it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sqlsem import chosen, config
+from sqlsem.cli.connecting import Connecting
+from sqlsem.terminal import output
+
+__all__ = ["folders_to_import_from", "same_database"]
+
+
+def folders_to_import_from() -> Sequence[str]:
+    """The current folder, unless others can write to it."""
+    if getattr(sys.flags, "safe_path", False):
+        return ()
+    try:
+        here = os.getcwd()
+        why = config.writable_by_others(Path(here))
+    except FileNotFoundError:  # it was removed under us
+        return ()
+    if why is not None:
+        output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
+        return ()
+    return (here,)
+
+
+@contextlib.contextmanager
+def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
+    """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
+    url = options.chosen_url
+    before = os.environ.get("SQLSEM_URL")
+    hand_on = pass_url or (options.url is not None and not config.has_password(url))
+    environment = config.environment(url, hand_on=hand_on)
+    if "SQLSEM_URL" in environment:
+        os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]
+    try:
+        with chosen.configured(url, **options.options):
+            yield
+    finally:
+        if before is None:
+            os.environ.pop("SQLSEM_URL", None)
+        else:
+            os.environ["SQLSEM_URL"] = before

@@ -1,0 +1,34 @@
+"""Names that nobody uses are perhaps others, misspelt."""
+
+from __future__ import annotations
+
+import sqlsem
+from sqlsem import config
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["require_resource", "unknown_queue"]
+
+#: Requests and tasks that are looked through for similar names.
+MOST = 1000
+
+
+def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
+    """Refuse a name that nobody uses, nor has used lately: it may be misspelt, and the right one is still open."""
+    known = {one.resource for one in coordinator.resources()}
+    if resource in known or coordinator.history(resource, most=1):
+        return
+    known |= {one.resource for one in coordinator.history(most=MOST)}
+    raise ConfigurationError(
+        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for whoever "
+        f"comes: --new"
+    )
+
+
+def unknown_queue(coordinator: sqlsem.Coordinator, queue: str) -> str | None:
+    """What to say of the name of a queue into which nothing has ever been put; None when something has."""
+    state = coordinator.queue(queue).state()
+    if not state.done or state.failed is not None or coordinator.tasks(queue, most=1):
+        return None
+    known = sorted({one.queue for one in coordinator.tasks(most=MOST)})
+    listed = f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}" if known else ""
+    return f"Nothing is known of a queue {queue!r}{config.nearest(queue, known)}{listed}"

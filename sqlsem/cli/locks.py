@@ -1,0 +1,289 @@
+"""The commands for those who look at queues of locks and operate them: ``sqlsem ls``, ``history``, ``set`` …"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+import sqlsem
+from sqlsem import model
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.known import require_resource
+from sqlsem.cli.options import duration, json_option, most_option, often, resource_name
+from sqlsem.errors import Unavailable
+from sqlsem.model import Entry, Resource
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_queues
+from sqlsem.terminal.tables import seconds_in_words, who_is
+
+__all__ = ["history", "ls", "pause", "reap", "release", "resume", "set_"]
+
+#: How requests end.
+OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded")
+
+
+@click.command()
+@click.argument("resource", required=False, type=resource_name)
+@click.option("--watch", type=often, metavar="SECONDS", help="Look again every so often, until Ctrl-C.")
+@json_option
+@connecting
+def ls(options: Connecting, resource: str | None, watch: float | None, as_json: bool) -> None:
+    """Show who holds and who waits, in the order of the queue.
+
+    FOR is how long it has been held or waited for, WHO the host and process. A note in brackets says that a process
+    cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to whoever comes.
+
+    \b
+    Examples:
+      sqlsem ls
+      sqlsem ls etl --watch 1
+      sqlsem ls --json | jq '.[].entries[] | select(.state == "waits")'
+    """
+    with options.coordinator(looks=True) as coordinator:
+
+        def look() -> list[tuple[Resource, list[Entry]]]:
+            return by_resource(coordinator.entries(resource), coordinator.resources(), resource)
+
+        console = output.console()
+        if watch is None:
+            if as_json:
+                output.print_json([as_dict(queue, entries) for queue, entries in look()])
+            else:
+                output.show(console, render_queues(look(), console.width, resource))
+        elif console.is_terminal and not as_json:
+            _watch(look, console, resource, watch)
+        else:
+            while True:
+                now = datetime.now().astimezone()
+                try:
+                    found = look()
+                except Unavailable as exc:
+                    output.print_error(f"{exc}; looking again")
+                else:
+                    if as_json:
+                        queues = [as_dict(queue, entries) for queue, entries in found]
+                        output.print_json({"at": now.isoformat(), "queues": queues})
+                    else:
+                        output.echo(f"-- {now:%Y-%m-%d %H:%M:%S}")
+                        output.show(console, render_queues(found, console.width, resource))
+                time.sleep(watch)
+
+
+def _watch(
+    look: Callable[[], list[tuple[Resource, list[Entry]]]], console: Console, only: str | None, every: float
+) -> None:
+    """Draw the queue again and again; while the database is away, what was seen last."""
+    seen: RenderableType = Text("")
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            try:
+                seen = shown = render_queues(look(), console.width, only)
+            except Unavailable as exc:
+                trouble = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")
+                shown = Group(seen, Text(""), trouble)
+            live.update(shown, refresh=True)
+            time.sleep(every)
+
+
+@click.command(short_help="Show finished requests, the newest first.")
+@click.argument("resource", required=False, type=resource_name)
+@click.option("--since", type=duration, metavar="AGE", help="That ended no longer ago than this: 24h.")
+@click.option("--until", type=duration, metavar="AGE", help="That ended no shorter ago than this.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
+@most_option(20)
+@json_option
+@connecting
+def history(
+    options: Connecting,
+    resource: str | None,
+    since: float | None,
+    until: float | None,
+    outcome: str | None,
+    most: int,
+    as_json: bool,
+) -> None:
+    """Show finished requests, the newest first: how long they waited and held, and how they ended.
+
+    OUTCOME is released, timeout or cancelled (gave up waiting), reaped (its process died), revoked (an operator took
+    it away) or lost; upgraded and downgraded go on as something else. HELD of one that was reaped is until its last
+    sign of life.
+
+    \b
+    Examples:
+      sqlsem history etl --since 24h
+      sqlsem history --outcome reaped -n 1000 --json
+    """
+    with options.coordinator(looks=True) as coordinator:
+        past = coordinator.history(resource, most=most, since=since, until=until, outcome=outcome)
+    if as_json:
+        output.print_json([one.as_dict() for one in past])
+        return
+    console = output.console()
+    output.show(console, render_history(past, console.width))
+
+
+new_option = click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
+
+
+@click.command("set", short_help="Set a resource's cap, or when rows are stale.")
+@click.argument("resource", type=resource_name)
+@click.option("--limit", type=click.IntRange(1, model.MAX_INT), help="Never more than so many, whatever users declare.")
+@click.option("--no-limit", is_flag=True, help="Lift the cap.")
+@click.option(
+    "--stale-after",
+    type=duration,
+    help="Remove rows without a living process behind them (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
+)
+@click.option("--no-stale-after", is_flag=True, help="Never remove them.")
+@new_option
+@connecting
+def set_(
+    options: Connecting,
+    resource: str,
+    limit: int | None,
+    no_limit: bool,
+    stale_after: float | None,
+    no_stale_after: bool,
+    new: bool,
+) -> None:
+    """Set a resource's cap, or the age at which rows of bare participants are removed.
+
+    A cap can only lower what users declare. Those inside stay inside.
+
+    \b
+    Examples:
+      sqlsem set etl --limit 2
+      sqlsem set etl --no-limit --stale-after 2h
+    """
+    if (limit is not None and no_limit) or (stale_after is not None and no_stale_after):
+        raise click.UsageError("An option and its --no-… cannot both hold.")
+    if limit is None and stale_after is None and not no_limit and not no_stale_after:
+        raise click.UsageError("Say what to set: --limit N, --no-limit, --stale-after 2h or --no-stale-after.")
+    if stale_after == 0:
+        raise click.UsageError("--stale-after must be above 0; to never remove anything: --no-stale-after.")
+    with options.coordinator(looks=True) as coordinator:
+        if not new:
+            require_resource(coordinator, resource)
+        if limit is not None or no_limit:
+            coordinator.set_limit(resource, limit)
+        if stale_after is not None or no_stale_after:
+            coordinator.set_stale_after(resource, stale_after)
+        _tell_settings(coordinator, resource)
+
+
+@click.command()
+@click.argument("resource", type=resource_name)
+@new_option
+@connecting
+def pause(options: Connecting, resource: str, new: bool) -> None:
+    """Let nobody else in, until `sqlsem resume`.
+
+    Those inside stay inside; requests are taken and keep their places.
+
+    \b
+    Example:
+      sqlsem pause etl
+    """
+    with options.coordinator(looks=True) as coordinator:
+        if not new:
+            require_resource(coordinator, resource)
+        coordinator.pause(resource)
+        _tell_settings(coordinator, resource)
+
+
+@click.command()
+@click.argument("resource", type=resource_name)
+@new_option
+@connecting
+def resume(options: Connecting, resource: str, new: bool) -> None:
+    """Let people in again, after `sqlsem pause`.
+
+    \b
+    Example:
+      sqlsem resume etl
+    """
+    with options.coordinator(looks=True) as coordinator:
+        if not new:
+            require_resource(coordinator, resource)
+        coordinator.resume(resource)
+        _tell_settings(coordinator, resource)
+
+
+def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
+    found = next((one for one in coordinator.resources() if one.resource == resource), None)
+    one = found or Resource(resource, None, False, None, 0, 0)
+    parts = [
+        "paused" if one.paused else "not paused",
+        "no cap" if one.cap is None else f"capped at {one.cap}",
+        "rows never stale" if one.stale_after is None else f"rows stale after {seconds_in_words(one.stale_after)}",
+    ]
+    output.echo(f"{clean(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
+
+
+@click.command(short_help="Take a row away from its owner.")
+@click.argument("position", type=click.IntRange(1))
+@click.option("--force", is_flag=True, help="At once: others may be let in before the holder knows.")
+@connecting
+def release(options: Connecting, position: int, force: bool) -> None:
+    """Take a row away from its owner, by its position (see `sqlsem ls`).
+
+    One that waits is gone at once. A living holder is told, and has its grace to stop (`sqlsem run` ends its command);
+    with --force it is not waited for.
+
+    \b
+    Examples:
+      sqlsem release 4711
+      sqlsem release 4711 --force
+
+    \b
+    Exit codes: 0 it is gone, or its holder has been told; 1 there is no
+      such row.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        entry = next((one for one in coordinator.entries() if one.position == position), None)
+        if entry is not None and entry.state == "dead":
+            # Whoever looks for the dead makes sure of that once more.
+            coordinator.reap()
+            gone = all(one.position != position for one in coordinator.entries(entry.resource))
+            gone = gone or coordinator.revoke(position, force=force)
+        else:
+            gone = coordinator.revoke(position, force=force)
+    what = f"Position {position}"
+    if entry is not None:
+        who = who_is(entry.host, entry.pid, entry.requesting_id)
+        what += f" of {clean(entry.resource)} ({clean(who)})"
+    if gone:
+        output.echo(f"{what} is gone.")
+    else:
+        output.echo(
+            f"{what}: its living holder has been told, and has its grace to stop (5 s unless it chose another); "
+            f"then it is removed. Not to wait: --force"
+        )
+
+
+@click.command()
+@connecting
+def reap(options: Connecting) -> None:
+    """Look for the dead now, and remove what they left.
+
+    Nobody has to do this: whoever waits, does. It tidies up where nobody waits. The living are left alone, and who
+    cannot be found has its grace to return: on a database server the first call finds it missing, and one after the
+    grace removes it.
+
+    \b
+    Example:
+      sqlsem reap
+    """
+    with options.coordinator(looks=True) as coordinator:
+        number = coordinator.reap()
+        missing = sum(entry.missing_for is not None for entry in coordinator.entries())
+    output.echo(f"{number} row{'' if number == 1 else 's'} removed.")
+    if missing:
+        output.echo(f"The owners of {missing} more cannot be found; they have their grace to return. Then: sqlsem reap")

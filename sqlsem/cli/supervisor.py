@@ -1,0 +1,374 @@
+"""Holds a lock while a command runs, and ends the command when the lock is lost: what ``sqlsem run`` does.
+
+Three processes: *we* hold the lock; the *command* is our child; the *guard* is another child of ours, which ends the
+command when we die (see `sqlsem.guard`).
+
+Without a terminal (cron, services, CI) the command gets a session of its own, so that everything it starts can be
+found and ended with it. On a terminal it stays in our process group, for Ctrl-C, Ctrl-Z and job control to work as
+without us; there its descendants are found through /proc, on Linux.
+
+A daemon that has left both its session and its parents (forked twice) is found on Linux in two ways: while we live its
+parent is we (PR_SET_CHILD_SUBREAPER); and it has our mark in its environment, by which the guard finds it as well.
+Elsewhere, or when it has cleared its environment and we are killed, it survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any
+
+from sqlsem import guard
+from sqlsem.coordinator import Coordinator
+from sqlsem.core import nesting
+from sqlsem.core.grants import Grant
+from sqlsem.errors import LockLost
+from sqlsem.locks import Lock
+
+__all__ = ["CANNOT_RUN", "NOT_FOUND", "Events", "Job", "Signals", "Stopped", "run"]
+
+#: Exit codes of a command that cannot be started, as shells have them.
+NOT_FOUND, CANNOT_RUN = 127, 126
+#: Sent to us, these go to the command.
+FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+#: Of these the terminal has sent the command one of its own.
+FROM_KEYBOARD = ("SIGINT", "SIGQUIT", "SIGHUP")
+#: A net under signals that did not wake us.
+NET_SECONDS = 0.5
+#: Of prctl(2): makes us the parent of orphans below us (Linux).
+PR_SET_CHILD_SUBREAPER = 36
+log = logging.getLogger("sqlsem")
+#: What happens while we wait: ("signal", its number), ("child", 0) has ended, ("lost", 0), ("asked", 0) for the lock.
+Events = SimpleQueue[tuple[str, int]]
+
+
+class Stopped(Exception):
+    """A signal came while we waited for the lock."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """Our handlers, while it lasts: signals become events in a queue. Only the main thread may enter.
+
+    No handler raises: Python drops what is raised while it happens to run a ``__del__``, and the signal were lost.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for name in FORWARDED:
+            number = getattr(signal, name, None)
+            # What whoever started us ignores (nohup, a background job of a script), stays ignored.
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._caught)
+        if hasattr(signal, "SIGCHLD"):
+            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._child)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    # SimpleQueue.put may be called in a handler, whatever that interrupted.
+
+    def _caught(self, number: int, _: FrameType | None) -> None:
+        self._events.put(("signal", number))
+
+    def _child(self, _number: int, _frame: FrameType | None) -> None:
+        self._events.put(("child", 0))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, and how it runs."""
+
+    command: Sequence[str]  # the program and its arguments
+    environment: Mapping[str, str]  # to which the grant is added
+    kill_after: float  # seconds between asking it to end (SIGTERM) and making it (SIGKILL)
+    started: Callable[[Grant, int], object]  # called with the grant and the process id
+
+    def environment_with(self, grant: Grant, mark: str) -> dict[str, str]:
+        """What the command finds of the grant, and what it must not wait for: all that is held until it has ended."""
+        return {
+            **self.environment,
+            "SQLSEM_RESOURCE": grant.resource,
+            "SQLSEM_POSITION": str(grant.position),
+            "SQLSEM_FENCE": str(grant.fence),
+            nesting.HELD: nesting.tell(grant.holding, self.environment),
+            # Of those above us, too, who shall find what is below them.
+            guard.MARKS: ":".join([*filter(None, [self.environment.get(guard.MARKS)]), mark]),
+        }
+
+
+def run(
+    make_lock: Callable[[Callable[[Grant], object]], Lock],
+    job: Job,
+    *,
+    coordinator: Coordinator,
+    events: Events,
+    timeout: float | None,
+) -> tuple[int | None, LockLost | None]:
+    """Run a command holding the lock that ``make_lock(on_lost)`` makes; called in the main thread.
+
+    Args:
+        make_lock: Makes the lock, given what to call when it is lost.
+        job: The command.
+        coordinator: Whose lock it is.
+        events: The queue of the `Signals` that have been entered.
+        timeout: Seconds to wait for the lock; None for ever, 0 not at all.
+
+    Returns the exit status (None: the lock was not had in time) and the error, if the lock was lost.
+    Raises `OSError` when the command cannot be started, and `Stopped` when a signal came while waiting: then the
+    coordinator must be closed, which ends the wait.
+    """
+    running = threading.Event()
+    ended = threading.Event()
+
+    def on_lost(_: Grant) -> None:
+        events.put(("lost", 0))
+        # In a thread of the coordinator's, which goes on to give up the row that an operator wants: not before the
+        # command has ended. (What was lost in any other way, it does not make later.)
+        if running.is_set() and threading.current_thread() is not threading.main_thread():
+            ended.wait(job.kill_after + NET_SECONDS)
+
+    lock = make_lock(on_lost)
+    # The system frees the beacon of an SQLite member at once: then the guard has no time for politeness.
+    options = coordinator.engine.options
+    polite = job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
+    with _Guarding(polite) as guarding:
+        grant = _acquire(lock, timeout, events)
+        if grant is None:
+            return None, None
+        status = 0
+        try:
+            if not grant.lost:
+                status = _supervise(job, grant, events, guarding, running)
+        finally:
+            ended.set()
+            lost = _released(grant)
+        return status, lost
+
+
+def _released(grant: Grant) -> LockLost | None:
+    """Give the lock back; the error, if it was lost."""
+    try:
+        grant.release()
+    except LockLost as exc:
+        return exc
+    return None
+
+
+def _acquire(lock: Lock, timeout: float | None, events: Events) -> Grant | None:
+    """Acquire in a thread, so that this one is free for signals."""
+    had: list[Grant] = []
+    failed: list[BaseException] = []
+
+    def acquire() -> None:
+        try:
+            if lock.acquire(timeout=timeout):
+                had.append(lock.grant)
+        except BaseException as exc:
+            failed.append(exc)
+        finally:
+            events.put(("asked", 0))
+
+    # Its name is what the queue shows of us beside the program's.
+    threading.Thread(target=acquire, name="run", daemon=True).start()
+    what = ""
+    while what != "asked":
+        try:
+            what, number = events.get(timeout=NET_SECONDS)
+        except Empty:
+            continue
+        if what == "signal":
+            raise Stopped(number)
+    if failed:
+        raise failed[0]
+    return had[0] if had else None
+
+
+def _supervise(job: Job, grant: Grant, events: Events, guarding: _Guarding, running: threading.Event) -> int:
+    """Run the command to its end; its exit status, as a shell tells it."""
+    terminal = _has_terminal()
+    alone = guard.POSIX and not terminal  # it leads a session of its own
+    mark = os.urandom(8).hex()
+    with _adopting() as adopts:
+        others = frozenset(guard.children()) if adopts else None
+        # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
+        child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
+            job.command, env=job.environment_with(grant, mark), close_fds=not guard.POSIX, start_new_session=alone
+        )
+        running.set()
+        tree = guard.Tree(child.pid, alone, mark, others)
+        guarding.watch(tree)
+        job.started(grant, child.pid)
+        if not guard.POSIX:
+            _tell_end(child, events)
+        try:
+            _attend(child, tree, events, job.kill_after, terminal)
+        except BaseException:
+            guard.end(tree, job.kill_after, lambda: child.poll() is not None)
+            raise
+        finally:
+            guarding.dismiss()
+    status = child.wait()
+    return 128 - status if status < 0 else status
+
+
+def _attend(
+    child: subprocess.Popen[bytes], tree: guard.Tree, events: Events, kill_after: float, terminal: bool
+) -> None:
+    """Until the command has ended: hand signals on to it, and end it when the lock is lost."""
+    while child.poll() is None:
+        try:
+            what, number = events.get(timeout=NET_SECONDS)
+        except Empty:
+            continue
+        if what == "child" and tree.others is not None:
+            _bury({*tree.others, child.pid})
+        if what == "lost":
+            guard.end(tree, kill_after, lambda: child.poll() is not None)
+        elif what == "signal" and child.poll() is None:
+            name = signal.Signals(number).name
+            if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
+                guard.send(child.pid, number, tree.whole)
+
+
+def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
+    """Where there is no SIGCHLD: an event when the command has ended, by a thread."""
+
+    def wait() -> None:
+        child.wait()
+        events.put(("child", 0))
+
+    threading.Thread(target=wait, name="sqlsem-child", daemon=True).start()
+
+
+# -- terminals --------------------------------------------------------------------------------------------------------
+
+
+def _has_terminal() -> bool:
+    """Whether we have a controlling terminal."""
+    if not guard.POSIX:
+        return True  # Ctrl-C reaches everybody on the console
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _in_foreground() -> bool:
+    """Whether a key pressed on the terminal signals our process group, and so the command as well."""
+    if not guard.POSIX:
+        return True
+    try:
+        tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return False  # it hung up; another SIGHUP does no harm
+    try:
+        return os.tcgetpgrp(tty) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(tty)
+
+
+# -- the command's family and its guard --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[bool]:
+    """While it lasts, descendants that lose their parents become our children (on Linux): whether it is so."""
+    prctl = None
+    if sys.platform == "linux":
+        try:
+            import ctypes
+
+            prctl = ctypes.CDLL(None, use_errno=True).prctl
+            if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "prctl")
+        except (ImportError, OSError, AttributeError) as exc:
+            log.info("A daemon that the command starts may survive the lock: %s", exc)
+            prctl = None
+    try:
+        yield prctl is not None
+    finally:
+        if prctl is not None:
+            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _bury(others: set[int]) -> None:
+    """Collect what has become our child and has ended; the others are awaited elsewhere."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in others:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+
+class _Guarding:
+    """Our side of the guard. Where none can be had, things go on without, and the log says so."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Guarding:
+        if guard.POSIX and sys.executable and os.path.isfile(guard.__file__):
+            try:
+                # A session of its own: what ends our whole group shall not end the guard as well.
+                self._process = subprocess.Popen(  # noqa: S603 - a file of ours
+                    [sys.executable, "-I", "-S", guard.__file__, str(self._patience)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                log.warning("No guard: %s", exc)
+        else:
+            log.info("No guard here: the command would survive a kill -9 of sqlsem run")
+        return self
+
+    def watch(self, tree: guard.Tree) -> None:
+        self._tell(f"{tree.root} {int(tree.whole)} {tree.mark}\n")
+
+    def dismiss(self) -> None:
+        self._tell("0 0 -\n")
+
+    def _tell(self, line: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            try:
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+            except OSError:
+                log.warning("The guard is gone; the command would survive a kill -9")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            if self._process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._process.stdin.close()
+            self._process.wait()

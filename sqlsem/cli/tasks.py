@@ -1,0 +1,369 @@
+"""The commands of the work queue but for the worker's: ``sqlsem put``, ``sqlsem tasks``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+import sqlsem
+from sqlsem import model, tasks
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.group import Listing, WithCommand
+from sqlsem.cli.known import unknown_queue
+from sqlsem.cli.options import duration, json_option, most_option, name_of, whole_number
+from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed
+from sqlsem.model import Attempt
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tasks import STATES, counted, render_tasks
+
+__all__ = ["put", "tasks_"]
+
+#: Failed tasks among which is looked for those that hold up the pending ones.
+MOST_FAILED = 1000
+#: The longest time before a second attempt, seconds: what the databases allow.
+LONGEST_BACKOFF_SECONDS = 300
+_queue_name = name_of("The queue's name")
+
+
+def _backoff(value: str) -> float:
+    """A duration of at most what the databases allow."""
+    seconds = duration(value)
+    if seconds > LONGEST_BACKOFF_SECONDS:
+        raise click.BadParameter(f"{value!r} is longer than {LONGEST_BACKOFF_SECONDS} seconds")
+    return seconds
+
+
+def _argument(value: str) -> tuple[str | None, Any]:
+    """``JSON`` or ``NAME=JSON``; no JSON begins as the second does."""
+    match = re.fullmatch(r"([^\W\d]\w*)=(.*)", value, re.DOTALL)
+    name, text = (match[1], match[2]) if match else (None, value)
+    try:
+        return name, json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
+
+
+def _given(text: str) -> str:
+    """The value of an option; ``-`` stands for what comes from standard input."""
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"Standard input is not UTF-8: {exc}") from exc
+
+
+@click.command(cls=WithCommand, short_help="Put a task into a work queue.")
+@click.argument("queue", type=_queue_name)
+@click.option("--sql", "sql_text", metavar="TEXT", help="SQL, run on the worker's database.")
+@click.option("--shell", metavar="COMMAND", help="A command for the shell of the worker's host.")
+@click.option("--call", metavar="MODULE:FUNCTION", help="A Python function that workers can import.")
+@click.option(
+    "--arg",
+    "arguments",
+    multiple=True,
+    type=_argument,
+    metavar="JSON",
+    help="An argument of the function, or NAME=JSON; may be repeated.",
+)
+@click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
+@click.option(
+    "--order",
+    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    default="0",
+    show_default=True,
+    metavar="N",
+    help="Lower ones first; waits until every task of a lower order has ended.",
+)
+@click.option("--after", type=duration, default="0", help="Do not start it before so much time has passed.")
+@click.option(
+    "--max-attempts",
+    type=whole_number(1, "a whole number from 1 on"),
+    default="1",
+    show_default=True,
+    metavar="N",
+    help="How often it is tried before it has failed.",
+)
+@click.option(
+    "--backoff",
+    type=_backoff,
+    metavar="DURATION",
+    default="1",
+    show_default=True,
+    help="Time before the second attempt, about; twice that before the third, and so on up to 300 s.",
+)
+@click.option(
+    "--on-failure",
+    type=click.Choice(["stop", "continue"]),
+    default="stop",
+    show_default=True,
+    help="Whether its failure holds up later orders.",
+)
+@click.option("--note", help="Words for whoever looks at the queue.")
+@json_option
+@connecting
+def put(
+    options: Connecting,
+    queue: str,
+    sql_text: str | None,
+    shell: str | None,
+    call: str | None,
+    arguments: Sequence[tuple[str | None, Any]],
+    json_body: str | None,
+    order: int,
+    after: float,
+    max_attempts: int,
+    backoff: float,
+    on_failure: str,
+    note: str | None,
+    as_json: bool,
+) -> None:
+    """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
+
+    What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
+    a shell. In place of a text, `-` reads it from standard input. On a database server this needs the role
+    sqlsem_putter, as what is put runs with the rights of the workers.
+
+    \b
+    Examples:
+      sqlsem put nightly --sql "CALL load_customers()" --order 100
+      sqlsem put nightly --order 200 --max-attempts 3 -- ./report.sh --all
+      sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
+      sqlsem put mails --json-body - < mail.json
+    """
+    command = click.get_current_context().meta["sqlsem.command"]
+    if sum(one is not None for one in (sql_text, shell, call, json_body, command)) != 1:
+        raise click.UsageError(
+            "Say what to do, by one of --sql TEXT, --shell COMMAND, --call MODULE:FUNCTION, --json-body JSON or "
+            "-- COMMAND ARGS."
+        )
+    if arguments and call is None:
+        raise click.UsageError("--arg goes with --call.")
+    try:
+        if sql_text is not None:
+            body: Any = tasks.Sql(_given(sql_text))
+        elif shell is not None or command is not None:
+            body = tasks.Shell(command if shell is None else _given(shell))
+        elif call is not None:
+            body = _call(call, arguments)
+        else:
+            assert json_body is not None
+            body = _json_value(_given(json_body))
+        tasks.encode(body)
+        if note is not None:
+            model.check_name("The note", note, model.MAX_NOTE)
+    except ConfigurationError as exc:
+        raise click.UsageError(str(exc)) from exc
+    with options.coordinator() as coordinator:
+        number = coordinator.queue(queue).put(
+            body,
+            order=order,
+            after=after,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            on_failure=on_failure,
+            note=note,
+        )
+    if as_json:
+        output.print_json({"queue": queue, "task_id": number})
+    else:
+        output.echo(str(number))
+
+
+def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
+    by_place = [value for name, value in arguments if name is None]
+    by_name = {name: value for name, value in arguments if name is not None}
+    if len(by_place) + len(by_name) < len(arguments):
+        raise click.UsageError("An argument of the function is given twice.")
+    return tasks.Call(function, *by_place, **by_name)
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise click.UsageError(f"--json-body is not JSON: {exc}") from exc
+
+
+@click.group(
+    "tasks", cls=Listing, invoke_without_command=True, short_help="Show the tasks of work queues; log, retry, cancel."
+)
+@click.argument("queue", required=False, type=_queue_name)
+@click.option(
+    "--queue", "also", type=_queue_name, metavar="QUEUE", help="The queue, should it be named like a command."
+)
+@click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
+@most_option(100)
+@json_option
+@connecting
+def tasks_(
+    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, as_json: bool
+) -> None:
+    """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
+    the newest first.
+
+    FOR is how long it ran, or has been running; of a pending one, when it may start, or which failed task it is behind.
+    The worker of a task that is lost is dead; it will be run again. WHEN is when it was put, started or ended. TRIES
+    counts the times it was started, of those it may be. WHO is the host and process that runs it.
+
+    \b
+    Examples:
+      sqlsem tasks nightly
+      sqlsem tasks --status failed
+      sqlsem tasks nightly --json | jq '.[] | select(.seconds > 60)'
+      sqlsem tasks log 17
+    """
+    if queue is not None and also is not None:
+        raise click.UsageError("Name the queue once.")
+    queue = queue or also
+    with options.coordinator(looks=True) as coordinator:
+        found = coordinator.tasks(queue, status, most=most + 1)
+        failed = found
+        if status == "pending" and found:
+            failed = coordinator.tasks(queue, "failed", most=MOST_FAILED)  # what they may wait for
+    cut = f"There are more than these {most}; see them with --most." if len(found) > most else ""
+    if as_json:
+        output.print_json([one.as_dict() for one in found[:most]])
+        if cut:
+            output.say(cut)
+        return
+    console = output.console()
+    output.show(console, render_tasks(found[:most], console.width, queue, failed))
+    counts = counted(found[:most], at_least=bool(cut))
+    if counts:
+        output.echo("", *counts)
+    if cut:
+        output.echo(cut)
+
+
+@tasks_.command("log", short_help="Show every attempt at a task.")
+@click.argument("task_id", metavar="ID", type=click.IntRange(1))
+@json_option
+@connecting
+def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
+    """Show every attempt at a task: who, when, how long, how it ended, with its error or what it said.
+
+    An attempt is running, finished, failed, lost (its worker died) or returned (given back unfinished).
+
+    \b
+    Examples:
+      sqlsem tasks log 17
+      sqlsem tasks log 17 --json | jq '.[-1].error'
+
+    \b
+    Exit codes: 0 there was something to show, 1 nothing.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        attempts = coordinator.attempts(task_id)
+    if as_json:
+        output.print_json([one.as_dict() for one in attempts])
+    elif attempts:
+        for one in attempts:
+            _show_attempt(one)
+    else:
+        output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
+    return 0 if attempts else 1
+
+
+def _show_attempt(one: Attempt) -> None:
+    words = [f"Attempt {one.attempt}:", one.outcome]
+    if one.seconds is not None:
+        words.append(f"{'for' if one.outcome == 'running' else 'after'} {seconds_in_words(one.seconds)},")
+    if one.started_at is not None:
+        words.append(f"started {one.started_at.astimezone():%Y-%m-%d %H:%M:%S}")
+    if one.host is not None:
+        words.append(f"by {who_is(one.host, one.pid)}")
+    if one.owner:
+        words.append(f"({one.owner}{'' if one.session_id is None else f', session {one.session_id}'})")
+    output.echo(clean(" ".join(words)))
+    for text in (one.error, one.result):
+        for line in (text or "").splitlines():
+            output.echo(f"    {clean(line.expandtabs())}".rstrip())
+
+
+@tasks_.command("retry", short_help="Make failed or cancelled tasks pending again.")
+@click.argument("task_ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1))
+@connecting
+def tasks_retry(options: Connecting, task_ids: Sequence[int]) -> int:
+    """Make failed or cancelled tasks pending again, with all their attempts.
+
+    \b
+    Examples:
+      sqlsem tasks retry 17
+      sqlsem tasks retry $(sqlsem tasks --status failed --json | jq '.[].task_id')
+
+    \b
+    Exit codes: 0 done, 1 not all of them could be.
+    """
+    return _each(options, task_ids, sqlsem.Coordinator.retry_task, "is pending again")
+
+
+@tasks_.command("cancel", short_help="Take pending or failed tasks out of their queue.")
+@click.argument("task_ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1))
+@connecting
+def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
+    """Take pending or failed tasks out of their queue: nobody runs them, and they hold nothing up any more.
+
+    One that runs cannot be cancelled.
+
+    \b
+    Example:
+      sqlsem tasks cancel 17 18
+
+    \b
+    Exit codes: 0 done, 1 not all of them could be.
+    """
+    return _each(options, task_ids, sqlsem.Coordinator.cancel_task, "was cancelled")
+
+
+def _each(
+    options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem.Coordinator, int], None], done: str
+) -> int:
+    code = 0
+    with options.coordinator(looks=True) as coordinator:
+        for number in task_ids:
+            try:
+                change(coordinator, number)
+            except NotHeld as exc:
+                output.print_error(exc)
+                code = 1
+            else:
+                output.echo(f"Task {number} {done}.")
+    return code
+
+
+@tasks_.command("wait", short_help="Wait until a queue's work is done.")
+@click.argument("queue", type=_queue_name)
+@click.option("--timeout", type=duration, help="Give up when that takes longer.")
+@click.option("--new", is_flag=True, help="The queue may be one into which nothing has been put yet.")
+@connecting
+def tasks_wait(options: Connecting, queue: str, timeout: float | None, new: bool) -> int:
+    """Wait until everything in a queue has ended, or is held up by a task that failed.
+
+    \b
+    Examples:
+      sqlsem tasks wait nightly --timeout 6h && ./publish.sh
+
+    \b
+    Exit codes: 0 all is done, 1 a task has failed (unless it was put with
+      --on-failure continue), 75 time is up, 78 nothing has ever been put
+      into a queue of that name (--new: that is well).
+    """
+    with options.coordinator(looks=True) as coordinator:
+        if not new:
+            words = unknown_queue(coordinator, queue)
+            if words is not None:
+                raise ConfigurationError(f"{words}; if that is as it should be: --new")
+        try:
+            coordinator.queue(queue).join(timeout)
+        except TaskFailed as exc:
+            output.print_error(exc)
+            return 1
+    return 0

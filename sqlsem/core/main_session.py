@@ -1,0 +1,262 @@
+"""The main session: it holds the beacon of this process, and all calls that need a member go through it.
+
+Invariants
+    ``_lock`` guards the session; who holds it waits for nothing but one bounded statement or one attempt to connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+import tenacity
+
+from sqlsem.core.steps import Call
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
+from sqlsem.model import Ticket, monotonic
+
+__all__ = ["MainSession", "Member", "unavailable"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: A statement is not given up sooner than after this many seconds, however short the grace: a slow server is not dead.
+OVERDUE_SECONDS = 1.0
+#: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
+FRESH = 1 / 8
+
+
+class Member(Protocol):
+    """Whose session it is. It is told by whoever holds the session."""
+
+    def entered(self, began: float, came_back: bool) -> None:
+        """There is a session, made since then: as the member we were, or as a new one."""
+
+    def prove(self, since: float) -> None:
+        """The database has a sign of life of ours that is not older than this."""
+
+    def lose_all(self, why: str) -> None:
+        """Nothing is ours any more."""
+
+
+class MainSession:
+    """The connection, made again as often as it breaks.
+
+    ``trust``: seconds for which we believe to live without a sign; 0: that is not watched.
+    """
+
+    def __init__(self, engine: Engine, member: Member, retry: float, life: float, trust: float) -> None:
+        self.closing = threading.Event()
+        self.session: Session | None = None
+        self.member_id: int | None = None  # our number in the database, once we have one
+        self._engine = engine
+        self._member = member
+        self._retry = retry
+        self._watched = trust > 0
+        self._fresh = life * FRESH
+        self._lock = threading.Lock()
+        self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
+        self._calling: float | None = None  # when the call that is under way began
+        self._overdue = Allowance(max(trust, OVERDUE_SECONDS))  # what it may take
+        self._unanswered: Session | None = None  # was cut off by the watch
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` after `leave`, and as soon as ``closing`` is set."""
+        if self.closing.is_set():
+            raise ConfigurationError("This coordinator is closed; make a new one with sqlsem.connect(…)")
+
+    def call(
+        self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
+    ) -> T:
+        """Do ``call(session, member_id)`` on the main session, connecting (again) as needed.
+
+        Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
+        error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
+        """
+        self.require_open()
+        if self.session is not None:
+            # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
+            try:
+                with self._lock:
+                    if self.session is not None:
+                        return self._attempt(call, sign)
+            except (Disconnected, Busy) as exc:
+                log.info("%s has to be tried again: %s", what, exc)
+        retrying = tenacity.Retrying(sleep=tenacity.sleep_using_event(self.closing), **self.policy(what, budget))
+        try:
+            result: T = retrying(self.once, call, sign=sign)
+            return result
+        except Disconnected as exc:
+            raise unavailable(what, exc, retrying.statistics) from exc
+
+    def perform(self, operation: Call) -> Any:
+        """`call`, as a verb wants it."""
+        return self.call(operation.what, operation.call, operation.budget, sign=operation.sign)
+
+    def policy(self, what: str, budget: float | None) -> dict[str, Any]:
+        """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if state.outcome is not None:
+                log.warning("%s failed, trying again: %s", what, state.outcome.exception())
+
+        longest = self._retry if budget is None else budget
+
+        def over(state: tenacity.RetryCallState) -> bool:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            # A slow server is given more time for each attempt; whoever has no time to spare does not wait for that.
+            patient = isinstance(failure, Unanswered) and failure.patient and longest >= self._retry
+            return not patient and (state.seconds_since_start or 0.0) >= longest
+
+        return {
+            "stop": lambda state: self.closing.is_set() or over(state),
+            "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
+            "before_sleep": tell,
+            "reraise": True,
+        }
+
+    def once(self, call: Callable[[Session, int], T], asked: float | None = None, *, sign: bool = False) -> T:
+        """One attempt at ``call(session, member_id)`` on the main session, connecting where needed. See `call`.
+
+        ``asked``: since when somebody who is one of many waits for this attempt. A server that has refused another one
+        meanwhile is not asked again: the many would wait for each other's time to connect.
+        """
+        with self._lock:
+            if self.session is None:
+                refused_at, refusal = self._refused
+                if asked is not None and refused_at > asked:
+                    raise Disconnected(refusal)
+                try:
+                    self._enter()
+                except Disconnected as exc:
+                    self._refused = (monotonic(), str(exc))
+                    raise
+            return self._attempt(call, sign)
+
+    def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
+        """Holding ``_lock``: one call; a session that breaks is dropped."""
+        assert self.session is not None
+        assert self.member_id is not None
+        began = self._calling = monotonic()
+        try:
+            result = call(self.session, self.member_id)
+        except BaseException as exc:
+            # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
+            # given up must enter again.
+            if not self.session.usable or self.member_id is None:
+                session, self._unanswered = self._unanswered, None
+                late = session is not None and session is self.session
+                self._drop()
+                if late and isinstance(exc, Disconnected):
+                    raise Unanswered.of(exc, self._overdue) from exc
+            raise
+        finally:
+            self._calling = None
+        if sign:
+            self._member.prove(began - self._fresh)
+        return result
+
+    def _drop(self) -> None:
+        """Holding ``_lock``: the main session is of no use any more."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+        if self._engine.beacon_may_fail and not self._watched:
+            self._member.lose_all("the connection that held it was lost, and grace is 0")
+
+    def _enter(self) -> None:
+        """Holding ``_lock``: a new main session, as the member we were or, failing that, as a new one."""
+        self.require_open()
+        session = self._engine.connect("main")
+        try:
+            # Not under the eyes of the watch yet, and the server may fall silent here too.
+            with bounded(session, self._engine.setup):
+                session.check_schema()
+                began = monotonic()
+                member_id = self.member_id
+                if member_id is not None and not session.resume(member_id):
+                    log.warning("%s gave this process up while it was out of reach", self._engine.where)
+                    self._member.lose_all(
+                        "the database was out of reach for longer than the grace, and this process was given up"
+                    )
+                    member_id = None
+                if member_id is None:
+                    program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+                    member_id = session.enrol(socket.gethostname(), os.getpid(), program)
+        except BaseException:
+            session.close()
+            raise
+        came_back = self.member_id == member_id
+        self.member_id, self.session = member_id, session
+        self._member.entered(began, came_back)
+
+    def given_up(self) -> Disconnected:
+        """The database knows this member no more: what the call that found it out raises, to come back as a new one."""
+        self.member_id = None
+        return Disconnected(f"{self._engine.where} has given this process up")
+
+    def interrupt_overdue(self) -> None:
+        """A thread may sit in a call that will never be answered: end that call."""
+        session, since = self.session, self._calling
+        overdue = self._overdue.seconds
+        if session is not None and since is not None and self._watched and monotonic() - since > overdue:
+            log.warning("%s has not answered for %.1f s; dropping the connection", self._engine.where, overdue)
+            self._unanswered = session
+            session.interrupt()
+
+    def leave(self, waiting: Iterable[Ticket], seconds: float) -> bool:
+        """Leave the database, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
+        self.closing.set()
+        self.interrupt_overdue()
+        if not self._lock.acquire(timeout=seconds / 2):
+            session = self.session
+            if session is not None:
+                session.interrupt()
+            if not self._lock.acquire(timeout=seconds / 2):
+                log.error("A call on %s does not end; its connection is left behind", self._engine.where)
+                return False
+        try:
+            session = self.session
+            if session is not None:
+                if self.member_id is not None:
+                    self._resign(session, self.member_id, waiting, seconds / 2)
+                session.close()
+                self.session = None
+        finally:
+            self._lock.release()
+        return True
+
+    def _resign(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(seconds),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+            retry=tenacity.retry_if_exception_type(Busy),
+            reraise=True,
+        )
+        try:
+            with bounded(session, seconds):
+                for ticket in waiting:
+                    with contextlib.suppress(Busy):  # it goes with the others
+                        session.release(ticket, "cancelled")
+                retrying(session.resign, member_id)
+        except SqlsemError as exc:
+            log.warning("Could not leave %s in order, others will notice: %s", self._engine.where, exc)
+
+
+def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
+    """What is raised when the attempts of `MainSession.policy` are used up."""
+    attempts = statistics.get("attempt_number", 1)
+    return Unavailable(
+        f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
+        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+    )

@@ -1,0 +1,127 @@
+"""What ``sqlsem ls`` and ``sqlsem history`` show of the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sqlsem import model
+from sqlsem.model import Entry, Past, Resource
+from sqlsem.printable import clean
+from sqlsem.terminal.tables import fit, seconds_in_words, table, who_is
+
+__all__ = ["as_dict", "by_resource", "render_history", "render_queues"]
+
+
+def by_resource(
+    entries: Iterable[Entry], resources: Iterable[Resource], only: str | None
+) -> list[tuple[Resource, list[Entry]]]:
+    """Entries by resource; with what is set for it, also where nobody is."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.resource, []).append(entry)
+    settings = {one.resource: one for one in resources if only is None or one.resource == only}
+    names = sorted({*grouped, *(name for name, one in settings.items() if _is_set(one))})
+    found = []
+    for name in names:
+        own = grouped.get(name, [])
+        holding = sum(entry.state in ("holds", "revoked") for entry in own)
+        waiting = sum(entry.state == "waits" for entry in own)
+        resource = settings.get(name) or Resource(name, None, False, None, 0, 0)
+        found.append((replace(resource, holding=holding, waiting=waiting), own))
+    return found
+
+
+def _is_set(resource: Resource) -> bool:
+    return resource.paused or resource.cap is not None or resource.stale_after is not None
+
+
+def as_dict(resource: Resource, entries: Iterable[Entry]) -> dict[str, Any]:
+    """For JSON."""
+    return {**resource.as_dict(), "entries": [entry.as_dict() for entry in entries]}
+
+
+def _access(access: str, limit: int | None, weight: int) -> str:
+    if access == model.WRITE:
+        words = "no limit" if limit is None else "mutex" if limit == 1 else f"limit {limit}"
+    else:
+        words = access.replace("stage:", "stage ", 1)
+    return words if weight == 1 else f"{words} x{weight}"
+
+
+def _owner(owner: str | None) -> str:
+    """The thread, where it says something."""
+    return "" if owner in (None, "", "MainThread") else f" {owner}"
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    who = who_is(entry.host, entry.pid, entry.requesting_id)
+    note = entry.note or ""
+    if entry.missing_for is not None:
+        note = f"[not found for {seconds_in_words(entry.missing_for)}] {note}".rstrip()
+    return (
+        str(entry.position),
+        entry.state,
+        seconds_in_words(entry.seconds),
+        _access(entry.access, entry.limit, entry.weight),
+        who,
+        f"{entry.program or ''}{_owner(entry.owner)}".strip(),
+        note,
+    )
+
+
+def render_queues(
+    queues: Sequence[tuple[Resource, Sequence[Entry]]], width: int, only: str | None = None
+) -> RenderableType:
+    """What ``sqlsem ls`` shows, at most ``width`` columns wide."""
+    if not queues:
+        return Text("Nobody holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
+    heads = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
+    rows = {resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues}
+    widths = fit(heads, [row for own in rows.values() for row in own], width, elastic=(4, 5, 6), indent=2)
+    parts: list[RenderableType] = []
+    for resource, entries in queues:
+        title = Text(no_wrap=True, overflow="ellipsis")
+        title.append(clean(resource.resource), style="bold")
+        title.append(f"  {resource.holding} in, {resource.waiting} waiting")
+        dead = sum(entry.state == "dead" for entry in entries)
+        if dead:
+            title.append(f", {dead} dead", style="bold red")
+        if resource.paused:
+            title.append("  PAUSED", style="bold red")
+        if resource.cap is not None:
+            title.append(f"  capped at {resource.cap}", style="magenta")
+        if resource.stale_after is not None:
+            title.append(f"  stale after {seconds_in_words(resource.stale_after)}", style="dim")
+        if parts:
+            parts.append(Text(""))
+        parts.append(title)
+        if rows[resource.resource]:
+            parts.append(table(heads, rows[resource.resource], widths, right=(0, 2), state=1, indent=2))
+    return Group(*parts)
+
+
+def render_history(past: Sequence[Past], width: int) -> RenderableType:
+    """What ``sqlsem history`` shows, at most ``width`` columns wide."""
+    if not past:
+        return Text("Nothing has finished yet.")
+    heads = ("POS", "RESOURCE", "ACCESS", "WAITED", "HELD", "ENDED", "OUTCOME", "WHO", "NOTE")
+    rows = [
+        (
+            str(one.position),
+            one.resource,
+            _access(one.access, one.limit, one.weight).replace("no limit", "write"),
+            seconds_in_words(one.waited),
+            "-" if one.held is None else seconds_in_words(one.held),
+            one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
+            one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}",
+            who_is(one.host, one.pid, one.requesting_id),
+            one.note or one.program or "",
+        )
+        for one in past
+    ]
+    return table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7, 8)), right=(0, 3, 4))

@@ -1,0 +1,95 @@
+"""Tables as wide as the terminal at the most, and the words in their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sqlsem.printable import clean
+
+__all__ = ["fit", "local_time", "seconds_in_words", "table", "who_is"]
+
+#: A column is never made narrower than this to fit a terminal, characters.
+NARROWEST = 6
+#: The colour of a row by its state: of a request, a task, a part of a round.
+STYLES = {
+    **{"waits": "yellow", "revoked": "red", "dead": "red"},
+    **{"running": "green", "lost": "red", "failed": "red", "cancelled": "dim", "finished": "dim"},
+}
+
+
+def seconds_in_words(seconds: float) -> str:
+    """At most six characters: ``0.4s``, ``12s``, ``3m05s``, ``2h14m``, ``3d04h``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def local_time(moment: datetime | None) -> str:
+    """Local time; without the day where that is today."""
+    if moment is None:
+        return ""
+    local = moment.astimezone()
+    today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+
+
+def who_is(host: str | None, pid: int | None, otherwise: str = "") -> str:
+    """The host and process, as far as they are known."""
+    return otherwise if host is None else host if pid is None else f"{host}:{pid}"
+
+
+def fit(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, *, elastic: Collection[int], indent: int = 0
+) -> list[int]:
+    """Widths of columns with a gap of two: the widest of the elastic ones give way until all fit into ``width``."""
+    lines = [heads, *rows]
+    widths = [max(Text(clean(line[column])).cell_len for line in lines) for column in range(len(heads))]
+    while sum(widths) + 2 * (len(widths) - 1) + indent > width:
+        widest = max(elastic, key=lambda column: widths[column])
+        if widths[widest] <= NARROWEST:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    widths: Sequence[int],
+    *,
+    right: Collection[int],
+    state: int | None = None,
+    indent: int = 0,
+) -> RenderableType:
+    """A table without lines.
+
+    Args:
+        heads: The heads of the columns.
+        rows: As many cells each.
+        widths: Of the columns, in characters; see `fit`.
+        right: The columns whose cells stand at the right.
+        state: The column that gives a row its colour.
+        indent: Blanks before every line.
+    """
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    for column, (head, width) in enumerate(zip(heads, widths, strict=True)):
+        drawn.add_column(
+            head, width=width, no_wrap=True, overflow="ellipsis", justify="right" if column in right else "left"
+        )
+    for row in rows:
+        style = "" if state is None else STYLES.get(row[state], "")
+        drawn.add_row(*(Text(clean(cell)) for cell in row), style=style)
+    return Padding(drawn, (0, 0, 0, indent), expand=False)

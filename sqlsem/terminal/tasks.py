@@ -1,0 +1,125 @@
+"""What ``sqlsem tasks`` and ``sqlsem work`` show of a work queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sqlsem import bodies
+from sqlsem.model import TaskEntry
+from sqlsem.printable import clean, first_line
+from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
+
+__all__ = ["STATES", "counted", "ready_in", "render_tasks", "shortened"]
+
+#: What is shown of an error in a list, characters.
+LONGEST_ERROR = 500
+STATES = ("pending", "running", "lost", "finished", "failed", "cancelled")
+
+
+def shortened(kind: str, body: str, note: str | None) -> str:
+    """A task in a few words, on one line: its note, or what it does."""
+    if note is not None:
+        return note
+    words = " ".join(body[:1000].split())
+    if kind == "call":
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # others may have written it
+            wanted = json.loads(body)
+            given = [json.dumps(value, ensure_ascii=False) for value in wanted["args"]]
+            given += [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in wanted["kwargs"].items()]
+            words = f"{wanted['function']}({', '.join(given)})"
+    elif kind == "shell":
+        command = bodies.arguments(body)
+        words = f"$ {words if command is None else shlex.join(command)}"
+    return words if len(words) <= 200 else f"{words[:199]}…"
+
+
+def ready_in(entry: TaskEntry) -> str:
+    """How long until a pending task may start, about: by our clock."""
+    left = (entry.ready_at - datetime.now(timezone.utc)).total_seconds()
+    return f"in {seconds_in_words(left)}" if left > 0 else ""
+
+
+def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
+    """How many tasks of each queue are in which state, in words."""
+    numbers: dict[str, dict[str, int]] = {}
+    for one in found:
+        states = numbers.setdefault(one.queue, {})
+        states[one.status] = states.get(one.status, 0) + 1
+    lines = []
+    for name, states in numbers.items():
+        order = dict.fromkeys(("running", "lost", *STATES, *states))
+        told = [f"{states[state]} {state}" for state in order if state in states]
+        lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(told)}")
+    return lines
+
+
+def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:
+    """By queue, the first failed task that holds up all later orders."""
+    found: dict[str, TaskEntry] = {}
+    for one in failed:
+        if one.status == "failed" and one.on_failure == "stop":
+            before = found.get(one.queue)
+            if before is None or (one.order, one.task_id) < (before.order, before.task_id):
+                found[one.queue] = one
+    return found
+
+
+def _lasted(one: TaskEntry, blocker: TaskEntry | None) -> str:
+    """How long it ran, or has been running; of a pending one, what it waits for."""
+    if one.seconds is not None:
+        return seconds_in_words(one.seconds)
+    if one.status != "pending":
+        return ""
+    return ready_in(one) if blocker is None else f"after {blocker.task_id}"
+
+
+def _cells(one: TaskEntry, lasted: str, *, with_queue: bool) -> list[str]:
+    tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
+    when = one.ended_at or (one.claimed_at if one.status in ("running", "lost") else one.put_at)
+    return [
+        *(str(one.task_id), str(one.order), one.status, tries, lasted, local_time(when)),
+        *([one.queue] if with_queue else []),
+        *(who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
+    ]
+
+
+def render_tasks(
+    found: Sequence[TaskEntry], width: int, only: str | None = None, failed: Iterable[TaskEntry] | None = None
+) -> RenderableType:
+    """What ``sqlsem tasks`` shows, at most ``width`` columns wide. ``failed``: among these are those that hold up."""
+    if not found:
+        return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
+    holding_up = _holding_up(found if failed is None else failed)
+    rows = []
+    held_up: dict[int, int] = {}
+    for one in found:
+        blocker = holding_up.get(one.queue)
+        if blocker is not None and (one.status != "pending" or one.order <= blocker.order):
+            blocker = None
+        if blocker is not None:
+            held_up[blocker.task_id] = held_up.get(blocker.task_id, 0) + 1
+        rows.append(_cells(one, _lasted(one, blocker), with_queue=only is None))
+    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHO", "WHAT"]
+    widths = fit(heads, rows, width, elastic=range(6, len(heads)))
+    parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
+    failures = [one for one in found if one.status in ("failed", "pending") and one.error]
+    if failures:
+        parts.append(Text(""))
+    for one in failures:
+        # Folded, not cut: the cause may stand at the end.
+        told = Text(f"{one.task_id}: ", overflow="fold")
+        parts.append(told.append(clean(first_line(one.error)[:LONGEST_ERROR]), style="red"))
+    for number, count in held_up.items():
+        words = (
+            f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "
+            f"with: sqlsem tasks log {number}, then retry or cancel it"
+        )
+        parts.append(Text(words, overflow="fold"))
+    return Group(*parts)

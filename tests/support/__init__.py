@@ -1,0 +1,37 @@
+"""What tests share; ``from support import …`` works in every test."""
+
+from support.children import TESTS, Channel, Child, child_main, keep_to_the_permissions, make_lock, session
+from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
+from support.histories import Recorder, Stay, check_history, overlap
+from support.patience import AMPLE, PATIENCE, remains, slack, until
+from support.postgres import PostgresServer, free_port, have_postgres
+from support.threads import Attempt, Threads
+
+__all__ = [
+    "AMPLE",
+    "PATIENCE",
+    "TESTS",
+    "Attempt",
+    "Channel",
+    "Child",
+    "Database",
+    "MemoryDatabase",
+    "PostgresServer",
+    "Recorder",
+    "Stay",
+    "Threads",
+    "check_history",
+    "child_main",
+    "free_port",
+    "have_postgres",
+    "keep_to_the_permissions",
+    "make_lock",
+    "odbc_of_url",
+    "overlap",
+    "random_name",
+    "remains",
+    "session",
+    "slack",
+    "until",
+    "with_database",
+]

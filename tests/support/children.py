@@ -1,0 +1,238 @@
+"""Child processes that run a function of a test's module and talk with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import inspect
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import sqlsem
+from support.patience import PATIENCE
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+class Channel:
+    """The child's end: JSON lines on standard output and input."""
+
+    def __init__(self, output: IO[str], commands: IO[str]) -> None:
+        self._output = output
+        self._commands = commands
+        self._guard = threading.Lock()
+
+    def tell(self, event: str, **data: Any) -> None:
+        """Send an event. ``at`` is the time on a clock that all processes of this host share."""
+        line = json.dumps({"event": event, "at": time.monotonic(), **data})
+        with self._guard:
+            self._output.write(line + "\n")
+            self._output.flush()
+
+    def ask(self) -> dict[str, Any]:
+        """Wait for the next command; leaves the process when the parent is gone."""
+        line = self._commands.readline()
+        if not line:
+            os._exit(3)
+        command: dict[str, Any] = json.loads(line)
+        return command
+
+
+_BOOT = "import support; support.child_main()"
+
+
+def child_main() -> None:
+    """What a child process runs: the function that its first line names, with a `Channel` and its arguments."""
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what is printed goes to standard error
+    channel = Channel(output, sys.stdin)
+    order = channel.ask()
+    spec = importlib.util.spec_from_file_location("child_code", order["file"])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["child_code"] = module
+    spec.loader.exec_module(module)
+    getattr(module, order["function"])(channel, **order["arguments"])
+    channel.tell("end")
+
+
+class Child:
+    """The parent's end of a child process."""
+
+    def __init__(self, function: Callable[..., None], arguments: dict[str, Any], env: Mapping[str, str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), **env},
+        )
+        self.function = function.__name__
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        file = inspect.getsourcefile(function)
+        self.send(file=str(Path(str(file)).resolve()), function=function.__name__, arguments=arguments)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith("\n"):  # not a part of one, when it was killed
+                self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def send(self, **command: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(command) + "\n")
+            self.process.stdin.flush()
+
+    def next(self, timeout: float = PATIENCE) -> dict[str, Any] | None:
+        """The next event; None when the process has ended."""
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(
+                f"{self.function} (process {self.pid}) told nothing for {timeout:g} s\n{self.errors()}"
+            ) from None
+
+    def expect(self, event: str, timeout: float = PATIENCE) -> dict[str, Any]:
+        """The next event, which must be this one."""
+        found = self.next(timeout)
+        assert found is not None, (
+            f"{self.function} ended (code {self.process.wait()}) before {event!r}\n{self.errors()}"
+        )
+        assert found["event"] == event, f"{self.function} told {found}, not {event!r}\n{self.errors()}"
+        return found
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether it tells nothing for so long. For what must *not* happen: keep ``seconds`` small."""
+        with contextlib.suppress(queue.Empty):
+            found = self._events.get(timeout=seconds)
+            raise AssertionError(f"{self.function} told {found} though it should wait\n{self.errors()}")
+        return True
+
+    def rest(self, timeout: float = PATIENCE) -> list[dict[str, Any]]:
+        """All events until it ends, which it must do well."""
+        deadline = time.monotonic() + timeout
+        found = []
+        while (event := self.next(max(0.1, deadline - time.monotonic()))) is not None:
+            found.append(event)
+        code = self.process.wait(PATIENCE)
+        assert code == 0, f"{self.function} ended with code {code}\n{self.errors()}"
+        return found
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-4000:]
+
+    def kill(self) -> float:
+        """SIGKILL; the time just before it."""
+        at = time.monotonic()
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        return at
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                if stream is not None:
+                    stream.close()
+
+
+def keep_to_the_permissions() -> None:
+    """In a child that runs as root: give up root's right to pass over permissions of files. (Not another user: where
+    Python lives in root's closed home, nobody else can import anything.)
+    """
+    if os.geteuid() != 0:
+        return
+    assert sys.platform == "linux", "run the tests as an ordinary user on this system"
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version with 64 bits, this thread
+    sets = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    for one in (0, 1):  # effective, permitted
+        sets[one] &= ~(1 << 1 | 1 << 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
+
+
+def make_lock(coordinator: sqlsem.Coordinator, spec: Mapping[str, Any]) -> sqlsem.Lock:
+    """A lock from JSON-ready words: ``{"kind": "limit", "name": "etl", "limit": 3}``; a list makes an ``all_of``."""
+    if isinstance(spec, (list, tuple)):
+        return sqlsem.all_of(*[make_lock(coordinator, one) for one in spec])
+    words = dict(spec)
+    lock: sqlsem.Lock = getattr(coordinator, words.pop("kind"))(words.pop("name"), **words)
+    return lock
+
+
+def session(channel: Channel, url: str, options: dict[str, Any], grace: float = 5.0, face: str = "sync") -> None:
+    """Child process: does as it is told, one lock at a time. ``acquire`` is answered when granted.
+
+    ``{"do": "acquire", "lock": …, "timeout": …}``, ``{"do": "release"}``, ``{"do": "work", "lock": …, "seconds": …}``
+    (acquire, stay, release), ``{"do": "end"}``.
+    """
+    coordinator: Any = sqlsem.connect(url, **options, grace=grace)
+    coordinator.entries("none")  # the driver is loaded, the server answers
+    if face == "aio":
+        from face import Face, Loop
+
+        coordinator = Face(Loop(), coordinator)
+    channel.tell("ready", pid=os.getpid())
+    lock = None
+    while (command := channel.ask())["do"] != "end":
+        if command["do"] == "release":
+            assert lock is not None
+            left = time.monotonic()
+            try:
+                lock.release()
+            except sqlsem.LockLost as exc:
+                channel.tell("lost", message=str(exc))
+                continue
+            channel.tell("released", left=left)
+            continue
+        lock = make_lock(coordinator, command["lock"])
+        try:
+            had = lock.acquire(timeout=command.get("timeout"))
+        except sqlsem.SqlsemError as exc:
+            channel.tell("failed", error=type(exc).__name__, message=str(exc))
+            continue
+        if not had:
+            channel.tell("timeout")
+            continue
+        grant = lock.grant
+        channel.tell("granted", position=grant.position, positions=grant.positions)
+        if command["do"] == "work":
+            time.sleep(command["seconds"])
+            left = time.monotonic()
+            lock.release()
+            channel.tell("released", left=left)
+    coordinator.close()

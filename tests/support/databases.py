@@ -1,0 +1,159 @@
+"""Databases with the tables of sqlsem in them, on any engine."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sqlite3
+import urllib.parse
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlsem
+from sqlsem.engines import of_url
+from sqlsem.engines.base import Engine, Options, Session
+from support.patience import PATIENCE
+from support.postgres import PostgresServer
+
+
+@dataclass
+class Database:
+    """A database with the sqlsem tables in it.
+
+    Attributes:
+        engine: ``sqlite``, ``postgresql`` or ``mssql``.
+        url: What `sqlsem.connect` takes.
+        options: What else `sqlsem.connect` needs to be told (a schema, for instance).
+        server: The PostgreSQL server, where it is one.
+    """
+
+    engine: str
+    url: str
+    options: dict[str, Any] = field(default_factory=dict)
+    server: PostgresServer | None = None
+
+    def coordinator(self, **options: Any) -> sqlsem.Coordinator:
+        return sqlsem.connect(self.url, **{**self.options, **options})
+
+    def make_engine(self, **options: Any) -> Engine:
+        return of_url(self.url)(self.url, Options(**{**self.options, **options}))
+
+    def session(self, **options: Any) -> Session:
+        """A bare engine session, for tests of the protocol below the coordinator. Close it."""
+        return self.make_engine(**options).connect("main")
+
+    def install(self) -> None:
+        engine = self.make_engine()
+        session = engine.connect("main")
+        try:
+            session.install(engine.plan)
+        finally:
+            session.close()
+
+    # -- bare SQL
+
+    @property
+    def schema(self) -> str:
+        return str(self.options.get("schema", "sqlsem"))
+
+    @property
+    def table(self) -> str:
+        """The queue's table as a statement names it."""
+        return "ProcessControl" if self.engine == "sqlite" else f"{self.schema}.ProcessControl"
+
+    def beside(self, table: str) -> str:
+        """One of the tables beside it: member, resource, history, setting."""
+        return f"{self.schema}{'_' if self.engine == 'sqlite' else '.'}{table}"
+
+    def raw(self, *, autocommit: bool = True) -> Any:
+        """A DB-API connection of the driver's own (psycopg, sqlite3, pyodbc). Close it."""
+        if self.engine == "sqlite":
+            path = self.url.removeprefix("sqlite:///")
+            isolation = None if autocommit else "IMMEDIATE"
+            return sqlite3.connect(path, timeout=PATIENCE, isolation_level=isolation, check_same_thread=False)
+        if self.engine == "postgresql":
+            import psycopg
+
+            return psycopg.connect(self.url, autocommit=autocommit)
+        import pyodbc
+
+        pyodbc.pooling = False
+        engine = self.make_engine()
+        text = self.url if "://" not in self.url else getattr(engine, "odbc_string", None) or odbc_of_url(self.url)
+        return pyodbc.connect(text, autocommit=autocommit)
+
+    def sql(self, text: str) -> str:
+        """``?`` as the driver's parameter mark, ``{table}`` filled in."""
+        text = text.replace("{table}", self.table)
+        return text.replace("?", "%s") if self.engine == "postgresql" else text
+
+    def rows(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run one statement on a connection of its own; its rows, if it gives any."""
+        connection = self.raw()
+        try:
+            cursor = connection.cursor()
+            cursor.execute(self.sql(text), parameters)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        finally:
+            connection.close()
+
+    def queue(self, prefix: str) -> list[tuple[Any, ...]]:
+        """(queue_position, resource_id, requesting_id) of the rows whose resource begins so."""
+        found = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
+        return [row for row in found if row[1].startswith(prefix)]
+
+    def insert_bare(self, cursor: Any, resource: str, requesting_id: str, **columns: Any) -> int:
+        """S1's first statement; the row's number."""
+        names = ["resource_id", "requesting_id", *columns]
+        marks = ", ".join("?" * len(names))
+        text = f"INSERT INTO {{table}} ({', '.join(names)}) VALUES ({marks})"
+        cursor.execute(self.sql(text), (resource, requesting_id, *columns.values()))
+        cursor.execute(
+            self.sql("SELECT max(queue_position) FROM {table} WHERE resource_id = ? AND requesting_id = ?"),
+            (resource, requesting_id),
+        )
+        return int(cursor.fetchone()[0])
+
+
+class MemoryDatabase(Database):
+    """One in the memory of this process, which no SQL can look into."""
+
+    def __init__(self) -> None:
+        super().__init__("memory", f"memory://{random_name()}")
+        self._kept = self.make_engine()  # or what is in it would go with the last coordinator
+
+    def raw(self, *, autocommit: bool = True) -> Any:
+        import pytest
+
+        pytest.skip("needs SQL")
+
+    def queue(self, prefix: str) -> list[tuple[Any, ...]]:
+        rows = sorted((row.position, row.resource, row.requesting_id) for row in self.session().entries(None))
+        return [row for row in rows if row[1].startswith(prefix)]
+
+
+def odbc_of_url(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    values = {
+        "Driver": "FreeTDS",
+        **dict(urllib.parse.parse_qsl(parts.query)),
+        "Server": parts.hostname or "localhost",
+        "Port": str(parts.port or 1433),
+        "UID": urllib.parse.unquote(parts.username or ""),
+        "PWD": urllib.parse.unquote(parts.password or ""),
+        "Database": parts.path.lstrip("/") or "master",
+    }
+    return ";".join(f"{name}={value}" for name, value in values.items())
+
+
+def with_database(url: str, database: str) -> str:
+    """The same server, another database: for a URL or an ODBC string."""
+    if "://" in url:
+        return urllib.parse.urlunsplit(urllib.parse.urlsplit(url)._replace(path=f"/{database}"))
+    if re.search(r"(?i)(^|;)\s*database\s*=", url):
+        return re.sub(r"(?i)((?:^|;)\s*database\s*=)[^;]*", rf"\g<1>{database}", url)
+    return f"{url.rstrip(';')};Database={database}"
+
+
+def random_name() -> str:
+    return f"sqlsem_test_{secrets.token_hex(5)}"

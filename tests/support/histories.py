@@ -1,0 +1,114 @@
+"""Who was inside when, and whether that could be."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlsem
+from support.patience import PATIENCE
+
+
+@dataclass(frozen=True)
+class Stay:
+    """One time that somebody was inside.
+
+    ``entered`` is read *after* the grant, ``left`` *before* the release: so what overlaps here did overlap. ``left``
+    is None for who never left.
+    """
+
+    resource: str
+    position: int
+    entered: float
+    left: float | None
+    access: str = "write"
+    weight: int = 1
+    limit: int | None = 1
+    who: str = ""
+
+    def conflicts(self, other: Stay) -> bool:
+        return self.access == "write" or self.access != other.access
+
+
+def check_history(stays: Iterable[Stay], caps: Mapping[str, int] | None = None) -> int:
+    """Check G1 and G2 over recorded stays and return how many there were.
+
+    When somebody enters, the conflicting stays ahead of it in the queue that are not over, *entered or not*, must
+    leave room for it. That is the rule itself: no overlap beyond the limit, a writer alone, stages not mixed, nobody
+    overtaken by who conflicts with it.
+    """
+    queues: dict[str, list[Stay]] = defaultdict(list)
+    for stay in stays:
+        queues[stay.resource].append(stay)
+    for resource, found in queues.items():
+        found.sort(key=lambda stay: stay.position)
+        numbers = [stay.position for stay in found]
+        assert len(set(numbers)) == len(numbers), f"a number was given twice on {resource}: {numbers}"
+        for stay in found:
+            assert stay.left is None or stay.left >= stay.entered, stay
+        for number, stay in enumerate(found):
+            ahead = [
+                one
+                for one in found[max(0, number - 2000) : number]
+                if stay.conflicts(one) and (one.left is None or one.left > stay.entered)
+            ]
+            limits = [one.limit for one in [*ahead, stay] if one.limit is not None]
+            if caps and resource in caps:
+                limits.append(caps[resource])
+            load = sum(one.weight for one in ahead) + stay.weight
+            if limits and ahead and load > min(limits):
+                raise AssertionError(
+                    f"{stay} entered though {load} > {min(limits)} with those ahead of it:\n"
+                    + "\n".join(map(repr, ahead))
+                )
+    return sum(map(len, queues.values()))
+
+
+def overlap(stays: Sequence[Stay]) -> int:
+    """The most stays at the same time."""
+    marks = sorted(
+        [(stay.entered, 1) for stay in stays] + [(stay.left, -1) for stay in stays if stay.left is not None],
+    )
+    most = now = 0
+    for _, change in marks:
+        now += change
+        most = max(most, now)
+    return most
+
+
+class Recorder:
+    """Collects stays from many threads."""
+
+    def __init__(self) -> None:
+        self.stays: list[Stay] = []
+        self._guard = threading.Lock()
+
+    @contextlib.contextmanager
+    def stay(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> Iterator[sqlsem.Grant]:
+        """Hold ``lock``, and note when."""
+        assert lock.acquire(timeout=timeout), f"{lock} was not had in {timeout} s"
+        grant = lock.grant
+        entered = time.monotonic()
+        try:
+            yield grant
+        finally:
+            left = time.monotonic()
+            lock.release()
+            with self._guard:
+                for request in grant.holding.requests:
+                    self.stays.append(
+                        Stay(
+                            request.resource,
+                            grant.positions[request.resource],
+                            entered,
+                            left,
+                            request.access,
+                            request.weight,
+                            request.limit,
+                            threading.current_thread().name,
+                        )
+                    )

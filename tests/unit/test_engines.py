@@ -1,0 +1,195 @@
+"""What engines announce, refuse and send; and that each is named in one place."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sqlsem
+import sqlsem.testing
+from sqlsem import engines, sql
+from sqlsem.engines import roles
+from sqlsem.engines.base import Engine, Options
+
+PACKAGE = Path(sqlsem.__file__).parent
+#: Those that can be loaded whatever is installed: the others' drivers may be missing.
+LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
+#: Statements that only one of two servers has, and why.
+DIFFERENT = {
+    "backend": "PostgreSQL: behind a pooler it changes",
+    "hold_entry": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
+    "stand_aside": "PostgreSQL: waits of older versions keep locks on the tables",
+    "put_tasks": "PostgreSQL: takes JSON; T-SQL that is not SQL Server's mangles quotation marks in it",
+    "put_task": "SQL Server: so there is a call for each",
+    "next_tasks": "PostgreSQL: as put_tasks",
+    "claim_tasks": "SQL Server: so it is sent behind the calls of end_task",
+    "begin": "SQL Server: psycopg does this",
+    "commit": "SQL Server: the same",
+    "rollback": "SQL Server: the same",
+    "execute": "SQL Server: the SQL of a task, in a transaction; one string to PostgreSQL is one",
+    "executed": "SQL Server: the same",
+    "last_error": "SQL Server: drivers keep numbers to themselves",
+    "wait_for_locks": "SQL Server: PostgreSQL's is set beside the lock on each table",
+    "warm_main": "SQL Server: compiles the procedures",
+    "warm_wait": "SQL Server: the same",
+}
+
+
+def statements(name):
+    return set(sql.queries(name))
+
+
+def test_two_servers_send_the_same_statements():
+    assert statements("postgresql") ^ statements("mssql") == set(DIFFERENT)
+
+
+def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
+    servers = statements("postgresql") | statements("mssql")
+    assert statements("sqlite") & servers == {
+        *("version", "settings", "set_version", "enrol", "resume_member", "resign", "pin", "prune"),
+        *("entries", "past", "resources", "set_resource", "revoke"),
+        *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "list_tasks", "task_attempts"),
+        *("prune_tasks", "start_part", "end_part", "claim_then", "return_then", "end_then", "list_rounds"),
+    }
+
+
+@pytest.mark.parametrize("name", engines.ENGINES)
+def test_no_statement_is_left_over(name):
+    code = "".join(file.read_text(encoding="utf-8") for file in (PACKAGE / "engines" / name).glob("*.py"))
+    composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}
+    unused = {one for one in statements(name) if f'"{one}"' not in code} - composed
+    assert unused == set()
+    for one in composed & statements(name):
+        assert re.search(rf'f"{one.partition("_")[0]}_\{{|_{one.partition("_")[2]}"', code)
+
+
+@pytest.mark.parametrize("engine", LOADED, ids=lambda engine: engine.name)
+def test_a_role_is_announced_by_who_has_all_of_it(engine):
+    assert engine.session_class.__abstractmethods__ == frozenset()
+    for role in roles.ROLES:
+        own = role.__abstractmethods__ - roles.LockSession.__abstractmethods__
+        assert own
+        there = {name for name in own if hasattr(engine.session_class, name)}
+        assert there == (own if engine.has(role) else set())
+    lacks = {roles.Convertible, roles.Administration, roles.TaskSession, roles.RoundSession, roles.Tables}
+    assert set(roles.ROLES) - set(engine.roles()) == (lacks if engine.name == "memory" else set())
+
+
+def test_a_session_has_every_role():
+    assert all(issubclass(roles.Session, role) for role in roles.ROLES)
+
+
+@pytest.mark.parametrize(
+    ("ask", "match"),
+    [
+        (lambda locks: locks.queue("q"), "A queue needs work queues"),
+        (lambda locks: locks.round("r", ["a"], window=1), "A round needs rounds"),
+        (lambda locks: locks.tasks(), "needs work queues"),
+        (lambda locks: locks.history(), "needs history"),
+        (lambda locks: locks.set_limit("x", 1), "needs history, and settings of resources"),
+    ],
+)
+def test_what_is_lacking_is_refused_at_once(ask, match):
+    with sqlsem.testing.memory() as locks, pytest.raises(sqlsem.ConfigurationError, match=match) as caught:
+        ask(locks)
+    assert "the memory of this process does not offer; name another database" in str(caught.value)
+
+
+def test_an_upgrade_is_refused_and_the_reader_reads_on():
+    with sqlsem.testing.memory() as locks, locks.read("x") as grant:
+        with pytest.raises(sqlsem.ConfigurationError, match="needs upgrades"):
+            grant.upgrade()
+        with pytest.raises(sqlsem.ConfigurationError, match="no rows that a transaction could keep"):
+            grant.assert_held(None)
+        grant.check()
+
+
+def test_engines_are_named_in_one_place():
+    """Elsewhere they stand in texts alone: in docstrings, help and advice."""
+    names = re.compile(r'(?<![\w/])"(sqlite|postgresql|postgres|mssql|sqlserver)"')
+    found = [
+        f"{file.relative_to(PACKAGE)}:{number}"
+        for file in PACKAGE.rglob("*.py")
+        if file.name != "mixed.py" and (file.parent.name, file.name) != ("engines", "__init__.py")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if names.search(line) and not re.match(r"    name = ", line)
+    ]
+    assert found == []
+
+
+def test_a_word_of_the_file_stands_for_what_it_says():
+    for name in engines.ENGINES:
+        assert "-- where" not in sql.script(name, "client")
+        assert "{" not in re.sub(r"--.*|'[^']*'", "", sql.script(name, "client"))
+    assert sql.queries("sqlite")["clock"] == "SELECT (julianday('now') - 2440587.5) * 86400.0 AS now"
+
+
+def test_stores_of_one_name_are_one():
+    with sqlsem.testing.memory("a") as one, sqlsem.testing.memory("a") as other, sqlsem.testing.memory() as third:
+        with one.mutex("x"):
+            assert not other.mutex("x").acquire(timeout=0)
+            assert third.mutex("x").acquire(timeout=0)
+        assert [entry.resource for entry in third.entries()] == ["x"]
+    with sqlsem.testing.memory("a") as again:
+        assert again.entries() == []
+
+
+FORKING = """
+import os, sys
+import sqlsem, sqlsem.testing
+
+locks = sqlsem.testing.memory("a")
+with locks.mutex("x"):
+    child = os.fork()
+    if child == 0:
+        here = locks.mutex("x").acquire(timeout=5) and [entry.pid for entry in locks.entries()] == [os.getpid()]
+        os._exit(0 if here else 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert [entry.pid for entry in locks.entries()] == [os.getpid()]
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_a_memory_of_its_own():
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKING], timeout=60, check=False).returncode == 0
+
+
+def test_a_default_coordinator_may_be_one(monkeypatch):
+    monkeypatch.setenv("SQLSEM_URL", "memory://")
+    sqlsem.configure()
+    try:
+        with sqlsem.mutex("x"):
+            assert sqlsem.mutex("x").locked()
+        with pytest.raises(sqlsem.ConfigurationError, match="Queue 'q' needs work queues"):
+            sqlsem.queue("q").put("x")
+    finally:
+        monkeypatch.undo()
+        sqlsem.configure()
+
+
+def test_creator_is_not_for_memory():
+    with pytest.raises(sqlsem.ConfigurationError, match="takes no creator"):
+        sqlsem.connect("memory://", creator=object)
+
+
+class Roleless(Engine):
+    """The least that can be written."""
+
+    name = "roleless"
+    session_class = roles.LockSession
+    where = "nowhere"
+
+    def reach(self, purpose):
+        raise NotImplementedError
+
+
+def test_the_least_engine_offers_nothing_but_locks():
+    engine = Roleless("roleless://", Options())
+    assert engine.roles() == ()
+    for role in roles.ROLES:
+        with pytest.raises(sqlsem.ConfigurationError, match="nowhere does not offer"):
+            engine.require(role, "This")
