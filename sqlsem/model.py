@@ -65,12 +65,12 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
     return value
 
 
-def check_count(what: str, value: object, least: int = 1) -> int:
-    """Return ``value`` when it is a whole number from ``least`` to 2³¹-1, else raise `ConfigurationError`."""
+def check_count(what: str, value: object, least: int = 1, most: int = MAX_INT) -> int:
+    """Return ``value`` when it is a whole number from ``least`` to ``most``, else raise `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{what} must be a whole number, not {type(value).__name__}: {value!r}")
-    if not least <= value <= MAX_INT:
-        raise ConfigurationError(f"{what} must be from {least} to {MAX_INT}, not {value}")
+    if not least <= value <= most:
+        raise ConfigurationError(f"{what} must be from {least} to {most}, not {value}")
     return value
 
 

@@ -36,6 +36,11 @@ def clean(text: str, keep: str = "") -> str:
     )
 
 
+def first_line(text: object) -> str:
+    """Of an error, for a message about something else. None has none."""
+    return str(text or "").strip().partition("\n")[0].rstrip()
+
+
 def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) -> str:
     r"""A value as JSON of printable characters only (but for the line breaks between its parts): the same value.
 
@@ -53,11 +58,6 @@ def clean_json(value: Any, *, indent: int | None = 2, allow_nan: bool = True) ->
 def clean_trace(text: str) -> str:
     """A traceback. Its lines are indented, so that none of them can pass for a record."""
     return "\n".join(f"    {clean(line.rstrip())}" for line in text.split("\n")).rstrip()
-
-
-def first_line(text: str | None) -> str:
-    """The first line that is not blank."""
-    return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
 
 
 class _Clean:

@@ -79,7 +79,7 @@ class Process:
         self.secret = os.urandom(4).hex()
         self._uids = itertools.count(1)
         self.holdings = Holdings(self.member)
-        self.claims = Claims()
+        self.claims = Claims(self.member)
         self.unfinished_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
         self.waiting_room = WaitingRoom(self.member)
@@ -152,9 +152,8 @@ class Process:
     def lose(self, positions: Iterable[int] | None, why: str) -> None:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order."""
         lost = self.holdings.lose(positions, why)
-        for claim in self.claims.take() if positions is None else ():
-            claim.lose(why)
-            log.error("Lost %r: %s", claim, why)
+        if positions is None:
+            self.claims.lose(why)
         for grant in lost:
             log.error("Lost the lock on %r at %d: %s", grant.resource, grant.position, why)
             if grant.holding.on_lost is not None:

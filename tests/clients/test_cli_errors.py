@@ -36,7 +36,7 @@ def test_a_failed_sql_task_keeps_what_the_database_said(database, name):
     for words in ("since Monday", "open it first", "PL/pgSQL function inline_code_block line"):
         assert raised.count(words) == 1
     assert '42P01: relation "nowhere_at_all" does not exist' in missing.splitlines()[0]
-    for words in ("Unavailable", "Traceback", "sqlsem init", "bodies.py"):
+    for words in ("Unavailable", "Traceback", "sqlsem init", "bodies/"):
         assert words not in missing + raised
     assert "the ledger is closed" in call(database.url, "tasks", name).stdout
 

@@ -240,19 +240,19 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     with pytest.raises(psycopg.Error, match="not there"):
         start = "SELECT * FROM sqlsem.start_part(?, ?, 'a', '[\"a\"]', 60000, 'x', ?, NULL, NULL)"
         other.rows(start, member, name, uid)
-    assert running._round.entry().parts[0].status == "running"
+    assert running._declaration.entry().parts[0].status == "running"
     told = []
 
     def then():
-        entry = running._round.entry()
+        entry = running._declaration.entry()
         for text, values in (
             ("SELECT sqlsem.end_then(?, ?, ?, NULL)", (member, entry.round_id, entry.then_attempt)),
             ("SELECT sqlsem.return_then(?, ?)", (member, uid)),
         ):
             told.append(other.rows(text, *values))
-        told.append(running._round.entry().then_status)
+        told.append(running._declaration.entry().then_status)
 
-    running._round.then(then)
+    running._declaration.declare_continuation(then)
     assert running.done()
     assert told == [[(False,)], [(False,)], "running"]
 

@@ -162,7 +162,7 @@ def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
         assert (attempt.outcome, attempt.pid) == ("lost", child.pid)
         assert attempt.host is not None
         assert attempt.login is not None
-    task = until(lambda: coordinator.queue(names[2]).try_claim() or coordinator.queue(names[2])._recover())
+    task = until(lambda: coordinator.queue(names[2]).try_claim() or coordinator.queue(names[2]).claiming.recover())
     task.finish()
     assert [attempt.outcome for attempt in coordinator.attempts(ids[2])] == ["lost", "finished"]
     coordinator.cancel_task(ids[1])

@@ -8,11 +8,11 @@ import pytest
 from support import PATIENCE, slack, until
 
 import sqlsem
-from sqlsem import workers
 from sqlsem.engines.base import Disconnected
 from sqlsem.errors import Unavailable
 from sqlsem.model import End, NewTask
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Worker, groups
+from sqlsem.tasks import worker as worker_module
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
@@ -53,7 +53,7 @@ def queue(connect, name):
 @pytest.fixture
 def eager(monkeypatch):
     """Every group is as large as it can be, however long tasks take."""
-    monkeypatch.setattr(workers._Pace, "most", lambda pace: pace._limit)
+    monkeypatch.setattr(groups.Pace, "most", lambda pace: pace._limit)
 
 
 def put(queue, count, **options):
@@ -81,7 +81,7 @@ class Calls:
         queue.state()  # connects
         self.made = Counter()
         self.before = self.after = lambda name: None
-        session = queue.process.member.main.session
+        session = queue.claiming.process.member.main.session
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
             setattr(session, name, self.watched(name, getattr(session, name)))
 
@@ -199,7 +199,7 @@ def test_a_group_is_no_larger_than_a_megabyte(database, connect, queue):
 
 def test_the_pace():
     """Twice as many each time, while they fit."""
-    pace = workers._Pace(100)
+    pace = groups.Pace(100)
     assert pace.most() == 2, "nothing is known"
     for seconds, most in ((0.0, 4), (0.0, 8), (0.1, 1), (0.1, 1)):
         for _ in range(10):
@@ -282,7 +282,7 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     worker._relieve = lambda: relieved.wait(PATIENCE)  # not before it is lost
     thread = working(worker)
     assert reached.wait(PATIENCE)
-    queue.process.lose(None, "nothing was heard")
+    queue.claiming.process.lose(None, "nothing was heard")
     assert done == [0, 0, 1]
     go.set()
     relieved.set()
@@ -296,8 +296,9 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
 # -- when answers are lost --------------------------------------------------------------------------------------------
 
 
-def test_lost_answers_change_nothing(connect, name, eager):
+def test_lost_answers_change_nothing(connect, name, eager, monkeypatch):
     """Every task is run once, whichever answer is lost, and whether the call got through or not."""
+    monkeypatch.setattr(worker_module, "GROUP_LATE_SECONDS", PATIENCE)  # nothing is given back on a slow machine
     queue = connect(retry=PATIENCE).queue(name)
     numbers = put(queue, 450)
     calls, chance = Calls(queue), iter(["asked", "answered", "lost", "unasked"] * 1000)

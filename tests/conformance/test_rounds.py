@@ -14,6 +14,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem import rounds
+from sqlsem.core import claims
 from sqlsem.core.operators import Operators
 from sqlsem.engines import sqlite
 from sqlsem.engines.base import Disconnected
@@ -225,7 +226,7 @@ def test_after_a_failed_round_a_part_that_succeeded_begins_anew(make):
     new = run(made, "b")
     assert new.round_id > old
     assert not new.is_last
-    assert made._entry(old).status == "abandoned"
+    assert made._declaration.entry(old).status == "abandoned"
     assert run(made, "a").is_last
 
 
@@ -286,7 +287,7 @@ def test_a_success_older_than_the_window_does_not_count(make, database):
     (alarm,) = other.alarms
     assert alarm.round_id == old.round_id
     assert alarm.failed == {"b": "never started"}
-    assert other._entry(old.round_id).status == "expired"
+    assert other._declaration.entry(old.round_id).status == "expired"
     assert ran == []
     assert run(made, "a").is_last
     assert ran == [1]
@@ -378,7 +379,7 @@ def test_old_rounds_are_removed(make, database):
         run(made, "a")
     finally:
         database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = 'history_days'", kept)
-    assert made._entry(first) is None
+    assert made._declaration.entry(first) is None
     assert made.entry().status == "succeeded"
 
 
@@ -431,7 +432,7 @@ def test_a_paused_process_keeps_its_part(make, spawn, name, database):
     child.pause()
     try:
         time.sleep(2 * GRACE)
-        made._recover()
+        made._declaration.recover()
         with pytest.raises(ConfigurationError, match="runs already"):
             made.part("a").start()
     finally:
@@ -477,7 +478,7 @@ def test_the_next_start_takes_a_continuation_over(make, spawn, name):
     child.expect("continuing")
     first = made.entry().round_id
     child.kill()
-    until(lambda: made._recover() or made.entry().then_status == "pending")
+    until(lambda: made._declaration.recover() or made.entry().then_status == "pending")
     assert run(made, "b").round_id > first
     assert ran == [first]
 
@@ -524,7 +525,7 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     number = leave_a_continuation(database, name, "sql", ledger.insert)
     made = rounds.round(name, ["a"], window=60, coordinator=connect())
     gather, resumed = threading.Barrier(6, timeout=PATIENCE), []
-    until(lambda: made._recover() or made.entry().then_status == "pending")
+    until(lambda: made._declaration.recover() or made.entry().then_status == "pending")
 
     def work(coordinator):
         coordinator.process.member.ping()
@@ -706,7 +707,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
     made = make("a", then=lambda: ran.append(1))
     made.entry()
-    kind = type(made.process.member.main.session)
+    kind = type(made._declaration.process.member.main.session)
     right, calls = getattr(kind, call), []
 
     def wrong(self, *arguments):
@@ -728,7 +729,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
 def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     made = make("a")
     made.entry()
-    kind = type(made.process.member.main.session)
+    kind = type(made._declaration.process.member.main.session)
     right, calls = kind.end_part, []
 
     def wrong(self, *arguments):
@@ -747,9 +748,9 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
     if call == "claim_then":
         leave_a_continuation(database, name, "local", None)
     made = make("a", then=lambda: None)
-    until(lambda: made._recover() or call != "claim_then" or made.entry().then_status == "pending")
+    until(lambda: made._declaration.recover() or call != "claim_then" or made.entry().then_status == "pending")
     made.entry()
-    kind = type(made.process.member.main.session)
+    kind = type(made._declaration.process.member.main.session)
     right = getattr(kind, call)
 
     def wrong(self, *arguments):
@@ -772,16 +773,16 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     made = make("a", then=lambda: pytest.fail("must not run"))
     with pytest.raises(RoundFailed, match="given up part 'a'") as caught:
         with made.part("a"):
-            member = made.process.member.member_id
+            member = made._declaration.process.member.member_id
             database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
     assert made.alarms[-1] is caught.value
-    until(lambda: made._recover() or made.entry().status == "failed")
+    until(lambda: made._declaration.recover() or made.entry().status == "failed")
     assert made.entry().parts[0].error == "its process died"
 
 
 def test_a_continuation_of_a_process_that_was_given_up(make, database):
     def then():
-        member = made.process.member.member_id
+        member = made._declaration.process.member.member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
     made = make("a", then=then)
@@ -789,12 +790,16 @@ def test_a_continuation_of_a_process_that_was_given_up(make, database):
         run(made, "a")
 
 
+#: What rounds are made of: the package, and the life of a claim.
+STRUCK = (os.path.dirname(rounds.__file__), claims.__file__)
+
+
 class Stop(BaseException):
     """What strikes."""
 
 
 def strike(number, body):
-    """Run it, with an exception at the so-manieth line of the module; False when it has fewer."""
+    """Run it, with an exception at the so-manieth line of what rounds are made of; False when it has fewer."""
     seen = 0
 
     def local(frame, event, _):
@@ -806,9 +811,11 @@ def strike(number, body):
         return local
 
     def tracer(frame, event, _):
-        # (Python itself drops what is raised in a finalizer.)
+        # (Python itself drops what is raised in a finalizer, and nothing can strike between a block and its __exit__,
+        # which the locks of the register have.)
         code = frame.f_code
-        return local if code.co_filename == rounds.__file__ and code.co_name != "__del__" else None
+        struck = code.co_filename.startswith(STRUCK) and code.co_name != "__del__"
+        return local if struck and not isinstance(frame.f_locals.get("self"), claims.Claims) else None
 
     before = sys.gettrace()
     sys.settrace(tracer)
@@ -903,7 +910,7 @@ def test_a_hook_that_ends_the_program_leaves_no_part_running(make, database):
 def deaf(monkeypatch, made, after):
     """From the moment that this call has been answered, no list of rounds can be had."""
     made.entry()
-    kind = type(made.process.member.main.session)
+    kind = type(made._declaration.process.member.main.session)
     right, list_rounds, away = getattr(kind, after), kind.list_rounds, []
 
     def call(self, *arguments):
@@ -944,7 +951,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     made = make("a", then=lambda: pytest.fail("must not run"))
     made.entry()
-    kind = type(made.process.member.main.session)
+    kind = type(made._declaration.process.member.main.session)
 
     def wrong(self, *arguments):
         raise Unavailable("the line is dead")
@@ -955,7 +962,7 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
     assert made.alarms[0].failed == {"a": "its end could not be recorded"}
     monkeypatch.undo()
     # (What was left to do may have been tried, and given up, while that was so.)
-    until(lambda: made.entry().status == "failed" or not made.process.member.leftovers)
+    until(lambda: made.entry().status == "failed" or not made._declaration.process.member.leftovers)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
@@ -1094,7 +1101,7 @@ def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, led
     assert forked(locked_out) == "False"
     assert ledger() == 1
     threads.join()
-    with make("b", coordinator=Operators(made.process)).part("b"):  # and no new SQL is kept waiting
+    with make("b", coordinator=Operators(made._declaration.process)).part("b"):  # and no new SQL is kept waiting
         pass
     assert run(made, "a").is_last
     assert ledger() == 2

@@ -11,9 +11,8 @@ import pytest
 from support import PATIENCE, remains, until
 
 import sqlsem
-from sqlsem import workers
 from sqlsem.model import End
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Worker, groups
 
 GRACE = 1.5
 
@@ -45,7 +44,7 @@ def test_a_killed_worker_gives_its_task_back(spawn, connect, name):
         with task:
             assert (task.id, task.attempt) == (number, 2)
         break
-    if queue.process.engine.name == "postgresql":
+    if queue.claiming.process.engine.name == "postgresql":
         assert got >= killed + GRACE, (
             "a beacon that is gone does not tell a dead process from one that lost its connection"
         )
@@ -207,7 +206,7 @@ def pause(journal, number):
 def crew(channel, url, options, name, threads=1, grace=GRACE, idle=0.3, eager=True):
     """A worker until nothing is left, or until it dies."""
     if eager:  # every group is as large as it can be
-        workers._Pace.most = lambda pace: pace._limit
+        groups.Pace.most = lambda pace: pace._limit
     queue = sqlsem.connect(url, **options, grace=grace).queue(name)
     channel.tell("ready")
     Worker(queue, threads=threads, idle_exit=idle).run()
@@ -289,9 +288,9 @@ def test_workers_of_groups_killed_at_random(spawn, connect, name, tmp_path):
     ran = Counter(map(int, journal.read_text().split()))
     assert set(ran) == set(range(count)), "none lost"
     again = sum(ran.values()) - count
-    assert again <= kills * threads * workers.MOST, "only what a killed worker had in its groups is done again"
+    assert again <= kills * threads * groups.MOST_IN_GROUP, "only what a killed worker had in its groups is done again"
     lost = sum(entries[number].losses for number in numbers)
-    assert again <= lost <= kills * threads * workers.MOST
+    assert again <= lost <= kills * threads * groups.MOST_IN_GROUP
 
 
 @pytest.mark.engines("postgresql")
@@ -300,7 +299,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     queue = connect(grace=90, retry=0.5).queue(name)
     number = queue.put(1)
     task = queue.try_claim()
-    engine, member = queue.process.engine, queue.process.member
+    engine, member = queue.claiming.process.engine, queue.claiming.process.member
     ping, failed = member.ping, threading.Event()
 
     def watched():
@@ -315,7 +314,7 @@ def test_what_is_left_to_do_is_done_as_soon_as_it_can_be(connect, name):
     member.ping = watched
     end = End(number, task.attempt, "finished")
     member.later(lambda session, me: session.end_task(me, end))
-    task._settle()
+    task.settle()
     assert failed.wait(PATIENCE)
     del engine.reach
     until(lambda: not member.leftovers, timeout=25)  # a ping is due every 30 s

@@ -68,7 +68,7 @@ def test_a_session_that_dies_in_its_part(session, new_session, name, connect, re
         start(other, name, "a")
     one.close()
     made = rounds.round(name, ["a", "b"], window=60, coordinator=connect())
-    until(lambda: made._recover() or made.entry().parts[0].status == "failed")
+    until(lambda: made._declaration.recover() or made.entry().parts[0].status == "failed")
     start(other, name, "a")
     (entry,) = rounds.list_rounds(connect(), name)
     assert [part.attempt for part in entry.parts] == [2, 0]

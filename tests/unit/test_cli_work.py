@@ -23,9 +23,12 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import sqlsem
-from sqlsem import bodies, cli, config, workers
+from sqlsem import bodies, cli, config
+from sqlsem.bodies import commands
 from sqlsem.cli.work import Crew, render_worker
 from sqlsem.model import PartEntry, RoundEntry, TaskEntry
+from sqlsem.tasks import worker as worker_module
+from sqlsem.tasks.claiming import Claiming
 from sqlsem.terminal.rounds import render_rounds
 from sqlsem.terminal.tasks import counted, render_tasks, shortened
 
@@ -754,9 +757,9 @@ def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Pat
 
 
 def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies.os, "name", "nt")
+    monkeypatch.setattr(commands.os, "name", "nt")
     with pytest.raises(sqlsem.TaskFailed, match="batch file"):
-        bodies._run_command(["report.BAT", "a & calc"], lambda _: None)
+        commands.run_command(["report.BAT", "a & calc"], lambda _: None)
 
 
 @pytest.mark.parametrize("text", ["[ -f x ] && y", "[1]", "[]", '["a", 1]', "[[[[", '{"a": 1}', ' ["a"]'])
@@ -863,16 +866,16 @@ def test_a_worker_outlasts_an_outage(
 ) -> None:
     queue = coordinator.queue("q")
     away, asked = threading.Event(), []
-    reach = type(queue)._next
+    reach = Claiming.end_and_claim
 
-    def unreachable(self: sqlsem.Queue, ends: Sequence[Any], most: int) -> Any:
+    def unreachable(self: Claiming, ends: Sequence[Any], most: int) -> Any:
         if away.is_set():
             asked.append(most)
             raise sqlsem.Unavailable("out of reach")
         return reach(self, ends, most)
 
-    monkeypatch.setattr(type(queue), "_next", unreachable)
-    monkeypatch.setattr(workers, "AWAY", 0.01)
+    monkeypatch.setattr(Claiming, "end_and_claim", unreachable)
+    monkeypatch.setattr(worker_module, "AWAY_SECONDS", 0.01)
     with caplog.at_level("INFO", "sqlsem"):
         # Never had: that is a mistake, and told at once.
         away.set()

@@ -142,8 +142,8 @@ def test_errors_are_clean(kind: type[sqlsem.SqlsemError]) -> None:
 
 
 def test_what_is_kept_of_a_task_is_clean() -> None:
-    assert bodies.told("two\r\nlines\x1b[2J\0") == "two\nlines\\x1b[2J\\x00"
-    assert bodies.told(ValueError("a\x9b\x7f")).startswith("ValueError: a\\x9b\\x7f")
+    assert bodies.format_error("two\r\nlines\x1b[2J\0") == "two\nlines\\x1b[2J\\x00"
+    assert bodies.format_error(ValueError("a\x9b\x7f")).startswith("ValueError: a\\x9b\\x7f")
     assert json.loads(bodies.as_json(["\x9b\u202e"])) == ["\x9b\u202e"]
     check(bodies.as_json(["\x9b\u202e"]))
 

@@ -10,32 +10,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-from sqlsem.bodies import PATIENCE, Allowed, Stop, run, told
-from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
-from sqlsem.model import Duration, End, check_duration, monotonic
-
-if TYPE_CHECKING:
-    from sqlsem.tasks import Queue, Task
+from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, run
+from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
+from sqlsem.model import Duration, check_count, check_duration, monotonic
+from sqlsem.printable import first_line
+from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
+from sqlsem.tasks.queues import Queue
+from sqlsem.tasks.task import Task
 
 __all__ = ["Worker"]
 
 log = logging.getLogger("sqlsem")
 
-#: Seconds that a group of tasks shall take, and how many they are at the most.
-SPAN, MOST = 0.01, 100
-#: Seconds after which a group is late: it keeps what runs, and no more. And between two looks at that.
-LATE, TICK = 0.05, 0.01
-#: Seconds that an idle thread looks for a task before the next one does.
-LOOK = 0.5
-#: Seconds between two attempts to reach a database that is away, each of which takes its time.
-AWAY = 0.5
-#: Seconds for what runs to end when it is aborted, and after which it is told again.
-ABORTING, AGAIN = 2.5 * PATIENCE, 0.25
+MOST_THREADS = 1000
+#: Between two looks at groups that may be late.
+GROUP_LOOK_SECONDS = 0.01
+#: For how long an idle thread looks for a task before the next one does.
+TURN_SECONDS = 0.5
+#: Between two attempts to reach a database that is away, each of which takes its time.
+AWAY_SECONDS = 0.5
+#: For what runs to end when it is aborted, and after which it is told again.
+ABORT_SECONDS, ABORT_AGAIN_SECONDS = 2.5 * END_SECONDS, 0.25
+#: Between two looks, for whoever waits for the threads: signal handlers run on every system.
+JOIN_SECONDS = 0.2
 
 
 class Worker:
@@ -69,10 +68,9 @@ class Worker:
         allowed: Allowed | None = None,
         outlast: bool = False,
     ) -> None:
-        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1000:
-            raise ConfigurationError(f"A worker has from 1 to 1000 threads, not {threads!r}")
         self.queue = queue
-        self.threads = threads
+        self._claiming = queue.claiming
+        self.threads = check_count("The number of a worker's threads", threads, 1, MOST_THREADS)
         self.idle_exit = None if idle_exit is None else check_duration("idle_exit", idle_exit)
         self.finished = 0
         self.failed = 0
@@ -82,11 +80,11 @@ class Worker:
         self._outlast = outlast
         self._reached = False  # the database, ever
         self._away: float | None = None  # since when it has been out of reach
-        self._most = MOST if group else 1
+        self._most = MOST_IN_GROUP if group else 1
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for what follows
         self._busy = 0  # threads that have not left, or record what was done
-        self._groups: set[_Group] = set()  # each thread's, if it has one
+        self._groups: set[Group] = set()  # each thread's, if it has one
         self._stops: dict[int, Stop] = {}  # by task
         self._turnstile = threading.Lock()  # one idle thread looks for all
         self._stopping = threading.Event()
@@ -109,7 +107,7 @@ class Worker:
                 thread.start()
             for thread in crew:
                 while thread.is_alive():
-                    thread.join(0.2)  # bounded, so that signal handlers run on every system
+                    thread.join(JOIN_SECONDS)
         except BaseException:
             # Whoever interrupts us may end the process next: what runs must not go on beside its next attempt.
             self.abort()
@@ -120,7 +118,7 @@ class Worker:
             with self._changed:
                 self._changed.notify_all()
             if relief.is_alive():  # it may be recording what was done
-                relief.join(ABORTING)
+                relief.join(ABORT_SECONDS)
         if self._errors:
             raise self._errors[0]
 
@@ -140,10 +138,12 @@ class Worker:
             threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
         for group in groups:
             self._lighten(group)
-        self.queue.process.bell.notify()  # for those who wait for tasks
+        self._claiming.process.bell.notify()  # for those who wait for tasks
         with self._changed:
             # All threads leave, but those in Python code.
-            self._changed.wait_for(lambda: self._busy <= sum(task.kind == "call" for task in self.running), ABORTING)
+            self._changed.wait_for(
+                lambda: self._busy <= sum(task.kind == "call" for task in self.running), ABORT_SECONDS
+            )
             running = list(self.running)
         for task in running:
             if task.kind != "call":
@@ -156,18 +156,18 @@ class Worker:
 
     def _insist(self, task_id: int, stop: Stop) -> None:
         """Thread: end what runs. Once may be too early, as for SQL that is about to be sent."""
-        until = monotonic() + ABORTING
+        until = monotonic() + ABORT_SECONDS
         while monotonic() < until:
             stop()
             with self._changed:
-                if self._changed.wait_for(lambda: task_id not in self._stops, AGAIN):
+                if self._changed.wait_for(lambda: task_id not in self._stops, ABORT_AGAIN_SECONDS):
                     return
 
     # -- the crew -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        pace = _Pace(self._most)
-        group: _Group | None = None
+        pace = Pace(self._most)
+        group: Group | None = None
         try:
             with self._at_work():
                 while True:
@@ -197,7 +197,7 @@ class Worker:
             raise exc
         if first:
             log.warning("%s; going on as soon as the database is back", exc)
-        self._stopping.wait(AWAY)
+        self._stopping.wait(AWAY_SECONDS)
 
     def _is_back(self) -> None:
         with self._lock:
@@ -219,14 +219,14 @@ class Worker:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _wait(self) -> _Group | None:
+    def _wait(self) -> Group | None:
         while not self._stopping.is_set():
             with self._turnstile:
                 if self._stopping.is_set():
                     break
                 try:
-                    task = self.queue._wait_for_one(LOOK, self._stopping)
-                    if task is None and self._is_idle() and self.queue._recover(now=True):
+                    task = self._claiming.wait_for_task(TURN_SECONDS, self._stopping)
+                    if task is None and self._is_idle() and self._claiming.recover(now=True):
                         self._active = monotonic()  # somebody has died and left something to be done
                         continue
                 except Unavailable as exc:
@@ -235,7 +235,7 @@ class Worker:
                 self._is_back()
                 with self._lock:
                     if task is not None:
-                        group = _Group([task])
+                        group = Group([task])
                         self._groups.add(group)
                         return group
                     if self._groups:
@@ -248,11 +248,11 @@ class Worker:
         """Whether it has been idle for long enough to leave."""
         return self.idle_exit is not None and not self._groups and monotonic() - self._active >= self.idle_exit
 
-    def _perform(self, task: Task) -> _Attempt:
+    def _perform(self, task: Task) -> TaskEnd:
         """Run a task, unless it is too late for that."""
         with self._lock:
             if self._aborted or task.lost:
-                return _Attempt(task, End(task.id, task.attempt, "returned"), begun=False)
+                return TaskEnd(task, task.make_end("returned"), begun=False)
             self.running.add(task)
         task.began = monotonic()
         self._tell(task, None, None)
@@ -266,19 +266,19 @@ class Worker:
             raise TaskFailed("The worker was told to give everything back before this began")
 
         try:
-            result = run(task.kind, task.text, self.queue.process, started=started, allowed=self._allowed)
+            result = run(task.kind, task.text, self._claiming.process, started=started, allowed=self._allowed)
         except BaseException as exc:
             # A task that calls sys.exit() has failed, too, and must not end the worker.
-            error = told(exc)
+            error = format_error(exc)
         with self._changed:
             if self._stops.pop(task.id, None) is not None:
                 self._changed.notify_all()
             aborted = self._aborted
         if error is not None and aborted:
-            return _Attempt(task, End(task.id, task.attempt, "returned"))  # by abort, which may be why it failed
-        return _Attempt(task, End(task.id, task.attempt, "finished" if error is None else "failed", result, error))
+            return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
+        return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
 
-    def _follow(self, group: _Group, pace: _Pace) -> _Group | None:
+    def _follow(self, group: Group, pace: Pace) -> Group | None:
         """End what a thread had, and claim what it does next in the same call; None when there is none at once."""
         following: list[Task] = []
         try:
@@ -288,49 +288,50 @@ class Worker:
                 self._groups.discard(group)
                 self._active = monotonic()
                 if following:
-                    group = _Group(following)
+                    group = Group(following)
                     self._groups.add(group)
                     self._changed.notify_all()
         return group if following else None
 
-    def _end(self, attempts: list[_Attempt], most: int) -> list[Task]:
+    def _end(self, ends: list[TaskEnd], most: int) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
-        for one in attempts:
-            one.task._drop_lost()
-        ours = [one for one in attempts if not one.task._ended]
-        lost = [one for one in attempts if one.task._ended]  # or given back by abort
+        for one in ends:
+            if one.task.lost:
+                one.task.leave()
+        ours = [one for one in ends if one.task.is_open]
+        lost = [one for one in ends if not one.task.is_open]  # or given back by abort
         following: list[Task] = []
         try:
             if ours or most:
-                statuses, following = self.queue._next([one.end for one in ours], most)
+                statuses, following = self._claiming.end_and_claim([one.end for one in ours], most)
                 for one, status in zip(ours, statuses, strict=True):
-                    one.task._ended_as(status)
+                    one.task.ended_with(status)
         except BaseException:
             for one in ours:
-                one.task._settle()
+                one.task.settle()
             raise
         finally:
             known = [(one, "lost" if one.task.lost else one.end.outcome) for one in ours]
             self._conclude(known + [(one, "lost") for one in lost])
         return following
 
-    def _conclude(self, attempts: list[tuple[_Attempt, str]]) -> None:
-        """Tell what has become of attempts."""
+    def _conclude(self, ends: list[tuple[TaskEnd, str]]) -> None:
+        """Tell what has become of tasks."""
         with self._changed:
-            for one, outcome in attempts:
+            for one, outcome in ends:
                 self.running.discard(one.task)
                 self.finished += outcome == "finished"
                 self.failed += outcome == "failed"
             self._changed.notify_all()
-        if attempts:
-            self.queue.process.bell.notify()
-        for one, outcome in attempts:
+        if ends:
+            self._claiming.process.bell.notify()
+        for one, outcome in ends:
             task, error = one.task, one.end.error
             if outcome == "failed" and error is not None:
-                lasted, why = monotonic() - task.began, error.partition("\n")[0]
+                lasted, why = monotonic() - task.began, first_line(error)
                 log.warning("Task %d of %r failed after %.1f s: %s", task.id, self.queue.name, lasted, why)
             elif outcome == "lost":
-                why = task._why_lost or "it was given back"
+                why = task.why_lost or "it was given back"
                 log.warning("The claim of task %d was lost: %s; it will be run by somebody else", task.id, why)
             if one.begun:
                 self._tell(task, outcome, error)
@@ -349,14 +350,16 @@ class Worker:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._over.is_set() or any(group.keeps() for group in self._groups))
-            if self._over.wait(TICK):
+            if self._over.wait(GROUP_LOOK_SECONDS):
                 return
             with self._lock:
-                late = [group for group in self._groups if group.keeps() and monotonic() - group.since > LATE]
+                late = [
+                    group for group in self._groups if group.keeps() and monotonic() - group.since > GROUP_LATE_SECONDS
+                ]
             for group in late:
                 self._lighten(group)
 
-    def _lighten(self, group: _Group) -> None:
+    def _lighten(self, group: Group) -> None:
         """End what of a group is done, and give back what has not begun."""
         try:
             with self._at_work():
@@ -364,66 +367,3 @@ class Worker:
         except Exception as exc:
             later = "Tasks of %r end when the database can be reached again: %s"
             log.warning(later, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A task, and how it ended."""
-
-    task: Task
-    end: End
-    begun: bool = True
-
-
-class _Group:
-    """Tasks that were claimed together: those that have not begun, and those that are done but not recorded as such."""
-
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self.since = monotonic()
-        self._lock = threading.Lock()
-        self._ahead = deque(tasks)
-        self._done: list[_Attempt] = []
-
-    def begin(self) -> Task | None:
-        """The next task, for the thread that asks."""
-        with self._lock:
-            return self._ahead.popleft() if self._ahead else None
-
-    def done(self, attempt: _Attempt) -> None:
-        """A task that was begun has ended so."""
-        with self._lock:
-            self._done.append(attempt)
-
-    def keeps(self) -> bool:
-        """Whether there is anything to `take`."""
-        return bool(self._ahead or self._done)
-
-    def take(self) -> list[_Attempt]:
-        """Everything but what runs, for the thread that asks: it records what was done, and returns what was not."""
-        with self._lock:
-            done, self._done = self._done, []
-            ahead, self._ahead = self._ahead, deque()
-        return done + [_Attempt(task, End(task.id, task.attempt, "returned"), begun=False) for task in ahead]
-
-
-class _Pace:
-    """How many tasks a thread may claim at a time: as many as take `SPAN` seconds, as far as the last ones tell."""
-
-    def __init__(self, most: int) -> None:
-        self._limit = most
-        self._last = 1
-        self._mean: float | None = None
-
-    def took(self, seconds: float) -> None:
-        """A task has taken so long."""
-        if self._mean is None or seconds > LATE:
-            self._mean = seconds
-        else:
-            # One that had to wait for Python's lock says little.
-            self._mean += (min(seconds, max(4 * self._mean, SPAN / 10)) - self._mean) / 8
-
-    def most(self) -> int:
-        """Never more than twice as many as the last time."""
-        fitting = self._limit if not self._mean else int(SPAN / self._mean)
-        self._last = max(1, min(fitting, self._limit, 2 * self._last))
-        return self._last

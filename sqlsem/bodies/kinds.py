@@ -1,0 +1,131 @@
+"""What a body is, and how it is kept as text."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["Call", "Shell", "Sql", "arguments", "encode", "import_by_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """A task that is SQL text, run on the worker's database in one transaction (or those that the text begins)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A task that is a command of the worker's host; it fails when its exit status is not 0.
+
+    A text is for the shell of that host. A list, of the program and its arguments, is run without any shell: nothing
+    in it is quoted, or taken for more than it is, on any system.
+
+    >>> Shell(["./report.sh", "--all", "a & b"]).command
+    ('./report.sh', '--all', 'a & b')
+    """
+
+    command: str | Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.command, str):
+            object.__setattr__(self, "command", tuple(self.command))
+
+
+@dataclass(frozen=True, init=False)
+class Call:
+    """A task that calls a function: its name and the arguments are kept, so it must be importable, and they JSON.
+
+    >>> Call("shutil:rmtree", "/tmp/old", ignore_errors=True).function
+    'shutil:rmtree'
+    """
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, function: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        object.__setattr__(self, "function", function if isinstance(function, str) else _name_of(function))
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+        if not all(part.isidentifier() for part in self.function.replace(":", ".", 1).split(".")) or (
+            ":" not in self.function
+        ):
+            raise ConfigurationError(f"A function is named as package.module:function, not {self.function!r}")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or "<" in name or module == "__main__":
+        raise ConfigurationError(
+            f"{function!r} cannot be found by a worker, which imports it by name; use a function (no lambda, none "
+            f"defined inside another) of a module that workers can import"
+        )
+    if import_by_name(f"{module}:{name}") is not function:
+        raise ConfigurationError(
+            f"{module}:{name} is another function than the one that was given; name it by a string"
+        )
+    return f"{module}:{name}"
+
+
+def arguments(text: str) -> list[str] | None:
+    """The program and its arguments, when a command is kept as these; None when it is a text for the shell.
+
+    As these it is a JSON list of texts, which no shell takes for a command that there could be.
+    """
+    if text.startswith("["):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if isinstance(found, list) and found and all(isinstance(part, str) for part in found):
+            return found
+    return None
+
+
+def import_by_name(name: str) -> Any:
+    """The object that ``package.module:function`` names."""
+    module, _, path = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(f"There is no function {name} here: {exc}") from exc
+    return found
+
+
+def encode(body: Any) -> tuple[str, str]:
+    """The kind of a body, and its text as it is kept. Raises `ConfigurationError` for what cannot be kept."""
+    if isinstance(body, Sql | Shell):
+        text: Any
+        kind, text = ("sql", body.text) if isinstance(body, Sql) else ("shell", body.command)
+        if isinstance(text, tuple):
+            if not text or not all(isinstance(part, str) and "\0" not in part for part in text) or not text[0].strip():
+                raise ConfigurationError(f"A command is a program and its arguments, all of them texts, not {text!r}")
+            text = json.dumps(text, ensure_ascii=False)
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigurationError(f"The text of a task is empty: {body!r}")
+    else:
+        if callable(body) and not isinstance(body, Call):
+            body = Call(body)
+        kind = "json"
+        if isinstance(body, Call):
+            kind, body = "call", {"function": body.function, "args": body.args, "kwargs": body.kwargs}
+        try:
+            text = json.dumps(body, allow_nan=False, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put what it is made of") from exc
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("The text of a task holds half a surrogate pair and is not valid text") from None
+    if "\0" in text:
+        raise ConfigurationError("The text of a task contains a NUL character, which databases cannot keep")
+    return kind, text

@@ -1,0 +1,128 @@
+"""Carrying out a body: SQL and calls, and which bodies a worker carries out at all. (Commands have a module.)"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlsem.bodies.commands import run_command
+from sqlsem.bodies.kinds import arguments, import_by_name
+from sqlsem.bodies.texts import as_json
+from sqlsem.core.process import Process
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
+
+__all__ = ["Allowed", "Started", "Stop", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a worker carries out.
+
+    Attributes:
+        kinds: Of these kinds only (None: of any).
+        modules: Calls of functions of these modules and what is below them only (None: of any).
+        paths: Folders to import from, after all others.
+    """
+
+    kinds: Sequence[str] | None = None
+    modules: Sequence[str] | None = None
+    paths: Sequence[str] = ()
+
+    def require(self, kind: str) -> None:
+        """Refuse a task of another kind."""
+        if self.kinds is not None and kind not in self.kinds:
+            raise TaskFailed(f"This worker carries out {', '.join(self.kinds)} only, no task of kind {kind} (--kinds)")
+
+    def find(self, name: str) -> Any:
+        """As `import_by_name`, within the modules allowed: not what these have imported from others."""
+        module = name.partition(":")[0]
+        if not self._has(module):
+            self._refuse(name)
+        for path in self.paths:
+            # Not before the first call, lest anything else be found there; nor before what is installed.
+            if path not in sys.path:
+                sys.path.append(path)
+        found = import_by_name(name)
+        if not self._has(getattr(found, "__module__", None)):
+            self._refuse(name)
+        return found
+
+    def _has(self, module: object) -> bool:
+        if self.modules is None:
+            return True
+        return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in self.modules)
+
+    def _refuse(self, name: str) -> None:
+        assert self.modules is not None
+        raise TaskFailed(f"This worker calls functions of {', '.join(self.modules)} only, not {name} (--modules)")
+
+
+#: How to end what a body does, from another thread.
+Stop = Callable[[], None]
+#: Called when it begins, with how to end it; what it raises ends it, too.
+Started = Callable[[Stop], None]
+
+
+def run(
+    kind: str,
+    body: str,
+    process: Process,
+    *,
+    started: Started = lambda _: None,
+    allowed: Allowed | None = None,
+) -> str | None:
+    """Carry out a body of any kind but JSON; what came of it, as text. Raises whatever goes wrong."""
+    allowed = allowed or Allowed()
+    allowed.require(kind)
+    if kind == "sql":
+        return _run_sql(body, process, started)
+    if kind == "shell":
+        return run_command(arguments(body) or body, started)
+    if kind == "call":
+        return _run_call(body, allowed)
+    raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
+
+
+def _run_sql(text: str, process: Process, started: Started) -> str | None:
+    try:
+        return process.execute(text, lambda session: started(session.cancel_running))
+    except TaskFailed:
+        raise
+    except SqlsemError as exc:
+        raise TaskFailed(_sql_error(exc)) from exc
+
+
+def _sql_error(error: SqlsemError) -> str:
+    """What the database said of a task's SQL, in its own words: our advice is for our own statements."""
+    cause: BaseException | None = error
+    while isinstance(cause, SqlsemError):
+        cause = cause.__cause__
+    if cause is None:
+        return f"The SQL failed: {error}"
+    words = str(cause).strip() or type(cause).__name__
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", None)
+    lines = [f"The SQL failed: {f'{code}: ' if code else ''}{words}"]
+    diagnosis = getattr(cause, "diag", None)
+    for name, field_name in (("DETAIL", "message_detail"), ("HINT", "message_hint"), ("CONTEXT", "context")):
+        more = getattr(diagnosis, field_name, None)
+        if more and more not in words:
+            lines.append(f"{name}:  {more}")
+    return "\n".join(lines)
+
+
+def _run_call(body: str, allowed: Allowed) -> str | None:
+    """Call a function: what it returns, as JSON."""
+    try:
+        wanted = json.loads(body)
+        name, given, named = wanted["function"], wanted["args"], wanted["kwargs"]
+    except (ValueError, RecursionError, LookupError, TypeError) as exc:
+        raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}") from exc
+    result = allowed.find(name)(*given, **named)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ConfigurationError(f"{name} is a coroutine function; a worker calls plain functions")
+    return None if result is None else as_json(result)

@@ -1,0 +1,24 @@
+"""Rounds: parts that run side by side, each in a process of its own; the last one out starts what comes next, once.
+
+A round is open from the start of its first part until every part has ended. When all of them have succeeded within the
+window, exactly one of them, the last, is told so, and runs the continuation. Everything about the rounds of one name is
+decided in the database, one decision after the other, so that parts that end at the same instant are told apart.
+
+A part, and the continuation, belongs to this process's member. When the process dies the part has failed, and the
+continuation is done again by whoever looks next. So a continuation is run again only after the process that ran it died
+or lost the database for longer than its grace: make it one that may be repeated.
+
+>>> nightly = sqlsem.round("nightly", ["sales", "stock"], window="6h").then(publish)  # doctest: +SKIP
+>>> with nightly.part("sales"):  # doctest: +SKIP
+...     load_sales()
+
+rounds        declaring a round, waiting for it, looking
+part          one run of a part
+continuation  what comes after a round, claimed and run
+declaration   what these have in common
+"""
+
+from sqlsem.rounds.part import Part
+from sqlsem.rounds.rounds import Round, list_rounds, resume, round
+
+__all__ = ["Part", "Round", "list_rounds", "resume", "round"]

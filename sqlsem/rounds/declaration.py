@@ -1,0 +1,154 @@
+"""A round as this process declares it, and what the database says of the rounds of that name."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from sqlsem import bodies
+from sqlsem.core.claims import call_repeatedly
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
+from sqlsem.engines.roles import RoundSession
+from sqlsem.errors import ConfigurationError, RoundFailed, SqlsemError
+from sqlsem.model import Duration, RoundEntry, check_duration, check_name
+from sqlsem.printable import first_line
+
+__all__ = ["Declaration", "brief", "errors_in", "listed"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: What is quoted of an error in a message about something else.
+MOST_QUOTED_CHARACTERS = 200
+LEAST_WINDOW_SECONDS = 0.001
+
+
+class Declaration:
+    """What `Round`, its parts and its continuation have in common.
+
+    Attributes:
+        name, parts, window: As of `Round`.
+        kept: What comes after it, as it is kept: its kind and text. Nothing: this process has not declared it.
+        function: What comes after it, if it is a function that only this process knows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Iterable[str],
+        window: Duration,
+        on_failed: Alarm | None,
+        coordinator: Coordinated | None,
+    ) -> None:
+        self.name = check_name("The round's name", name)
+        if isinstance(parts, str) or not isinstance(parts, Iterable):
+            raise ConfigurationError(f"The parts of round {name!r} must be a list of names, not {parts!r}")
+        self.parts = tuple(check_name(f"A part of round {name!r}", part) for part in parts)
+        if not self.parts:
+            raise ConfigurationError(f"Round {name!r} has no parts; name all of them: parts=['a', 'b']")
+        twice = sorted({part for part in self.parts if self.parts.count(part) > 1})
+        if twice:
+            raise ConfigurationError(f"Round {name!r} names a part twice: {', '.join(twice)}; each part is one job")
+        self.window = check_duration(f"The window of round {name!r}", window, zero=False)
+        if self.window < LEAST_WINDOW_SECONDS:
+            raise ConfigurationError(f"The window of round {name!r} must be at least a millisecond, not {window!r}")
+        if on_failed is not None and not callable(on_failed):
+            raise ConfigurationError(f"on_failed must be a function that takes a RoundFailed, not {on_failed!r}")
+        self._on_failed = on_failed
+        self._given = coordinator
+        self.kept: tuple[str | None, str | None] = (None, None)
+        self.function: Callable[[], object] | None = None
+
+    @property
+    def process(self) -> Process:
+        """In which database; without a coordinator the default one, as it is now."""
+        process = process_of(self._given)
+        process.engine.require(RoundSession, f"Round {self.name!r}")
+        return process
+
+    def declare_continuation(self, what: Any) -> None:
+        """See `Round.then`."""
+        function = None
+        if isinstance(what, bodies.Call):
+            found = bodies.import_by_name(what.function)
+            if not callable(found) or inspect.iscoroutinefunction(found):
+                raise ConfigurationError(f"{what.function} is no plain function, so round {self.name!r} cannot call it")
+            kind, body = bodies.encode(what)
+        elif isinstance(what, bodies.Sql | bodies.Shell):
+            kind, body = bodies.encode(what)
+        elif not callable(what) or inspect.iscoroutinefunction(what):
+            raise ConfigurationError(
+                f"Round {self.name!r} cannot continue with {what!r}; give it a plain function, Call, Sql or Shell"
+            )
+        else:
+            function = what
+            try:
+                kind, body = bodies.encode(what)
+            except ConfigurationError:
+                kind, body = "local", ""
+        self.kept = (kind, body or None)
+        self.function = function
+
+    # -- in the database ----------------------------------------------------------------------------------------
+
+    def call(self, what: str, call: Callable[[Session, int], T]) -> T:
+        """A call of the main session, which may be repeated."""
+        return call_repeatedly(self.process.member, what, call)
+
+    def entry(self, round_id: int | None = None) -> RoundEntry | None:
+        """A round with its parts; the newest one of this name, if no other is asked for."""
+        name = self.name if round_id is None else None
+        found = self.call("look at a round", lambda session, _: session.list_rounds(name, round_id, 1))
+        return found[0] if found else None
+
+    def recover(self) -> None:
+        """Act for those whose process died; the alarm for each round in which a part failed by that."""
+        for round_id in self.call("recovery of a round", lambda session, me: session.recover_rounds(self.name, me)):
+            failed = self.errors_of(round_id, "failed")
+            self.alarm(self.failure(f"has failed parts: {listed(failed)}; run these again", round_id, failed))
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------
+
+    def errors_of(self, round_id: int, *states: str) -> dict[str, str]:
+        """As `errors_in`. For what is told once: rather with less than not at all."""
+        try:
+            entry = self.entry(round_id)
+        except SqlsemError as exc:
+            log.warning("The parts of round %d of %r cannot be read: %s", round_id, self.name, exc)
+            return {}
+        return errors_in(entry, *states) if entry is not None else {}
+
+    def failure(self, what: str, round_id: int | None, failed: dict[str, str] | None = None) -> RoundFailed:
+        """What has gone wrong with a round, with whose parts."""
+        which = f"Round {round_id} of" if round_id is not None else "Round"
+        return RoundFailed(f"{which} {self.name!r} {what}", resource=self.name, round_id=round_id, failed=failed)
+
+    def alarm(self, failure: RoundFailed) -> None:
+        """Tell the hook. What goes wrong in it must not hide what it is told."""
+        log.error("%s", failure)
+        if self._on_failed is not None:
+            try:
+                self._on_failed(failure)
+            except Exception:
+                log.exception("on_failed of round %r failed", self.name)
+
+
+def errors_in(entry: RoundEntry, *states: str) -> dict[str, str]:
+    """The parts in these states, with what is wrong with each."""
+    words = {"expected": "never started", "running": "still running"}
+    return {part.part: part.error or words.get(part.status, "") for part in entry.parts if part.status in states}
+
+
+def brief(error: str | None) -> str:
+    """An error, in a message about something else."""
+    return first_line(error)[:MOST_QUOTED_CHARACTERS]
+
+
+def listed(failed: dict[str, str]) -> str:
+    """Parts, and what is wrong with each."""
+    return ", ".join(f"{part} ({brief(error)})" for part, error in failed.items()) or "nothing is known"

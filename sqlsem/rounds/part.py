@@ -1,0 +1,246 @@
+"""A part of a round: claimed when it starts, and ended with its block."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+from sqlsem.bodies import format_error
+from sqlsem.core.claims import Claim, call_repeatedly, owner_name
+from sqlsem.core.pauses import pauses
+from sqlsem.engines.base import Session
+from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError
+from sqlsem.model import PartEnd, PartEntry, PartStart, RoundEntry
+from sqlsem.rounds.continuation import ContinuationClaim, carry_out, take_over
+from sqlsem.rounds.declaration import Declaration, brief, listed
+
+__all__ = ["Part"]
+
+log = logging.getLogger("sqlsem")
+
+
+class Part(Claim):
+    """One run of a part, made by `Round.part`. Leave its ``with`` block well and the part has succeeded; with an error,
+    whatever its kind, and it has failed. (Without a block: `start`, then `done` or `failed`.) To be used once.
+
+    Leaving the block raises `RoundFailed` when this part was the last to end but others have failed, when it ended
+    after the window, when it was given up because the database was out of reach, and when the continuation failed.
+
+    Attributes:
+        name: The part's name.
+        round_id: The number of the round, once started.
+        attempt: How often the part was started in this round.
+        is_last: After the end: whether this success was the last, and so the round's.
+    """
+
+    _started = False
+    _continuation: ContinuationClaim | None = None  # ours to run, when this part was the last
+
+    def __init__(self, declaration: Declaration, name: str) -> None:
+        self._declaration = declaration
+        self._process = declaration.process
+        self.title = f"Part {name!r} of round {declaration.name!r}"
+        self.name = name
+        self.round_id: int | None = None
+        self.attempt: int | None = None
+        self.is_last = False
+
+    # -- its start ----------------------------------------------------------------------------------------------
+
+    def start(self) -> Part:
+        """Start the part, in the open round or, where there is none, in a new one.
+
+        Raises `ConfigurationError` when it runs already, or has succeeded while the round waits for others, or the open
+        round has other parts.
+        """
+        if self._started:
+            raise NotHeld(f"{self!r} was started before; each run needs a part of its own: round.part({self.name!r})")
+        take_over(self._declaration)
+        self._started = True
+        self._uid = uuid.uuid4().hex
+        try:
+            # It may be recorded as started from here on.
+            self.opened(self._process.claims, self._ending("interrupted while it was started"))
+            began = self._start()
+            if began.code != "started":
+                self.settle()
+                raise ConfigurationError(self._why_refused(began), resource=self._declaration.name)
+            self.round_id, self.attempt = began.round_id, began.attempt
+            if began.previous is not None:
+                self._tell_expired(began.previous)
+            self._closing = self._ending("it was dropped without an end")
+            return self
+        except BaseException:
+            self.leave()  # who called does not have it
+            raise
+
+    def _start(self) -> PartStart:
+        asked, name, uid, owner = self._declaration, self.name, self._uid, owner_name()
+
+        def start(session: Session, me: int) -> PartStart:
+            return session.start_part(me, asked.name, name, asked.parts, asked.window, owner, uid, asked.kept)
+
+        # Where its process is missing, it may be dead: that is known when its grace is over.
+        left = pauses(self._process.retry)
+        while True:
+            began = call_repeatedly(self._process.member, "start of a part", start, sign=True)
+            if began.code != "running":
+                return began
+            running = _part_of(asked.entry(began.round_id), name)
+            pause = next(left, None)
+            if pause is None or running is None or running.missing_for is None:
+                return began
+            time.sleep(pause)
+            asked.recover()
+
+    def _why_refused(self, began: PartStart) -> str:
+        of = f"{began.round_id} of {self._declaration.name!r}"
+        entry = self._declaration.entry(began.round_id)
+        parts = entry.parts if entry is not None else ()
+        if began.code == "differs":
+            there, ours = {part.part for part in parts}, set(self._declaration.parts)
+            more = f"it also has {', '.join(sorted(there - ours))}" if there - ours else ""
+            less = f"it lacks {', '.join(sorted(ours - there))}" if ours - there else ""
+            return (
+                f"Round {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
+                f"declare the same in all of them (a change takes effect with the next round)"
+            )
+        if began.code == "succeeded":
+            waits = ", ".join(part.part for part in parts if part.status != "succeeded")
+            return (
+                f"Part {self.name!r} has succeeded already in round {of}, which waits for "
+                f"{waits or 'nothing any more'}; the next round begins when they have ended or its window is over"
+            )
+        running = _part_of(entry, self.name)
+        where = f"{running.host}:{running.pid} since {running.started_at}" if running is not None else "elsewhere"
+        if running is not None and running.missing_for is not None:
+            where += f", missing for {running.missing_for:.0f} s but not yet for its grace"
+        return f"{self.title} runs already ({where}); wait until it has ended"
+
+    def _tell_expired(self, round_id: int) -> None:
+        lacks = self._declaration.errors_of(round_id, "failed", "expected", "running")
+        self._declaration.alarm(
+            self._declaration.failure(
+                f"has expired: {listed(lacks)}; a new round has begun without it", round_id, lacks
+            )
+        )
+
+    # -- its end ------------------------------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
+        it raises.
+        """
+        self.require_open()
+        try:
+            # Should it have been recorded all the same, what is done otherwise gives the continuation back.
+            ended = self._record(None, otherwise="its end could not be recorded")
+            self.is_last = ended.is_last
+        except BaseException as exc:
+            self.leave()
+            if self._continuation is not None:
+                self._continuation.leave()
+            failure = self._declaration.failure(
+                f"may lack part {self.name!r}, whose end could not be recorded ({brief(format_error(exc))}); see "
+                f"sqlsem rounds, and if it has failed run it again",
+                self.round_id,
+                {self.name: "its end could not be recorded"},
+            )
+            failure.__cause__ = exc
+            self._declaration.alarm(failure)
+            raise
+        if self._continuation is not None:
+            carry_out(self._declaration, self._continuation)
+        failed = self._why_failed(ended)
+        if failed is not None:
+            self._declaration.alarm(failed)
+            raise failed
+        take_over(self._declaration)
+        return self.is_last
+
+    def _why_failed(self, ended: PartEnd) -> RoundFailed | None:
+        if ended.code == "late":
+            return self._declaration.failure(
+                f"was over, or its window of {self._declaration.window:g} s, when part {self.name!r} ended: that does "
+                f"not count; run the part again, or declare a longer window",
+                ended.round_id,
+                {self.name: "ended after the window"},
+            )
+        if ended.code != "succeeded":
+            return self._declaration.failure(
+                f"has given up part {self.name!r}: this process was out of the database's reach for longer than its "
+                f"grace; what the part did does not count, run it again",
+                self.round_id,
+                {self.name: "its process was given up"},
+            )
+        if ended.round_status == "failed":
+            failed = self._declaration.errors_of(ended.round_id, "failed") if ended.round_id is not None else {}
+            return self._declaration.failure(
+                f"has failed, though part {self.name!r} has succeeded: {listed(failed)}; run these parts again, and "
+                f"the last of them continues the round",
+                ended.round_id,
+                failed,
+            )
+        return None
+
+    def failed(self, error: BaseException | str) -> None:
+        """The part has failed. Tells the alarm hook at once."""
+        self.require_open()
+        words = format_error(error) or "it said nothing"
+        failure = self._declaration.failure(
+            f"has a failed part: {self.name!r} ({brief(words)}); run it again", self.round_id, {self.name: words}
+        )
+        if isinstance(error, BaseException):
+            failure.__cause__ = error
+        try:
+            self._record(words, otherwise=words)
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            self._declaration.alarm(failure)
+        take_over(self._declaration)
+
+    def _record(self, error: str | None, *, otherwise: str) -> PartEnd:
+        """Record its end; what cannot be recorded now, as failed by ``otherwise``."""
+        self._closing = self._ending(otherwise)
+        try:
+            self._declaration.recover()
+        except SqlsemError as exc:
+            log.warning("Looking after other parts of %r: %s", self._declaration.name, exc)
+        end_part = self._ending(error)
+
+        def end(session: Session, me: int) -> PartEnd:
+            ended = end_part(session, me)
+            if ended.then is not None:
+                self._continuation = ContinuationClaim(self._process, ended.then, self._uid)
+            return ended
+
+        return self.end_by("end of a part", end, otherwise=self._closing)
+
+    def _ending(self, error: str | None) -> Callable[[Session, int], PartEnd]:
+        """What ends it. (Not of this object itself, which may be on its way out.)"""
+        of, name, uid, owner, kept = self._declaration.name, self.name, self._uid, owner_name(), self._declaration.kept
+        return lambda session, me: session.end_part(me, of, name, uid, error, owner, kept)
+
+    # -- its block ----------------------------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        if self.round_id is None:
+            raise NotHeld(f"{self.title} was not started")
+        super().require_open()
+
+    def __enter__(self) -> Part:
+        return self.start()
+
+    def _succeed(self) -> None:
+        self.done()
+
+    def _fail(self, error: BaseException) -> None:
+        self.failed(error)
+
+
+def _part_of(entry: RoundEntry | None, name: str) -> PartEntry | None:
+    return next((part for part in entry.parts if part.part == name), None) if entry is not None else None

@@ -1,0 +1,26 @@
+"""The work queue: tasks are put by anybody, and each is carried out once, by whichever worker is free.
+
+Tasks of the lowest order that is open run first, first come first served among themselves; a task of a higher order
+waits until all of lower ones have ended. A claim belongs to this process's member: while the process lives nobody takes
+its tasks, however long they run; when it dies they are pending again within ``grace``. So a task is run again only
+after its worker died or lost the database for longer than that: make tasks that may be repeated.
+
+>>> q = sqlsem.queue("nightly")  # doctest: +SKIP
+>>> q.put(sqlsem.Sql("EXEC load_customers"), order=100)  # doctest: +SKIP
+>>> for task in q.claim(wait=30):  # doctest: +SKIP
+...     with task:
+...         print(task.body)
+
+queues    putting, waiting and looking: what programs have
+claiming  claiming tasks and ending them, for programs and workers
+task      a task that was claimed
+worker    threads that carry tasks out
+groups    how short tasks are claimed and ended together
+"""
+
+from sqlsem.bodies import Call, Shell, Sql, encode
+from sqlsem.tasks.queues import Queue, queue
+from sqlsem.tasks.task import Task
+from sqlsem.tasks.worker import Worker
+
+__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "encode", "queue"]

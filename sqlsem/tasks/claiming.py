@@ -1,0 +1,131 @@
+"""Claiming tasks of a queue, for programs and workers: one, or those of a group, ending others in the same call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from sqlsem.core.claims import owner_name
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.pauses import pauses
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
+from sqlsem.engines.roles import TaskSession
+from sqlsem.errors import Deadlock
+from sqlsem.model import Claimed, End, monotonic
+from sqlsem.tasks.task import Task, remember_ends
+
+__all__ = ["Claiming"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+
+#: Between two looks for workers that died: a part of the grace, from so many seconds to so many.
+RECOVER_PART, RECOVER_SECONDS = 1 / 4, (0.25, 2.0)
+
+
+class Claiming:
+    """What is claimed of one queue, by whoever is in this process."""
+
+    def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
+        self.queue = queue
+        self._given = coordinator
+        self._recovered_at = 0.0
+
+    @property
+    def process(self) -> Process:
+        """In which database; without a coordinator the default one, as it is now."""
+        process = process_of(self._given)
+        process.engine.require(TaskSession, f"Queue {self.queue!r}")
+        return process
+
+    def look_until(
+        self,
+        look: Callable[[], T | None],
+        timeout: float | None,
+        *,
+        stop: threading.Event | None = None,
+        between: Callable[[], object] = lambda: None,
+    ) -> T | None:
+        """What ``look`` gives, looking again whenever something has changed, and from time to time. None when it gave
+        nothing for so many seconds, or until ``stop`` was set.
+        """
+        process, left = self.process, pauses(timeout)
+        while stop is None or not stop.is_set():
+            version = process.bell.version()
+            found = look()
+            if found is not None:
+                return found
+            pause = next(left, None)
+            if pause is None:
+                return None
+            process.bell.wait_changed(version, pause)
+            between()
+        return None
+
+    def wait_for_task(self, timeout: float | None, stop: threading.Event | None = None) -> Task | None:
+        """The next task that may run; None when there was none for so long."""
+        return self.look_until(self.try_claim, timeout, stop=stop)
+
+    def try_claim(self) -> Task | None:
+        """A task that may run now, if there is one."""
+        _, claimed = self.end_and_claim([], 1)
+        return claimed[0] if claimed else None
+
+    def end_and_claim(self, ends: Sequence[End], most: int) -> tuple[list[str | None], list[Task]]:
+        """End what was done, and claim up to ``most`` in the same call: what has become of each, and what was claimed.
+
+        What is not known to have ended, or been claimed, in time ends or is given back as soon as that can be.
+        """
+        process, queue = self.process, self.queue
+        member = process.member
+        uid, owner = process.new_uid(), owner_name()
+        tried: list[int] = []  # as which members
+
+        def step(session: Session, me: int) -> tuple[list[str | None], list[Task]]:
+            again = me in tried
+            tried.append(me)
+            statuses: list[str | None] = []
+            claimed: Sequence[Claimed | None]
+            if not ends and most == 1:
+                claimed = [session.claim_task(me, queue, owner, uid, again)]
+            elif len(ends) == 1 and most == 1:
+                status, one = session.next_task(me, ends[0], queue, owner, uid, again)
+                statuses, claimed = [status], [one]
+            else:
+                statuses, claimed = session.next_tasks(me, ends, queue, owner, uid, again, most)
+            remember_ends(process, ends)
+            return statuses, [Task(process, queue, one, uid) for one in claimed if one is not None]
+
+        try:
+            if not most:
+                return member.call("end of tasks", step, member.seconds_left())
+            self.recover()
+            return member.call("claim", step, sign=True)
+        except BaseException:
+            # Interrupted, or the answer never came.
+            if tried and most:
+                member.later(lambda session, me: session.return_claim(me, queue, uid))
+            if ends:
+                member.later(lambda session, me: session.next_tasks(me, ends, queue, owner, uid, True, 0))
+            raise
+
+    def recover(self, *, now: bool = False) -> int:
+        """Now and then, or now, look after tasks whose workers died; how many are pending again."""
+        process = self.process
+        least, most = RECOVER_SECONDS
+        every = max(least, min(most, process.engine.options.grace * RECOVER_PART))
+        if monotonic() - self._recovered_at < every and not now:
+            return 0
+        self._recovered_at = monotonic()
+        try:
+            count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
+        except Deadlock as exc:
+            log.info("Looking after the dead again in a moment: %s", exc)
+            return 0
+        if count:
+            log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
+            process.bell.notify()
+        return count
