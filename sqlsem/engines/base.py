@@ -16,8 +16,6 @@ from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
 __all__ = [
-    "GROUPED",
-    "GROUP_SIZE",
     "Allowance",
     "AsyncSession",
     "Busy",
@@ -35,8 +33,6 @@ __all__ = [
     "setting_number",
 ]
 
-#: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
-GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: What ``creator=`` is: returns a new DB-API connection.
 Creator = Callable[[], Any]
 

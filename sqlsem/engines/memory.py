@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import threading
 import time
@@ -31,15 +33,10 @@ class Store:
         self.uids: dict[int, tuple[int, str]] = {}  # who registered them, in which call
         self.members: dict[int, tuple[str, int, str]] = {}  # host, process and program
         self.waiting: set[threading.Event] = set()
-        self.last = 0  # position or member
+        self.numbers = itertools.count(1)  # of rows and members
 
-    def number(self) -> int:
-        """A new one, for a row or a member."""
-        self.last += 1
-        return self.last
-
-    def may_enter(self, request: Request, position: int) -> bool:
-        """Whether a request may proceed from there."""
+    def may_enter(self, request: Request, position: float = math.inf) -> bool:
+        """Whether a request may proceed from there, which is the end if left out."""
         ahead = [row for row in self.rows.values() if row.resource == request.resource and row.position < position]
         return request.fits(ahead, None)
 
@@ -85,7 +82,7 @@ class MemorySession(DeadlockSearch):
 
     def enrol(self, host: str, pid: int, program: str) -> int:
         with self._open() as store:
-            number = store.number()
+            number = next(store.numbers)
             store.members[number] = (host, pid, program)
             return number
 
@@ -113,14 +110,14 @@ class MemorySession(DeadlockSearch):
             host, pid, program = store.members[member_id]
             rows = store.found(member_id, uid)
             if not rows:
-                free = [store.may_enter(request, store.last + 1) for request in requests]
+                free = [store.may_enter(request) for request in requests]
                 if only_if_free and not all(free):
                     return None
                 for request, granted in zip(requests, free, strict=True):
                     now = datetime.now(timezone.utc)
                     row = Entry(
                         resource=request.resource,
-                        position=store.number(),
+                        position=next(store.numbers),
                         state="holds" if granted else "waits",
                         access=request.access,
                         limit=request.limit,

@@ -1,7 +1,8 @@
 """What tests share; ``from support import …`` works in every test."""
 
-from support.children import TESTS, Channel, Child, child_main, keep_to_the_permissions, make_lock, session
+from support.children import Channel, Child, child_main, keep_to_the_permissions, make_lock, session
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
+from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
 from support.patience import AMPLE, PATIENCE, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import sqlsem
+from support import forks
 from support.patience import PATIENCE
-
-TESTS = Path(__file__).resolve().parent.parent
 
 
 class Channel:
@@ -49,7 +48,12 @@ class Channel:
         return command
 
 
-_BOOT = "import support; support.child_main()"
+def _start(env: dict[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | forks.Forked:
+    if sys.platform == "linux":
+        return forks.server().fork(env, errors)
+    words = [sys.executable, "-c", "import support; support.child_main()"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=errors, text=True, encoding="utf-8", env=env)
 
 
 def child_main() -> None:
@@ -73,15 +77,7 @@ class Child:
 
     def __init__(self, function: Callable[..., None], arguments: dict[str, Any], env: Mapping[str, str]) -> None:
         self._errors = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (closed in `close`)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), **env},
-        )
+        self.process = _start(forks.environment(env), self._errors)
         self.function = function.__name__
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -51,12 +52,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
                 "register", *common, one.resource, one.access, one.limit, one.weight, one.note, patience
             )[0]
             return None if position is None else [Ticket(one.resource, int(position), requesting_id, bool(granted))]
-        asked = json.dumps(
-            [
-                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
-                for r in requests
-            ]
-        )
+        asked = json.dumps([dataclasses.asdict(one) for one in requests])
         rows = self.rows("register_all", *common, asked, patience)
         return [Ticket(name, int(position), requesting_id, bool(granted)) for name, position, granted in rows] or None
 

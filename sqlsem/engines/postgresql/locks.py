@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import threading
@@ -49,12 +50,7 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
             if position is None:
                 return None
             return [Ticket(one.resource, position, requesting_id, granted)]
-        asked = json.dumps(
-            [
-                {"resource": r.resource, "access": r.access, "limit": r.limit, "weight": r.weight, "note": r.note}
-                for r in requests
-            ]
-        )
+        asked = json.dumps([dataclasses.asdict(one) for one in requests])
         rows = self.rows("register_all", (*common, asked))
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.base import GROUP_SIZE, GROUPED
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import is_busy
@@ -22,6 +21,8 @@ from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.errors import Unavailable
 from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
 
+#: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
+GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0
 

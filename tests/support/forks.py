@@ -1,0 +1,165 @@
+"""Child processes that fork from one which has everything loaded: that takes milliseconds, and to start Python takes
+most of a second. One such server for each process that runs tests; it only forks, and ends with whom it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+#: What children would import first.
+LOADED = (
+    "pytest",
+    "psycopg",
+    "sqlsem.aio",
+    "sqlsem.engines.postgresql",
+    "sqlsem.engines.sqlite",
+    "sqlsem.rounds",
+    "sqlsem.tasks",
+    "support",
+)
+TESTS = Path(__file__).resolve().parent.parent
+_SERVER = "import sys; from support import forks; forks.serve(int(sys.argv.pop()))"
+
+
+# -- in the server --------------------------------------------------------------------------------------------------
+
+
+def serve(control: int) -> None:
+    """Fork for whoever asks; return in the children."""
+    for name in LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    line = socket.socket(fileno=control)
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is meant for the test run
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    awake, wake = os.pipe()
+    for end in (awake, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake)
+    children: dict[int, int] = {}  # where to tell how they ended
+    while True:
+        ready, _, _ = select.select([line, awake], [], [])
+        if awake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(awake, 4096)
+            _tell_ends(children)
+        if line not in ready:
+            continue
+        request, received, _, _ = socket.recv_fds(line, 1 << 20, 4)
+        if not request:
+            os._exit(0)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, interrupted)
+            line.close()
+            for descriptor in (awake, wake, received.pop(), *children.values()):
+                os.close(descriptor)
+            for number, descriptor in enumerate(received):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            folder, env = json.loads(request)
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(env)
+            sys.path[1:1] = [path for path in env["PYTHONPATH"].split(os.pathsep) if path not in sys.path]
+            return
+        children[pid] = received.pop()
+        for descriptor in received:
+            os.close(descriptor)
+        line.send(str(pid).encode())
+
+
+def _tell_ends(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        told = children.pop(pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(told, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(told)
+
+
+# -- in the tests ---------------------------------------------------------------------------------------------------
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """That of a child process, which finds the package and the tests' modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), **more}
+
+
+class Server:
+    """The server, and its children as `subprocess.Popen` has them."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._guard = threading.Lock()
+        words = [sys.executable, "-c", f"{_SERVER}; import support; support.child_main()", str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment({})
+        )
+        theirs.close()
+
+    def fork(self, env: dict[str, str], errors: IO[bytes]) -> Forked:
+        stdin, ours_in = os.pipe()
+        ours_out, stdout = os.pipe()
+        told, tell = os.pipe()
+        with self._guard:
+            request = json.dumps([os.getcwd(), env]).encode()
+            socket.send_fds(self._line, [request], [stdin, stdout, errors.fileno(), tell])
+            pid = int(self._line.recv(64))
+        for end in (stdin, stdout, tell):
+            os.close(end)
+        return Forked(pid, os.fdopen(ours_in, "w", encoding="utf-8"), os.fdopen(ours_out, encoding="utf-8"), told)
+
+
+class Forked:
+    """As much of `subprocess.Popen` as is used."""
+
+    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], told: int) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self.returncode: int | None = None
+        self._told = os.fdopen(told, "rb", buffering=0)
+        self._guard = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        with self._guard:
+            if self.returncode is None:
+                if not select.select([self._told], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+                self.returncode = int(self._told.read(64) or b"-9")
+                self._told.close()
+            return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def server() -> Server:
+    """The one of this process."""
+    return Server()
