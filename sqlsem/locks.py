@@ -157,8 +157,7 @@ class Lock:
         return carry_out(acquisition, process.perform)
 
     def _require_no_loop(self, instead: str) -> None:
-        asyncio = sys.modules.get("asyncio")
-        if asyncio is not None and asyncio._get_running_loop() is not None and not _in_notebook_cell():
+        if _in_event_loop() and not _in_notebook_cell():
             raise ConfigurationError(
                 f"{self!r} would block the event loop that runs in this thread; use 'async with', "
                 f"await sqlsem.{instead}, or a thread (asyncio.to_thread)"
@@ -226,6 +225,17 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<Lock {self.terms}>"
+
+
+def _in_event_loop() -> bool:
+    """Whether one runs in this thread. None does where asyncio was never imported."""
+    if "asyncio" not in sys.modules:
+        return False
+    try:
+        sys.modules["asyncio"].get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _in_notebook_cell() -> bool:

@@ -43,7 +43,7 @@ class Loops:
         threads = self._pools.get(pool)
         if threads is None:
             with self._member.state_lock:
-                self._member.require_open()
+                self._member.main.require_open()
                 if pool not in self._pools:
                     most = 1 if pool == "calls" else self._member.engine.async_sessions
                     self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
@@ -52,7 +52,7 @@ class Loops:
             return threads.submit(call, *arguments)
         except RuntimeError:
             ending.stay_asleep()
-            self._member.require_open()  # closed this instant
+            self._member.main.require_open()  # closed this instant
             raise
 
     def tidy(self) -> None:

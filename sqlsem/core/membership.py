@@ -117,10 +117,6 @@ class Membership:
 
     # -- the main session ------------------------------------------------------------------------------------
 
-    def require_open(self) -> None:
-        """Raise `ConfigurationError` after `close`."""
-        self.main.require_open()
-
     def call(
         self, what: str, call: Callable[[Session, int], T], budget: float | None = None, *, sign: bool = False
     ) -> T:

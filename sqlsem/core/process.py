@@ -192,7 +192,7 @@ class Process:
         """Raise `ConfigurationError` after `close`."""
         if self.closed:
             ending.stay_asleep()
-            self.member.require_open()
+            self.member.main.require_open()
 
     def close(self) -> None:
         """Give everything back, close the connections, end the threads."""

@@ -146,7 +146,7 @@ class WaitingRoom:
         with self._state_lock:
             self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
         try:
-            self._member.require_open()
+            self._member.main.require_open()
             yield
         finally:
             with self._state_lock:
