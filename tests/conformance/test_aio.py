@@ -244,7 +244,7 @@ def test_outside_of_a_task(connect, name):
 
 def test_with_a_lease(run, connect, database, name):
     """Where no statement can be prepared."""
-    one, other = connect(lease=5), connect(lease=5)
+    one, other = connect(lease=30), connect(lease=30)
 
     async def main():
         async with one.mutex(name):
@@ -453,7 +453,7 @@ def test_a_cancelled_task_lets_those_behind_go(run, connect, database, name):
 def test_a_call_that_is_under_way_when_the_task_is_cancelled(run, connect, database, name, monkeypatch):
     """The registration takes longer than a cancelled task waits for it; its row must not stay."""
     monkeypatch.setattr(driver, "SETTLE_SECONDS", 0.05)
-    coordinator = connect(grace=2.0)  # a slow engine must not lose it
+    coordinator = connect(grace=10)  # a slow engine must not lose it
     begun, go_on = threading.Event(), threading.Event()
     first = True
 

@@ -328,7 +328,7 @@ def test_lost_answers_change_nothing(connect, name, eager, unhurried):
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_answers_that_never_come(connect, name, eager, unhurried, moment):
     """The worker ends; what was done is recorded once, and what it may have claimed comes back."""
-    queue = connect(grace=1).queue(name)
+    queue = connect(grace=10).queue(name)
     put(queue, 301)
     calls = Calls(queue)
 
