@@ -14,6 +14,7 @@ import click
 import sqlsem
 from sqlsem import config, engines
 from sqlsem.engines.base import Engine, Options
+from sqlsem.engines.roles import Tables
 from sqlsem.terminal import output
 
 __all__ = ["Connecting", "connecting"]
@@ -84,14 +85,19 @@ class Connecting:
         return engines.of_url(url)(url, options)
 
     @contextlib.contextmanager
-    def coordinator(self, *, told: bool = False, looks: bool = False) -> Iterator[sqlsem.Coordinator]:
+    def coordinator(
+        self, *, told: bool = False, looks: bool = False, bare: bool = False
+    ) -> Iterator[sqlsem.Coordinator]:
         """A coordinator, closed in the end. Connects when it is used.
 
         Args:
             told: It is known already where that is.
+            bare: An engine without tables will do.
             looks: It does not create an SQLite file that is not there (unless nobody has named one).
         """
         with sqlsem.connect(self.chosen_url, **self.options) as coordinator:
+            if not bare:  # a lock in the memory of this command would keep nobody out
+                coordinator.engine.require(Tables, "The command line")
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False
             if self.settings.embedded and not told:

@@ -118,7 +118,7 @@ def _engine(session: Tables) -> list[Check]:
 
 def _round_trip(options: Connecting) -> Check:
     """A mutex taken and given back, once connected."""
-    with options.coordinator(told=True) as coordinator:
+    with options.coordinator(told=True, bare=True) as coordinator:
         lock = coordinator.mutex("sqlsem-doctor", note="sqlsem doctor")
         coordinator.process.member.ping()
         began = time.perf_counter()

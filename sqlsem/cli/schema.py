@@ -124,7 +124,7 @@ def sql_(options: Connecting, engine: str | None, script: str | None) -> None:
         name: str | None = engines.name_of_url(engines.plain(options.chosen_url))
     else:
         name = engines.SCHEMES.get(engine.lower())
-    if name is None:
+    if name not in engines.ENGINES:
         raise click.UsageError(f"There is no engine of that name; there are {', '.join(engines.ENGINES)}.")
     if script is not None and script not in sql.SCRIPTS:
         raise click.UsageError(f"There is no script {script!r}; there are {', '.join(sql.SCRIPTS)}.")

@@ -555,8 +555,8 @@ def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
         "connect",
         "round trip",
     ]
-    for words in (["init"], ["history"], ["tasks"], ["rounds"], ["put", "q", "--sql", "SELECT 1"]):
-        result = call(*words)
+    for words in ("init", "ls", "history", "tasks", "rounds", "put q --sql x", "run --mutex x -- true"):
+        result = call(*words.split())
         assert result.exit_code == 78
         assert "does not offer; name another database" in result.stderr
 
