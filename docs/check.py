@@ -22,7 +22,7 @@ from sqlsem.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
-PAGES = [README, CHANGELOG, ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, CHANGELOG, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^\s*#.*$|\s{2,}#.*$", re.MULTILINE)
 #: Words that make a sentence hard for people whose first language is another one.

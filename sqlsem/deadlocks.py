@@ -6,7 +6,7 @@ give anything back; so of the rows at one instant:
 1. Everybody who waits is suspected. Those who would be let in if only the suspected ones stayed are suspected no more,
    as all others may finish and leave. Repeated until nothing changes: those left are *stuck*.
 2. Each stuck row points to the stuck rows that are in its way. A *knot* is a set of parties that reach each other and
-   nobody else: all that they need is held among themselves. (Whoever merely stands behind a knot is no part of it.)
+   nobody else: all that they need is held among themselves. (Those who only stand behind a knot are no part of it.)
 3. The highest position that waits in a knot is the youngest request: its owner is told.
 
 Engines with stored routines do the same in SQL (``deadlocks.sql``); this is what they are tested against, and what the
@@ -135,8 +135,8 @@ def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Kno
             if not any(in_the_way(row) for row in requests[party]):
                 del requests[party]
 
-    # Whoever points to a blocked row of access write need not point past it, to whom that one points itself: so the
-    # graph is small, however long the queue.
+    # A row that points to a blocked row of access write need not point past it, to those that one points to itself: so
+    # the graph is small, however long the queue.
     graph: dict[Party, set[Party]] = {party: set() for party in requests}
     for queue in queues.values():
         passed: list[Row] = []

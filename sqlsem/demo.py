@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 import sqlsem
 from sqlsem.model import Entry, Resource
+from sqlsem.terminal import output
 from sqlsem.terminal.queues import render_queues
 
 __all__ = ["demo"]
@@ -150,7 +150,7 @@ def _watch(
     told = began
     victim: Entry | None = None
     killed_at = 0.0
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    live = output.picture(console) if console.is_terminal else None
     if live is not None:
         live.start()
     try:

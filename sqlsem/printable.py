@@ -37,7 +37,7 @@ def clean(text: str, keep: str = "") -> str:
 
 
 def first_line(text: object) -> str:
-    """Of an error, for a message about something else. None has none."""
+    """What an error says, without the lines that repeat a statement or give details. None has none."""
     return str(text or "").strip().partition("\n")[0].rstrip()
 
 

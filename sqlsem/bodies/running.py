@@ -43,7 +43,7 @@ class Allowed:
         if not self._has(module):
             self._refuse(name)
         for path in self.paths:
-            # Not before the first call, lest anything else be found there; nor before what is installed.
+            # When first needed, as it changes what others find; and last, so that it hides nothing that is installed.
             if path not in sys.path:
                 sys.path.append(path)
         found = import_by_name(name)

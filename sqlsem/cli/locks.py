@@ -8,7 +8,6 @@ from datetime import datetime
 
 import click
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 import sqlsem
@@ -81,7 +80,7 @@ def _watch(
 ) -> None:
     """Draw the queue again and again; while the database is away, what was seen last."""
     seen: RenderableType = Text("")
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    with output.picture(console, vertical_overflow="visible") as live:
         while True:
             try:
                 seen = shown = render_queues(look(), console.width, only)

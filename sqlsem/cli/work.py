@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 import sqlsem
@@ -31,6 +30,9 @@ from sqlsem.printable import CleanFormatter, clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import fit, seconds_in_words, table
 from sqlsem.terminal.tasks import ready_in, shortened
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 __all__ = ["work"]
 
@@ -164,7 +166,7 @@ def _picture(console: Console, live: bool) -> Iterator[Live | None]:
     if not live:
         yield None
         return
-    picture = Live(console=console, auto_refresh=False, transient=True)
+    picture = output.picture(console, transient=True)
     picture.start()
     try:
         yield picture

@@ -182,8 +182,10 @@ class Acquisition(WaitingVerb, Generic[G]):
         member, requesting_id = self.member, self.process.requesting_id(self.caller)
 
         def register(session: Session, member_id: int) -> bool:
-            # Who withdraws meanwhile sets one flag and reads the other, and here it is the other way round: so one of
-            # us knows of the rows, or the ping finds that nobody does.
+            # Another thread may withdraw meanwhile. Each sets its own flag first and reads the other's then:
+            #     here      _sent = True        read _withdrawn   register   read _withdrawn
+            #     withdraw  _withdrawn = True   read _sent        cancel
+            # So either nothing is registered, or one of the two removes the rows, or the next ping does.
             self._sent = True
             if self._withdrawn:
                 return False

@@ -80,7 +80,7 @@ class DeadlockWatch:
             self._member.closing.wait(LOOK_EVERY_SECONDS)
             with self._state_lock:
                 if self._member.closing.is_set() or not self._suspects:
-                    # In one go: whoever waits next makes a new one.
+                    # In one go: the next who waits makes a new one.
                     session, self._session, self.thread = self._session, None, None
                     break
             try:

@@ -1,7 +1,7 @@
 """Locks that are taken in opposite orders, told before they ever wait for each other. For debugging; no I/O.
 
-Whenever somebody who holds ``a`` asks for ``b``, that order is remembered with its stack. Whoever asks the other way
-round, or closes a longer circle (a before b, b before c, c before a), is told by a `LockOrderWarning`, once for each
+When somebody who holds ``a`` asks for ``b``, that order is remembered with its stack. Those who ask the other way
+round, or close a longer circle (a before b, b before c, c before a), are told by a `LockOrderWarning`, once for each
 circle, whether or not anybody waits. What is always done under one and the same exclusive lock cannot meet, and is no
 fault.
 

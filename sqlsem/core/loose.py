@@ -14,7 +14,7 @@ G = TypeVar("G", bound=BaseGrant)
 
 
 class LooseGrants(Generic[G]):
-    """Of one lock, those that no block holds. They stand in one dictionary: whoever pops one there releases it."""
+    """Of one lock, those that no block holds. Who pops a grant from the dictionary releases it."""
 
     def __init__(self) -> None:
         self._grants: dict[G, G] = {}
@@ -32,7 +32,7 @@ class LooseGrants(Generic[G]):
         return grant.holding.is_loose and grant not in self._grants
 
     def take(self, grant: G) -> bool:
-        """Whether it may be released by whoever acquired it, and from now on by nobody else."""
+        """Whether it may be released by the one who acquired it, and from now on by nobody else."""
         return not grant.holding.is_loose or self._grants.pop(grant, None) is not None
 
     def take_oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:

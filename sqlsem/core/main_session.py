@@ -36,7 +36,7 @@ FRESH = 1 / 8
 
 
 class Member(Protocol):
-    """Whose session it is. It is told by whoever holds the session."""
+    """Whose session it is. It is told by those who hold the session."""
 
     def entered(self, began: float, came_back: bool) -> None:
         """There is a session, made since then: as the member we were, or as a new one."""
@@ -113,7 +113,7 @@ class MainSession:
 
         def over(state: tenacity.RetryCallState) -> bool:
             failure = state.outcome.exception() if state.outcome is not None else None
-            # A slow server is given more time for each attempt; whoever has no time to spare does not wait for that.
+            # A slow server is given more time for each attempt; callers without time to spare do not wait for that.
             patient = isinstance(failure, Unanswered) and failure.patient and longest >= self._retry
             return not patient and (state.seconds_since_start or 0.0) >= longest
 
@@ -151,8 +151,8 @@ class MainSession:
         try:
             result = call(self.session, self.member_id)
         except BaseException as exc:
-            # An exception out of a signal handler may leave a connection in the middle of something; and whoever was
-            # given up must enter again.
+            # An exception out of a signal handler may leave a connection in the middle of something; and a
+            # member that was given up must enter again.
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None
                 late = session is not None and session is self.session

@@ -265,7 +265,7 @@ class Membership:
         self.call("ping", self._compare, self._ping_budget)
 
     def pinging(self) -> Operations[None]:
-        """`ping`, for whoever drives it."""
+        """`ping`, as a verb."""
         yield Call("ping", self._compare, self._ping_budget)
 
     def _compare(self, session: Session, member_id: int) -> None:

@@ -1,8 +1,8 @@
 """Locks under ``sqlsem run``: what a command asks for while `sqlsem run` holds something until that command ends.
 
 The command finds in its environment what those above it hold. So the same lock again is refused at once, in words, and
-not waited for in vain. And whoever waits below names, in its row's ``owner``, the row above that will stay until it has
-ended (``MainThread#1 under 4711``). With these as one more kind of waiting the search for deadlocks finds commands
+not waited for in vain. And those who wait below name, in their row's ``owner``, the row above that will stay until they
+have ended (``MainThread#1 under 4711``). With these as one more kind of waiting the search for deadlocks finds commands
 that take their locks in opposite orders. It is made here, by those who wait below, from what the queue shows.
 """
 

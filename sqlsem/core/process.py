@@ -163,7 +163,7 @@ class Process:
                     log.exception("on_lost of %r failed", grant.resource)
 
     def undone(self) -> Iterator[Callable[[Session, int], object]]:
-        """Ends of tasks: whoever forgets one has the task running, by a member that lives, for ever."""
+        """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
         ends = [end for at, end in list(self.unfinished_ends) if monotonic() - at < UNDONE_SECONDS]
         if ends and self.engine.beacon_may_fail:
             uid = f"{self.secret}{os.getpid():x}.again"
@@ -236,7 +236,7 @@ class Process:
 
 
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
-_inherited: list[Wire] = []  # kept, lest they be closed by being forgotten
+_inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
 
 
 def _after_fork_in_child() -> None:

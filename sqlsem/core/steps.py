@@ -1,7 +1,7 @@
 """What any verb of ours comes to: four operations, and who carries them out, blocking.
 
-A verb (to acquire, to upgrade, to give back) is a generator: it yields operations, whoever drives it carries them out
-and sends the result back, or throws the error in. It does no I/O, and so serves every face: threads block for the
+A verb (to acquire, to upgrade, to give back) is a generator: it yields operations; a driver carries them out and sends
+the result back, or throws the error in. It does no I/O, and so serves every face: threads block for the
 operations (`Process.perform`), `sqlsem.aio` awaits them.
 """
 

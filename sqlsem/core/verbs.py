@@ -21,7 +21,7 @@ log = logging.getLogger("sqlsem")
 #: The longest single wait in the database. Long enough that waiting costs less than a statement a second and waiter,
 #: pings included; short enough that an operator's change of a limit is felt soon, wherever no event tells it.
 SLICE_SECONDS = 4.0
-#: The longest one of whoever may be in a deadlock, which interrupts nothing when it is found.
+#: The longest one of those who may be in a deadlock, as nothing interrupts a wait when one is found.
 SUSPECT_SLICE_SECONDS = 0.5
 #: Between looks of a waiter that has no session to wait in: at first, and at the most.
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.005, 1.0

@@ -143,7 +143,13 @@ def _state(name: str, entry: RoundEntry | None) -> str:
 
 def list_rounds(coordinator: Coordinated, name: str | None = None, most: int = MOST_ROUNDS) -> list[RoundEntry]:
     """Rounds with their parts, of one name or all, newest first."""
-    return coordinator.process.look(lambda session: session.list_rounds(name, None, most), RoundSession)
+    return _look(coordinator, name, None, most)
+
+
+def _look(
+    coordinator: Coordinated, name: str | None, round_id: int | None, most: int = MOST_ROUNDS
+) -> list[RoundEntry]:
+    return coordinator.process.look(lambda session: session.list_rounds(name, round_id, most), RoundSession)
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:
@@ -153,16 +159,14 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
     """
     name = check_name("The round's name", which) if isinstance(which, str) else None
     round_id = which if isinstance(which, int) else None
-    look = coordinator.process.look(lambda session: session.list_rounds(name, round_id, MOST_ROUNDS), RoundSession)
-    if not look:
+    found = _look(coordinator, name, round_id)
+    if not found:
         raise ConfigurationError(f"There is no round {which!r}; see: sqlsem rounds")
     # It logs what it finds out.
-    Declaration(look[0].name, [part.part for part in look[0].parts], 1, None, coordinator).recover()
+    Declaration(found[0].name, [part.part for part in found[0].parts], 1, None, coordinator).recover()
     claim = continuation.claim_continuation(coordinator.process, name, round_id, own=False)
     if claim is None:
-        for entry in coordinator.process.look(
-            lambda session: session.list_rounds(name, round_id, MOST_ROUNDS), RoundSession
-        ):
+        for entry in _look(coordinator, name, round_id):
             if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
                 raise ConfigurationError(

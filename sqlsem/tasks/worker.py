@@ -132,8 +132,8 @@ class Worker:
         with self._lock:
             self._aborted = True
             stops, groups = list(self._stops.items()), list(self._groups)
-        # A command or SQL is given back by its own thread when it has ended, lest it run on beside its next attempt; or
-        # finished, if that was quicker. All at once, as each may take its time.
+        # The thread that runs a command or SQL gives it back when it has ended (or finishes it, if that came first):
+        # given back earlier, it would run on beside its next attempt. All are told at once, as each may take a while.
         for task_id, stop in stops:
             threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
         for group in groups:

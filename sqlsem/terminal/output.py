@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,11 +17,15 @@ from rich.segment import Segment
 
 from sqlsem.printable import clean, clean_json, clean_trace
 
+if TYPE_CHECKING:
+    from rich.live import Live
+
 __all__ = [
     "CleanConsole",
     "console",
     "echo",
     "let_terminal_go",
+    "picture",
     "print_error",
     "print_json",
     "print_trace",
@@ -104,6 +108,13 @@ def console() -> CleanConsole:
     if not found.is_terminal and not os.environ.get("COLUMNS"):
         return CleanConsole(highlight=False, width=100_000)
     return found
+
+
+def picture(on: Console, **options: Any) -> Live:
+    """A place of a terminal for what is drawn again and again."""
+    from rich.live import Live  # most commands need not load it
+
+    return Live(console=on, auto_refresh=False, **options)
 
 
 def show(on: Console, what: RenderableType) -> None:

@@ -1,9 +1,8 @@
-"""Rounds from SQL alone: psql sessions and scheduled jobs, beside Python processes."""
+"""Rounds from psql sessions and scheduled jobs: what is special to PostgreSQL (the rest is in ``routines``)."""
 
 import psycopg
 import pytest
 from psycopg import errors
-from support import PATIENCE, until
 
 import sqlsem
 from sqlsem import rounds
@@ -39,78 +38,6 @@ def done(ask, name, part):
     return ask("SELECT is_last, outcome FROM sqlsem.round_part_done(%s, %s)", name, part)
 
 
-def test_the_last_is_told_and_says_how_it_went_on(session, connect, name):
-    one, other = session(), session()
-    number = start(one, name, "a")
-    assert start(other, name, "b", '["b", "a"]') == number
-    assert done(one, name, "a") == (0, "succeeded")
-    assert done(other, name, "b") == (1, "succeeded")
-    (entry,) = rounds.list_rounds(connect(), name)
-    assert (entry.status, entry.then_status, entry.then_kind) == ("succeeded", "running", "session")
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="no continuation"):
-        one("SELECT sqlsem.round_continued(%s)", name)
-    assert one("SELECT sqlsem.round_resume(%s)", name) == (0,)
-    assert other("SELECT sqlsem.round_continued(%s)", name) == (number,)
-    (entry,) = rounds.list_rounds(connect(), name)
-    assert entry.then_status == "finished"
-    assert {part.pid for part in entry.parts} == {one.connection.info.backend_pid, other.connection.info.backend_pid}
-
-
-def test_a_session_that_dies_before_it_has_continued(session, name, connect):
-    one, other = session(), session()
-    start(one, name, "a", "a")
-    assert done(one, name, "a") == (1, "succeeded")
-    one.connection.close()
-    until(lambda: other("SELECT sqlsem.round_resume(%s)", name) == (1,))
-    other("SELECT sqlsem.round_continued(%s, %s)", name, "the disk is full")
-    (entry,) = rounds.list_rounds(connect(), name)
-    assert (entry.then_status, entry.then_error, entry.then_attempt) == ("failed", "the disk is full", 2)
-
-
-def test_a_session_that_dies_in_its_part(session, name, connect):
-    one, other = session(), session()
-    start(one, name, "a")
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match=r"runs already, by .* since"):
-        start(other, name, "a")
-    one.connection.close()
-
-    def taken_over():
-        try:
-            return start(other, name, "a")
-        except errors.ObjectNotInPrerequisiteState:  # the server has not noticed yet
-            return None
-
-    until(taken_over)
-    (entry,) = rounds.list_rounds(connect(), name)
-    assert [part.attempt for part in entry.parts] == [2, 0]
-    other("SELECT sqlsem.round_part_failed(%s, 'a', 'enough')", name)
-
-
-def test_failed_parts(session, name):
-    ask = session()
-    told = []
-    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
-    start(ask, name, "a")
-    assert ask("SELECT * FROM sqlsem.round_part_failed(%s, 'a', 'no file')", name) == (0, "failed")
-    start(ask, name, "b")
-    assert done(ask, name, "b") == (0, "failed")
-    assert any("a (no file)" in one for one in told)
-    start(ask, name, "a")
-    assert done(ask, name, "a") == (1, "succeeded")
-
-
-def test_late_and_expired(session, name, connect):
-    ask, coordinator = session(), connect()
-    told = []
-    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
-    start(ask, name, "a", window=0.2)
-    until(lambda: rounds.list_rounds(coordinator, name)[0].overdue)
-    assert done(ask, name, "a") == (0, "late")
-    assert "does not count" in told.pop()
-    start(ask, name, "b", window=0.2)
-    assert "a (ended after the window), b" in told.pop()
-
-
 def test_a_start_within_a_transaction_is_refused(session, name, database):
     """The other parts would wait for its end."""
     ask, other = session(), session()
@@ -127,29 +54,6 @@ def test_a_start_within_a_transaction_is_refused(session, name, database):
     ask("SELECT sqlsem.round_continued(%s)", name)
 
 
-def test_who_notices_that_a_session_died_is_told(session, name):
-    one, other, told = session(), session(), []
-    other.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
-    number = start(one, name, "a")
-    start(other, name, "b")
-    one.connection.close()
-
-    def noticed():
-        other("SELECT sqlsem.round_resume(%s)", name)
-        return told
-
-    assert until(noticed) == [f"sqlsem: round {number} of {name} has failed parts: a (its process died)"]
-    assert done(other, name, "b") == (0, "failed")
-
-
-def test_of_two_continuations_the_latest_is_ended_first(session, name, connect):
-    ask, numbers = session(), []
-    for _ in range(2):
-        numbers.append(start(ask, name, "a", "a"))
-        assert done(ask, name, "a") == (1, "succeeded")
-    assert [ask("SELECT sqlsem.round_continued(%s)", name)[0] for _ in range(2)] == numbers[::-1]
-
-
 def test_done_within_the_callers_transaction(session, name, database):
     ask = session()
     start(ask, name, "a", "a")
@@ -160,51 +64,10 @@ def test_done_within_the_callers_transaction(session, name, database):
     ask("SELECT sqlsem.round_continued(%s)", name)
 
 
-def test_python_and_sessions_in_one_round(session, connect, name):
-    ran = []
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
-    ask = session()
-    start(ask, name, "b")
-    with made.part("a") as one:
-        pass
-    assert not one.is_last
-    assert done(ask, name, "b") == (1, "succeeded")
-    ask.connection.close()
-    assert made.wait(PATIENCE).then_status == "finished"
-    assert ran == [1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("", "a", "a", 1), "round is empty"),
-        (("x", None, "a", 1), "part is NULL"),
-        (("x", "a", None, 1), "no parts"),
-        (("x", "a", "", 1), "part is empty"),
-        (("x", "a", "[]", 1), "no parts"),
-        (("x", "a", "a,b,a", 1), "named twice"),
-        (("x", "c", "a,b", 1), "no part 'c'; it has a, b"),
-        (("x", "a", "a", 0), "above 0"),
-        (("x", "a", "a", -1), "above 0"),
-        (("x", "a", "a", float("nan")), "above 0"),
-        (("x", "a", "a", None), "above 0"),
-    ],
-)
-def test_bad_arguments(session, arguments, told):
-    with pytest.raises(errors.InvalidParameterValue, match=told):
-        session()("SELECT sqlsem.round_part_start(%s, %s, %s, %s)", *arguments)
-
-
 def test_refusals(session, name):
     ask = session()
-    number = start(ask, name, "a")
-    with pytest.raises(errors.InvalidParameterValue, match="open with other parts: a, b"):
-        start(ask, name, "c", "a,c")
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="does not run part 'b'"):
-        done(ask, name, "b")
-    assert done(ask, name, "a") == (0, "succeeded")
-    with pytest.raises(errors.ObjectNotInPrerequisiteState, match=rf"in round {number} of .*, which waits for b"):
-        start(ask, name, "a")
+    with pytest.raises(errors.InvalidParameterValue, match="above 0"):
+        start(ask, name, "a", window=float("nan"))
     ask.connection.execute("SET default_transaction_isolation TO 'repeatable read'")
     with pytest.raises(errors.ActiveSqlTransaction, match="READ COMMITTED"):
         start(ask, name, "b")

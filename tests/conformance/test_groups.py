@@ -56,6 +56,12 @@ def eager(monkeypatch):
     monkeypatch.setattr(groups.Pace, "most", lambda pace: pace._limit)
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """No group is late, however slow the machine is."""
+    monkeypatch.setattr(worker_module, "GROUP_LATE_SECONDS", PATIENCE)
+
+
 def put(queue, count, **options):
     return queue.put_many([sqlsem.Call(note, number) for number in range(count)], **options)
 
@@ -296,9 +302,8 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
 # -- when answers are lost --------------------------------------------------------------------------------------------
 
 
-def test_lost_answers_change_nothing(connect, name, eager, monkeypatch):
+def test_lost_answers_change_nothing(connect, name, eager, unhurried):
     """Every task is run once, whichever answer is lost, and whether the call got through or not."""
-    monkeypatch.setattr(worker_module, "GROUP_LATE_SECONDS", PATIENCE)  # nothing is given back on a slow machine
     queue = connect(retry=PATIENCE).queue(name)
     numbers = put(queue, 450)
     calls, chance = Calls(queue), iter(["asked", "answered", "lost", "unasked"] * 1000)
@@ -321,7 +326,7 @@ def test_lost_answers_change_nothing(connect, name, eager, monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_answers_that_never_come(connect, name, eager, moment):
+def test_answers_that_never_come(connect, name, eager, unhurried, moment):
     """The worker ends; what was done is recorded once, and what it may have claimed comes back."""
     queue = connect(grace=10).queue(name)
     put(queue, 301)

@@ -27,7 +27,7 @@ INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "chec
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
             "take_beacon", "check_life", "worker_sign", "sees_all",
-            "end_session_part", "convert_row", "wake_those_behind"}  # fmt: skip
+            "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap"}  # fmt: skip
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}
 
 

@@ -13,6 +13,7 @@ from psycopg import conninfo, errors
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
+from sqlsem.printable import first_line
 
 
 class PostgresDatabase(Engine):
@@ -82,8 +83,3 @@ class PostgresDatabase(Engine):
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
         return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, without the lines that repeat a statement."""
-    return str(error).strip().partition("\n")[0]

@@ -10,10 +10,10 @@ from psycopg import errors
 
 from sqlsem import sql
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.postgresql.database import first_line
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
 from sqlsem.engines.roles import Check, Plan, Tables, setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.printable import first_line
 
 #: Seconds that `install` waits for a lock on a table, with everybody else behind it.
 INSTALL_PATIENCE_SECONDS = 5

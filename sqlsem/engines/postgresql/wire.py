@@ -15,9 +15,10 @@ import psycopg
 from psycopg import errors, generators
 
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.engines.postgresql.database import PostgresDatabase, first_line
+from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.roles import Wire
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.printable import first_line
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]

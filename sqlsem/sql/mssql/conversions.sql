@@ -199,14 +199,13 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: upgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
-    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member bigint, @other bigint, @left int, @nap int,
-            @pause float = 2, @name nvarchar(255), @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position);
+    DECLARE @result int, @code int, @there int, @access nvarchar(64), @member bigint, @other bigint, @left int,
+            @pause float = 2, @name nvarchar(255);
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
@@ -240,34 +239,22 @@ BEGIN
                 BREAK;
             END;
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @other);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = @principal;
+            EXEC @code = {schema}.await_free @name, 0;
             IF @code >= 0
             BEGIN
                 -- Nobody holds it: released this instant, or its owner has no session, or its owner died.
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 EXEC @code = {schema}.suspect @resource, @other, @member;
                 IF @code > 0
                     CONTINUE;
-                -- Sleep: wait for a lock that surely is held, our own row's. If it is not (a lease), the caller sleeps.
-                SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
-                SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
-                EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = @nap, @DbPrincipal = @principal;
-                IF @code >= 0
-                BEGIN
-                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = @principal;
+                EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                IF @code < 0
                     SET @result = -1;
-                END;
                 CONTINUE;
             END;
             -- Look up now and then: any of the others may have died, or we may be taken away.
-            SET @nap = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @nap, @DbPrincipal = @principal;
-            IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
-            ELSE IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
+            SET @left = CASE WHEN @left < 2000 THEN @left ELSE 2000 END;
+            EXEC @code = {schema}.await_free @name, @left;
+            IF @code IN (-2, -3)  -- the engine gave up; let the caller sleep
                 SET @result = -1;
         END;
     END TRY

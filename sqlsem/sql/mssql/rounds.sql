@@ -674,9 +674,10 @@ BEGIN
 END;
 GO
 
-IF OBJECT_ID(N'{schema}.end_session_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_session_part AS RETURN 0');
+DROP PROCEDURE IF EXISTS {schema}.end_session_part;  -- its name until version 2
+IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_part_end AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.end_session_part
+ALTER PROCEDURE {schema}.session_part_end
     @name nvarchar(400), @part nvarchar(400), @outcome nvarchar(16), @error nvarchar(max), @code nvarchar(16) OUTPUT,
     @id bigint OUTPUT, @is_last bit OUTPUT, @round_status nvarchar(16) OUTPUT
 AS
@@ -722,7 +723,7 @@ BEGIN
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @told nvarchar(1000), @message nvarchar(2000);
-    EXEC {schema}.end_session_part @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
+    EXEC {schema}.session_part_end @name, @part, N'succeeded', NULL, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
     IF @outcome = N'succeeded' AND @status = N'failed'
     BEGIN
@@ -754,7 +755,7 @@ BEGIN
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @id bigint, @status nvarchar(16), @is_last bit, @outcome nvarchar(16);
-    EXEC {schema}.end_session_part @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
+    EXEC {schema}.session_part_end @name, @part, N'failed', @error, @outcome OUTPUT, @id OUTPUT,
         @is_last OUTPUT, @status OUTPUT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;
 END;

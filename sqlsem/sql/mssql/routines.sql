@@ -206,6 +206,40 @@ BEGIN
 END;
 GO
 
+-- Waits until nobody holds a lock that this session has not: a share of it is taken and given back. Returns what
+-- sp_getapplock says: below 0 somebody holds it still.
+IF OBJECT_ID(N'{schema}.await_free') IS NULL EXEC (N'CREATE PROCEDURE {schema}.await_free AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.await_free @name nvarchar(255), @timeout_ms int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @code int;
+    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+        @LockTimeout = @timeout_ms, @DbPrincipal = @principal;
+    IF @code >= 0
+        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+    RETURN @code;
+END;
+GO
+
+-- Sleeps for @pause ms, at most @left, and has the next pause be longer: waits for a lock that surely is held, the own row's.
+-- -1 when it is not (a lease): then the caller has to sleep.
+IF OBJECT_ID(N'{schema}.nap') IS NULL EXEC (N'CREATE PROCEDURE {schema}.nap AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.nap @position bigint, @left int, @pause float OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int,
+            @nap int = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
+    SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
+    EXEC @code = {schema}.await_free @name, @nap;
+    RETURN CASE WHEN @code >= 0 THEN -1 ELSE 0 END;
+END;
+GO
+
 -- Removes all rows of a member. Entry locks are freed by their sessions' end, or by release. The number removed.
 -- What an open transaction has pinned stays until that ends; it is found then.
 IF OBJECT_ID(N'{schema}.bury') IS NULL EXEC (N'CREATE PROCEDURE {schema}.bury AS RETURN 0');
@@ -259,11 +293,9 @@ BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
             RETURN 0;
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-            @LockTimeout = 0, @DbPrincipal = @principal;
+        EXEC @code = {schema}.await_free @name, 0;
         IF @code < 0
             RETURN 0;
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
         SET @start = {schema}.server_start();
         SET @since = CASE WHEN @start > @seen_at THEN @start ELSE @seen_at END;
         IF @start IS NULL AND (@missing_since IS NULL OR @missing_since > @since)
@@ -379,7 +411,6 @@ ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine bigint
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     DECLARE @position bigint = -1, @before bigint, @known int, @code int, @written int = 0,
             @tested int = 0, @looked int = 0, @name nvarchar(255);
@@ -400,10 +431,7 @@ BEGIN
         IF @known = 0
         BEGIN
             SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = 0, @DbPrincipal = @principal;
-            IF @code >= 0
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+            EXEC @code = {schema}.await_free @name, 0;
         END;
         IF @code >= 0
         BEGIN
@@ -643,7 +671,7 @@ BEGIN
     SET @position = NULL;
     SET @granted = 0;
     SELECT @lease = COALESCE(m.lease_ms, 0),
-           -- As in give_sign.
+           -- As in give_sign: to ask there would cost the usual case a call and a look.
            @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
                         AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < SYSUTCDATETIME()
                        THEN 1 ELSE 0 END,
@@ -893,8 +921,7 @@ BEGIN
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @nap int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
-            @entry_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
+            @left int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
             @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
@@ -954,13 +981,11 @@ BEGIN
                 END;
                 SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
                                    @blocker);
-                EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = 0, @DbPrincipal = @principal;
+                EXEC @code = {schema}.await_free @name, 0;
                 IF @code >= 0
                 BEGIN
                     -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
                     -- (a lease, a bare participant), or its owner died.
-                    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                     EXEC @code = {schema}.suspect @resource, @blocker, @member;
                     IF @code > 0
                         CONTINUE;
@@ -968,16 +993,9 @@ BEGIN
             END;
             IF @code >= 0
             BEGIN
-                -- Sleep: wait for a lock that surely is held, our own row's. If it is not (a lease), the caller sleeps.
-                SET @nap = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
-                SET @pause = CASE WHEN @pause * 1.5 > 100 THEN 100 ELSE @pause * 1.5 END;
-                EXEC @code = sp_getapplock @Resource = @entry_name, @LockMode = N'Shared', @LockOwner = N'Session',
-                    @LockTimeout = @nap, @DbPrincipal = @principal;
-                IF @code >= 0
-                BEGIN
-                    EXEC sp_releaseapplock @Resource = @entry_name, @LockOwner = N'Session', @DbPrincipal = @principal;
+                EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                IF @code < 0
                     SET @result = -1;
-                END;
                 CONTINUE;
             END;
             IF @until = N'any'
@@ -992,8 +1010,7 @@ BEGIN
                 SET @left = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
             END;
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @left, @DbPrincipal = @principal;
+            EXEC @code = {schema}.await_free @name, @left;
             IF @code = -3 AND @until <> N'any'  -- application locks wait in a circle; of several holders one may still leave
             BEGIN
                 SET @result = -3;
@@ -1006,7 +1023,6 @@ BEGIN
             END;
             IF @code < 0
                 CONTINUE;
-            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
             IF @until = N'leave' AND @access <> N'read'
             BEGIN
                 -- The usual end of a wait: look and take in one statement.
@@ -1430,7 +1446,6 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: reap must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;

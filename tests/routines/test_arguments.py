@@ -1,0 +1,127 @@
+"""Bad arguments are refused in words, and nothing is done; what looks like SQL is only text."""
+
+import pytest
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+
+BAD_NAMES = [
+    (None, "is NULL"),
+    ("", "is empty"),
+    (" x", "white space"),
+    ("x ", "white space"),
+    (" ", "white space"),
+    ("\tetl", "white space|control character"),
+    ("e\x01tl", "control character"),
+    ("a\tb", "control character"),
+    ("a\x7fb", "control character"),
+    ("x" * 256, "256 characters|more than 255"),
+]
+BAD_REQUESTS = [
+    ({"limit": 0}, "limit on"),
+    ({"limit": -1}, "limit on"),
+    ({"limit": None}, "limit on"),
+    ({"limit": 2, "weight": 3}, "weight on"),
+    ({"limit": 2, "weight": 0}, "weight on"),
+    ({"limit": 2, "weight": None}, "weight on"),
+    ({"weight": 2}, "weight on"),
+    ({"access": "exclusive"}, "access is 'exclusive'; it must be write, read or stage"),
+    ({"access": ""}, "access is ''"),
+    ({"access": None}, "access is NULL"),
+    ({"access": "write "}, "access is 'write '"),
+    ({"access": "stage:"}, "stage:<whole number>"),
+    ({"access": "stage:1.5"}, "stage:<whole number>"),
+    ({"access": "stage:07"}, "stage:<whole number>"),
+    ({"access": "stage:x"}, "stage:<whole number>"),
+    ({"access": "read", "limit": 2}, "limit goes with access write"),
+    ({"access": "stage:1", "limit": 2}, "limit goes with access write"),
+    ({"lease_seconds": 0}, "lease_seconds must be from 0.1"),
+    ({"lease_seconds": 0.09}, "lease_seconds must be from 0.1"),
+    ({"lease_seconds": -3}, "lease_seconds must be from 0.1"),
+    ({"lease_seconds": 3e9}, "lease_seconds must be from 0.1"),
+    ({"requesting_id": ""}, "requesting_id is empty"),
+    ({"requesting_id": " me"}, "requesting_id .*begins"),
+    ({"requesting_id": "m" * 256}, "256 characters|more than 255"),
+]
+
+
+@pytest.mark.parametrize("routine", ["acquire", "try", "release", "renew", "set_limit", "pause", "resume"])
+def test_bad_names(session, refused, routine):
+    one = session()
+    more = {"renew": (1,), "set_limit": (1,)}.get(routine, ())
+    for bad, words in BAD_NAMES:
+        with refused("22023", 50000, words):
+            if routine in ("acquire", "try"):
+                one.acquire(bad, routine)
+            else:
+                one.call(routine, bad, *more)
+
+
+@pytest.mark.parametrize("routine", ["acquire", "try"])
+def test_bad_requests(session, database, refused, name, routine):
+    one = session()
+    for named, words in BAD_REQUESTS:
+        with refused("22023", 50000, words):
+            one.acquire(name, routine, **named)
+    assert database.queue(name) == []
+    assert one.acquire(name, routine)[0] == 0
+    assert one.call("release", name) == 0
+
+
+def test_bad_times(session, refused, name):
+    one = session()
+    for bad in (-2, None, -(2**31)):
+        with refused("22023", 50000, "timeout_ms must be 0 or more.* not (NULL|-2)"):
+            one.acquire(name, timeout_ms=bad)
+    _, position, _ = one.acquire(name, lease_seconds=60)
+    for bad in (0, -1):
+        with refused("22023", 50000, "lease_seconds must be from 0.1"):
+            one.call("renew", name, position, None, bad)
+    assert one.call("renew", name, position) == 0
+    assert one.call("release", name) == 0
+    for bad in (0, -1):
+        with refused("22023", 50000, "limit of"):
+            one.call("set_limit", name, bad)
+
+
+def test_the_longest_names(session, database, name):
+    one = session()
+    resource, who = (str(name) + "é" * 255)[:255], "w" * 255
+    code, position, _ = one.acquire(resource, requesting_id=who, note="n" * 1000)
+    assert code == 0
+    assert database.queue(name) == [(position, resource, who)]
+    assert one.call("release", resource, position, who) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'; DROP TABLE {s}.setting; --",
+        "'); DROP SCHEMA {s} CASCADE; --",
+        "x'') ; EXEC {s}.reap; --",
+        "]]; DELETE FROM {s}.member; --",
+        "%_[a-z]{schema}{table}?@p",
+        "日本語 🔒 naïve",
+        "$(ESCAPE_NONE(JOBID))",
+    ],
+)
+def test_what_looks_like_sql_is_text(session, connect, database, name, text):
+    one, other = session(), session()
+    text = text.replace("{s}", database.schema)
+    resource = f"{name} {text}"
+    code, position, _ = one.acquire(resource, note=text, requesting_id=f"me {text}")
+    assert code == 0
+    (entry,) = connect().entries(resource)
+    assert (entry.resource, entry.note, entry.requesting_id) == (resource, text, f"me {text}")
+    assert other.acquire(resource, "try")[0] == -1
+    assert one.call("renew", resource, position, f"me {text}") == 0
+    assert one.call("release", resource, None, f"me {text}") == 0
+    assert other.acquire(resource, "try")[0] == 0
+    assert other.call("release", resource) == 0
+
+
+def test_names_differ_in_case(session, name):
+    one, other = session(), session()
+    assert one.acquire(name("a"))[0] == 0
+    assert other.acquire(name("A"), "try")[0] == 0
+    assert one.call("release", name("a")) == 0
+    assert other.call("release", name("A")) == 0

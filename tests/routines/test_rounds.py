@@ -1,0 +1,183 @@
+"""Rounds from SQL alone: psql sessions, scheduled jobs and Agent jobs, beside Python processes."""
+
+import re
+
+import pytest
+from support import PATIENCE, until
+
+from sqlsem import rounds
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+
+
+def start(session, name, part, parts="a, b", window=60.0):
+    return session.call("round_part_start", name, part, parts, window)
+
+
+def done(session, name, part):
+    return session.call("round_part_done", name, part)
+
+
+@pytest.mark.parametrize("parts", ['["b", "a"]', "b ,a"])
+def test_the_last_is_told_and_says_how_it_went_on(session, connect, name, refused, parts):
+    one, other = session(), session()
+    number = start(one, name, "a")
+    assert start(other, name, "b", parts) == number
+    assert done(one, name, "a") == (0, "succeeded")
+    assert done(other, name, "b") == (1, "succeeded")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert (entry.status, entry.then_status, entry.then_kind) == ("succeeded", "running", "session")
+    with refused("55000", 50004, "no continuation"):
+        one.call("round_continued", name)
+    assert one.call("round_resume", name) == 0
+    assert other.call("round_continued", name) == number
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert entry.then_status == "finished"
+    assert {part.pid for part in entry.parts} == {one.pid, other.pid}
+
+
+def test_a_session_that_dies_before_it_has_continued(session, name, connect):
+    one, other = session(), session()
+    start(one, name, "a", "a")
+    assert done(one, name, "a") == (1, "succeeded")
+    one.die()
+    until(lambda: other.call("round_resume", name) == 1)
+    other.call("round_continued", name, "the disk is full")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert (entry.then_status, entry.then_error, entry.then_attempt) == ("failed", "the disk is full", 2)
+
+
+def test_a_session_that_dies_in_its_part(session, name, connect, refused):
+    one, other = session(), session()
+    start(one, name, "a")
+    with refused("55000", 50007, r"runs already(, by | \().* since"):
+        start(other, name, "a")
+    one.die()
+    start(other, name, "a")
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert [part.attempt for part in entry.parts] == [2, 0]
+    other.call("round_part_failed", name, "a", "enough")
+
+
+@pytest.mark.parametrize(
+    ("routine", "more"),
+    [
+        ("round_resume", ()),
+        ("round_part_start", ("c", "a, b, c", 60.0)),
+        ("round_part_done", ("b",)),
+        ("round_part_failed", ("b", "no file")),
+    ],
+)
+def test_who_notices_that_a_session_died_is_told(session, name, connect, routine, more):
+    victim, one = session(), session()
+    number = start(victim, name, "a", "a, b, c")
+    start(one, name, "b", "a, b, c")
+    victim.die()
+    one.call(routine, name, *more)
+    (message,) = one.told
+    words = rf"of '?{re.escape(str(name))}'? has failed parts: a \(its process died\)(; run these parts again)?$"
+    assert re.search(f"sqlsem: round {number} {words}", message)
+    one.told.clear()
+    one.call("round_resume", name)
+    assert one.told == [], "once"
+    part = {part.part: part for part in rounds.list_rounds(connect(), name)[0].parts}["a"]
+    assert (part.status, part.error) == ("failed", "its process died")
+
+
+def test_a_round_with_a_part_of_the_dead_has_failed(session, name):
+    victim, one = session(), session()
+    start(victim, name, "a")
+    start(one, name, "b")
+    victim.die()
+    assert done(one, name, "b") == (0, "failed")
+
+
+def test_failed_parts(session, name):
+    one = session()
+    start(one, name, "a")
+    assert one.call("round_part_failed", name, "a", "no file") == (0, "failed")
+    start(one, name, "b")
+    assert done(one, name, "b") == (0, "failed")
+    assert any("a (no file)" in message for message in one.told)
+    start(one, name, "a")
+    assert done(one, name, "a") == (1, "succeeded")
+    one.call("round_continued", name)
+
+
+def test_late_and_expired(session, name, connect):
+    one, coordinator = session(), connect()
+    start(one, name, "a", window=0.2)
+    until(lambda: rounds.list_rounds(coordinator, name)[0].overdue)
+    assert done(one, name, "a") == (0, "late")
+    assert "does not count" in one.told.pop()
+    start(one, name, "b", window=0.2)
+    assert "a (ended after the window), b" in one.told.pop()
+    new, old = rounds.list_rounds(coordinator, name)
+    assert (new.status, old.status) == ("open", "expired")
+    assert old.parts[0].error == "ended after the window"
+    one.call("round_part_failed", name, "b", "enough")
+
+
+def test_of_two_continuations_the_latest_is_ended_first(session, name):
+    one, numbers = session(), []
+    for _ in range(2):
+        numbers.append(start(one, name, "a", "a"))
+        assert done(one, name, "a") == (1, "succeeded")
+    assert [one.call("round_continued", name) for _ in range(2)] == numbers[::-1]
+
+
+def test_python_and_sessions_in_one_round(session, connect, name):
+    ran = []
+    made = rounds.round(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
+    one = session()
+    start(one, name, "b")
+    with made.part("a") as part:
+        pass
+    assert not part.is_last
+    assert done(one, name, "b") == (1, "succeeded")
+    one.die()
+    assert made.wait(PATIENCE).then_status == "finished"
+    assert ran == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("", "a", "a", 1.0), "round is empty"),
+        (("x", None, "a", 1.0), "part is NULL"),
+        (("x", "a", None, 1.0), "no parts"),
+        (("x", "a", "", 1.0), "part is empty|no parts"),
+        (("x", "a", "a,,b", 1.0), "part is empty"),
+        (("x", "a", "a,b,a", 1.0), "twice"),
+        (("x", "a", '["a", "b", "a"]', 1.0), "twice"),
+        (("x", "a", '["a", ""]', 1.0), "part is empty"),
+        (("x", "a", "[]", 1.0), "no parts"),
+        (("x", "c", "a,b", 1.0), "no part 'c'; it has a, b"),
+        (("x", "a", "a", 0.0), "above 0"),
+        (("x", "a", "a", -1.0), "above 0"),
+        (("x", "a", "a", None), "above 0"),
+    ],
+)
+def test_bad_arguments(session, arguments, words, refused):
+    with refused("22023", 50000, words):
+        session().call("round_part_start", *arguments)
+
+
+def test_parts_as_json(session, name, connect):
+    one = session()
+    start(one, name, "b, c", '["a", "b, c"]')
+    (entry,) = rounds.list_rounds(connect(), name)
+    assert [part.part for part in entry.parts] == ["a", "b, c"]
+    assert done(one, name, "b, c") == (0, "succeeded")
+
+
+def test_refusals(session, name, refused):
+    one = session()
+    number = start(one, name, "a")
+    with refused("22023", 50007, "open with other parts: a, b"):
+        start(one, name, "c", "a,c")
+    with refused("55000", 50004, "does not run part 'b'"):
+        done(one, name, "b")
+    assert done(one, name, "a") == (0, "succeeded")
+    with refused("55000", 50007, rf"already in round {number} of .*, which waits for b"):
+        start(one, name, "a")

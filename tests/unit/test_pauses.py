@@ -1,0 +1,33 @@
+"""Pauses between two looks at what others change."""
+
+from itertools import islice
+
+import pytest
+
+from sqlsem.core import pauses as module
+from sqlsem.core.pauses import pauses
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that have passed: add to it."""
+    passed = [0.0]
+    monkeypatch.setattr(module, "monotonic", lambda: 1000.0 + passed[0])
+    return passed
+
+
+def test_they_grow_up_to_the_longest():
+    found = list(islice(pauses(first=0.001, longest=0.05), 20))
+    assert found[0] < 0.002
+    assert 0.04 <= found[-1] <= 0.06
+    assert len(set(found[-5:])) > 1, "nobody keeps in step with others"
+
+
+def test_they_end_with_the_timeout_and_not_after_it(clock):
+    for pause in pauses(2.5):
+        clock[0] += pause
+    assert clock[0] == pytest.approx(2.5)
+
+
+def test_there_is_none_without_time():
+    assert list(pauses(0)) == []

@@ -1,0 +1,42 @@
+"""The sessions of the waiting room: none is lost, and none is used twice."""
+
+import pytest
+
+import sqlsem
+from sqlsem.core import waiting
+
+
+@pytest.fixture
+def process(tmp_path):
+    with sqlsem.connect(tmp_path / "locks.db") as coordinator:
+        coordinator.mutex("a").acquire()  # there are tables now
+        yield coordinator.process
+
+
+def test_where_there_is_no_room_idle_sessions_stay(process, monkeypatch):
+    room = process.waiting_room
+    with room.session(1.0) as kept:
+        pass
+    monkeypatch.setattr(room, "_places", 0)
+    with room.session(1.0) as session:
+        assert session is None
+    monkeypatch.undo()
+    with room.session(1.0) as session:
+        assert session is kept
+
+
+def test_few_are_kept(process):
+    room, made = process.waiting_room, []
+    with room.session(1.0) as one, room.session(1.0) as two, room.session(1.0) as three:
+        made += [one, two, three]
+    assert len(set(map(id, made))) == 3
+    assert len(room.sessions()) == waiting.MOST_IDLE_SESSIONS
+
+
+def test_one_that_failed_is_closed(process):
+    room = process.waiting_room
+    with pytest.raises(ZeroDivisionError), room.session(1.0) as session:
+        raise ZeroDivisionError
+    assert room.sessions() == []
+    with room.session(1.0) as another:
+        assert another is not session
