@@ -230,7 +230,8 @@ class Acquisition(WaitingVerb, Generic[G]):
         self.process.require_open()
         room, waiter = self.process.waiting_room, self._waiters.get(ticket.position)
         if waiter is None:
-            waiter = self._waiters[ticket.position] = Waiter(ticket.position, self._new_event())
+            (access,) = (one.access for one in self._requests if one.resource == ticket.resource)
+            waiter = self._waiters[ticket.position] = Waiter(ticket.position, self._new_event(), access)
             room.enter(ticket, waiter)
         if not self.member.knows(ticket):
             return None  # lost while we waited
@@ -241,14 +242,14 @@ class Acquisition(WaitingVerb, Generic[G]):
             return (yield from self.look_or_give_up(ticket, waiter))
         if self._suspected is None:
             self._suspected = self.process.watch.add(self, self._tickets, self.caller.number)
-        if room.is_first(ticket):
+        first = room.first(ticket)
+        if first is waiter:
             most = min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout
             return (yield from self.wait(ticket, waiter, most))
         # (Many who began together shall not all look at the same time.)
         early = random.uniform(0.7, 1.0) if timeout >= SLICE_SECONDS else 1.0
-        if (yield Sleep(waiter, timeout * early)):
+        if (yield Sleep(waiter, timeout * early)) or first.keeps_out(waiter):
             return False
-        # Behind others of ours there is nothing to gain by looking, but for labels and weights that mix.
         return (yield from self.look(ticket, waiter))
 
     def _tell_waiting(self, ticket: Ticket) -> Operations[None]:

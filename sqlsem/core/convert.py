@@ -37,7 +37,7 @@ class Upgrade(WaitingVerb):
         super().__init__(process, holding.caller, None if timeout is None else check_duration("timeout", timeout))
         self._holding = holding
         self._ticket = holding.tickets[0]
-        self._waiter = Waiter(self._ticket.position, event)
+        self._waiter = Waiter(self._ticket.position, event, WRITE)
         self._alone = contextlib.ExitStack()
         self._begun = False  # may be no reader any more
 

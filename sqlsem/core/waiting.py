@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlsem.core.membership import Membership
 from sqlsem.engines.base import Session, Wire
-from sqlsem.model import Ticket, monotonic
+from sqlsem.model import WRITE, Ticket, monotonic
 
 __all__ = ["MOST_IDLE_SESSIONS", "MOST_WAITING_SESSIONS", "Waiter", "WaitingRoom"]
 
@@ -31,11 +31,18 @@ OVERDUE_SECONDS = 3.0
 class Waiter:
     """One of our own requests that waits. Setting ``event`` says that looking now may pay."""
 
-    __slots__ = ("event", "position")
+    __slots__ = ("access", "event", "position")
 
-    def __init__(self, position: int, event: threading.Event) -> None:
+    def __init__(self, position: int, event: threading.Event, access: str) -> None:
         self.position = position
         self.event = event
+        self.access = access
+
+    def keeps_out(self, later: Waiter) -> bool:
+        """Whether a later one of the same resource cannot be granted before this one could be: all rows conflict with
+        both, so what is in the way of this one is in the way of that one, and this one is too.
+        """
+        return self.access == WRITE and later.access == WRITE
 
     def __lt__(self, other: Waiter) -> bool:
         return self.position < other.position
@@ -69,9 +76,9 @@ class WaitingRoom:
         with self._state_lock:
             insort(self._queues.setdefault(ticket.resource, []), waiter)
 
-    def is_first(self, ticket: Ticket) -> bool:
-        """Whether nobody of ours waits before this one, which has entered."""
-        return self._queues[ticket.resource][0].position == ticket.position
+    def first(self, ticket: Ticket) -> Waiter:
+        """Who of ours waits first where this one, which has entered, does."""
+        return self._queues[ticket.resource][0]
 
     def leave(self, waiters: Sequence[tuple[Ticket, Waiter]]) -> None:
         """They wait no more, and the next of ours come forward. May be repeated."""
