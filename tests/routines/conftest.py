@@ -23,7 +23,7 @@ class Session:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.connection = database.raw()
-        self.told: list[str] = []  # what the server has said beside the rows
+        self.told: list[str] = []  # what our routines have said beside the rows
         self.dead = False
         self.tsql = database.engine == "mssql"
         if self.tsql:
@@ -61,11 +61,9 @@ class Session:
         cursor = self.connection.cursor()
         cursor.execute(self.database.sql(text), parameters)
         found: list[tuple[Any, ...]] = []
-        said: list[Any] = []
         while True:
-            if self.tsql and cursor.messages != said:  # the driver keeps those of the result before
-                said = list(cursor.messages)
-                self.told += [message for _, message in said]
+            if self.tsql:
+                self.told += [message for _, message in cursor.messages if "sqlsem: " in message]
             if cursor.description is not None:
                 found += [tuple(row) for row in cursor.fetchall()]
             if not cursor.nextset():
