@@ -42,7 +42,7 @@ class Lock:
     acquired, that thread releases. With ``async with``, and around coroutine functions, each task has.
 
     As `threading.Lock`, `RLock` (``reentrant=True``) and `Semaphore` (`limit`), but: taking a mutex again that one
-    holds raises `Deadlock` instead of hanging; a mutex is released by whoever acquired it, or through its grant;
+    holds raises `Deadlock` instead of hanging; a mutex is released by the one who acquired it, or through its grant;
     releasing what is free always raises `NotHeld` (a `RuntimeError`), and never counts up; and a lock may be lost.
 
     Can be pickled, when it is of the default coordinator; in the other process, that must be the same database.
@@ -262,7 +262,7 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
         name: The resource, 1 to 255 characters; or, for a decorator, a function of the call's arguments that gives it.
         options: All of them may be left out:
 
-            note: Words for whoever looks at the queue (``sqlsem ls``).
+            note: Words for anyone who looks at the queue (``sqlsem ls``).
             timeout: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the default) for
                 ever.
             reentrant: Let a thread that holds it take it again.

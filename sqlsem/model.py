@@ -222,7 +222,7 @@ class Entry:
 
     resource: str
     position: int
-    state: str  # 'holds', 'waits', 'revoked', or 'dead': whoever looks next that may removes it
+    state: str  # 'holds', 'waits', 'revoked', or 'dead': anyone who looks next that may removes it
     access: str
     limit: int | None
     weight: int

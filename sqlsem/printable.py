@@ -1,7 +1,7 @@
 """What is printed or logged carries no control characters, wherever it came from.
 
 Names, notes, bodies, errors and hosts are written by others: an escape sequence among them would steer the terminal of
-whoever looks, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
+those who look, a line break would forge a line of a log, and a bidirectional override would show what is not there. So
 all that is shown goes through `clean` (or `clean_json`): the command line prints with the functions of
 `sqlsem.terminal.output`, and the logger ``sqlsem`` has a `CleanFilter`, whose records are clean in every handler.
 """

@@ -101,7 +101,7 @@ class Connecting:
             if looks and not self.settings.embedded:
                 coordinator.engine.creates = False
             if self.settings.embedded and not told:
-                # Whoever forgot to name a database must not think that others are in the same one.
+                # Anyone who forgot to name a database must not think that others are in the same one.
                 output.say(f"this is {coordinator.engine.where}, {config.EMBEDDED}")
             else:
                 log.info("%s, from %s", coordinator.engine.where, self.settings.source)

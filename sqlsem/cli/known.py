@@ -19,7 +19,7 @@ def require_resource(coordinator: sqlsem.Coordinator, resource: str) -> None:
         return
     known |= {one.resource for one in coordinator.history(most=MOST)}
     raise ConfigurationError(
-        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for whoever "
+        f"Nobody uses {resource!r}, nor has lately{config.nearest(resource, known)}; if it shall be set for anyone who "
         f"comes: --new"
     )
 

@@ -37,7 +37,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
     """Show who holds and who waits, in the order of the queue.
 
     FOR is how long it has been held or waited for, WHO the host and process. A note in brackets says that a process
-    cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to whoever comes.
+    cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to anyone who comes.
 
     \b
     Examples:
@@ -248,7 +248,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
     with options.coordinator(looks=True) as coordinator:
         entry = next((one for one in coordinator.entries() if one.position == position), None)
         if entry is not None and entry.state == "dead":
-            # Whoever looks for the dead makes sure of that once more.
+            # Anyone who looks for the dead makes sure of that once more.
             coordinator.reap()
             gone = all(one.position != position for one in coordinator.entries(entry.resource))
             gone = gone or coordinator.revoke(position, force=force)
@@ -272,7 +272,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
 def reap(options: Connecting) -> None:
     """Look for the dead now, and remove what they left.
 
-    Nobody has to do this: whoever waits, does. It tidies up where nobody waits. The living are left alone, and who
+    Nobody has to do this: anyone who waits, does. It tidies up where nobody waits. The living are left alone, and who
     cannot be found has its grace to return: on a database server the first call finds it missing, and one after the
     grace removes it.
 

@@ -53,7 +53,7 @@ log = logging.getLogger("sqlsem")
     help="Beside others of the same ORDER, after all earlier requests of another one: load=200.",
 )
 @click.option("--timeout", type=duration, help="Give up when the lock is not had in this time; 0 does not wait at all.")
-@click.option("--note", help="Words for whoever looks at the queue. Left out: the program's name.")
+@click.option("--note", help="Words for anyone who looks at the queue. Left out: the program's name.")
 @click.option(
     "-E",
     "--conflict-exit-code",
@@ -211,7 +211,7 @@ def _in_the_way(coordinator: sqlsem.Coordinator, wanted: Sequence[str]) -> str:
                 told.append(f"{name!r}: {who}{about} {state} for {seconds_in_words(first.seconds)}{more}")
     except SqlsemError as exc:
         log.info("cannot see the queue: %s", exc)
-    return "; ".join(told) or "whoever was ahead has just left"
+    return "; ".join(told) or "anyone who was ahead has just left"
 
 
 def _cannot_start(program: str) -> int:

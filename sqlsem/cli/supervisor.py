@@ -72,7 +72,7 @@ class Signals:
     def __enter__(self) -> Signals:
         for name in FORWARDED:
             number = getattr(signal, name, None)
-            # What whoever started us ignores (nohup, a background job of a script), stays ignored.
+            # What anyone who started us ignores (nohup, a background job of a script), stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._caught)
         if hasattr(signal, "SIGCHLD"):

@@ -106,7 +106,7 @@ def _given(text: str) -> str:
     show_default=True,
     help="Whether its failure holds up later orders.",
 )
-@click.option("--note", help="Words for whoever looks at the queue.")
+@click.option("--note", help="Words for anyone who looks at the queue.")
 @json_option
 @connecting
 def put(

@@ -150,7 +150,7 @@ def _signals(events: SimpleQueue[int | None]) -> Iterator[None]:
     before = {}
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         number = getattr(signal, name, None)
-        # What whoever started us ignores (nohup), stays ignored. SimpleQueue.put may be called in any handler.
+        # What anyone who started us ignores (nohup), stays ignored. SimpleQueue.put may be called in any handler.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, lambda caught, _: events.put(caught))
     try:
@@ -313,7 +313,7 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
         if event is None:
             worker.join()
             return 0
-        if told or event == getattr(signal, "SIGHUP", None):  # with the terminal goes whoever could tell us again
+        if told or event == getattr(signal, "SIGHUP", None):  # with the terminal goes anyone who could tell us again
             _leave_at_once(crew, events, event, picture)
         told = True
         crew.worker.stop()

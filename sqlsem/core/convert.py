@@ -135,7 +135,7 @@ def downgrade(process: Process, holding: Holding) -> Operations[None]:
     _require_convertible(holding, WRITE, "downgraded")
     if holding.depth > 1:
         raise ConfigurationError(
-            f"{holding!r} is held {holding.depth} times (reentrant=True), and whoever acquired it first "
+            f"{holding!r} is held {holding.depth} times (reentrant=True), and anyone who acquired it first "
             f"relies on writing; downgrade it where it is held once",
             resource=holding.resource,
         )

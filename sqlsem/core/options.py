@@ -46,7 +46,7 @@ class GroupOptions(TypedDict, total=False):
 class LockOptions(GroupOptions, total=False):
     """Of the functions of a coordinator that make one lock."""
 
-    #: Words for whoever looks at the queue (``sqlsem ls``).
+    #: Words for anyone who looks at the queue (``sqlsem ls``).
     note: str | None
 
 

@@ -55,7 +55,7 @@ class Process:
         state_lock: Guards what we believe to have; the membership's.
         holdings: Its grants.
         claims: Its tasks, parts and continuations.
-        unfinished_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
+        recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
         waiting_room: Who of it waits.
         watch: Looks for deadlocks.
         bell: Tells of changes to the work queue.
@@ -80,7 +80,7 @@ class Process:
         self._uids = itertools.count(1)
         self.holdings = Holdings(self.member)
         self.claims = Claims(self.member)
-        self.unfinished_ends: deque[tuple[float, End]] = deque(maxlen=256)
+        self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
@@ -164,7 +164,7 @@ class Process:
 
     def undone(self) -> Iterator[Callable[[Session, int], object]]:
         """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
-        ends = [end for at, end in list(self.unfinished_ends) if monotonic() - at < UNDONE_SECONDS]
+        ends = [end for at, end in list(self.recent_ends) if monotonic() - at < UNDONE_SECONDS]
         if ends and self.engine.beacon_may_fail:
             uid = f"{self.secret}{os.getpid():x}.again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)

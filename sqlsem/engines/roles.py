@@ -5,7 +5,7 @@
 wrong, as a class that derives from a role and lacks one of its methods cannot be instantiated. Who needs a role asks
 first (`Engine.require`, `Engine.has`), and may then take the session for a `Session`, which has all of them.
 
-All calls block, none retries: a lost connection is `Disconnected`, and whoever owns the session decides what then.
+All calls block, none retries: a lost connection is `Disconnected`, and anyone who owns the session decides what then.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LockSession(Wire):
     up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
     """
 
-    #: A role in words, for whoever asks for it in vain.
+    #: A role in words, for anyone who asks for it in vain.
     offers: ClassVar[str] = "locks"
 
     def prepare(self, purpose: str) -> None:
@@ -162,7 +162,7 @@ class LockSession(Wire):
 
     @abc.abstractmethod
     def entries(self, resource: str | None) -> list[Entry]:
-        """The queue, one or all resources, in order. Whoever is dead is shown so, and removed by nobody who looks."""
+        """The queue, one or all resources, in order. The dead are shown so, and removed by nobody who looks."""
 
     @abc.abstractmethod
     def resources(self) -> list[Resource]:

@@ -5,7 +5,7 @@ window, exactly one of them, the last, is told so, and runs the continuation. Ev
 decided in the database, one decision after the other, so that parts that end at the same instant are told apart.
 
 A part, and the continuation, belongs to this process's member. When the process dies the part has failed, and the
-continuation is done again by whoever looks next. So a continuation is run again only after the process that ran it died
+continuation is done again by the next one who looks. So it is run again only after the process that ran it died
 or lost the database for longer than its grace: make it one that may be repeated.
 
 >>> nightly = sqlsem.round("nightly", ["sales", "stock"], window="6h").then(publish)  # doctest: +SKIP

@@ -171,7 +171,7 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
                 whose = "a function" if entry.then_kind == "local" else "the code of a database session"
                 raise ConfigurationError(
                     f"The continuation of round {entry.round_id} of {entry.name!r} is {whose} that is not kept here; "
-                    f"it is resumed by whoever declared it (Round.resume(), the next start of a part, or round_resume)"
+                    f"it is resumed by who declared it (Round.resume(), the next start of a part, or round_resume)"
                 )
         return False
     claim.run(None, lambda failure: log.error("%s", failure))

@@ -27,7 +27,7 @@ RECOVER_PART, RECOVER_SECONDS = 1 / 4, (0.25, 2.0)
 
 
 class Claiming:
-    """What is claimed of one queue, by whoever is in this process."""
+    """What is claimed of one queue, by the one who is in this process."""
 
     def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
         self.queue = queue

@@ -88,7 +88,7 @@ class Queue:
             backoff: How long before the second attempt, about; twice that before the third, and so on up to 300 s.
             on_failure: ``'stop'``: a failed task holds up all later orders until somebody retries or cancels it.
                 ``'continue'``: it does not. Left out, as the queue has it.
-            note: Words for whoever looks at the queue.
+            note: Words for anyone who looks at the queue.
 
         Errors as for `put`.
 

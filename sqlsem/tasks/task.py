@@ -120,4 +120,4 @@ class Task(Claim):
 
 def remember_ends(process: Process, ends: Iterable[End]) -> None:
     """A server that takes over, or is restored, may have forgotten them."""
-    process.unfinished_ends.extend((monotonic(), end) for end in ends)
+    process.recent_ends.extend((monotonic(), end) for end in ends)

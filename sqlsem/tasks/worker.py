@@ -33,7 +33,7 @@ TURN_SECONDS = 0.5
 AWAY_SECONDS = 0.5
 #: For what runs to end when it is aborted, and after which it is told again.
 ABORT_SECONDS, ABORT_AGAIN_SECONDS = 2.5 * END_SECONDS, 0.25
-#: Between two looks, for whoever waits for the threads: signal handlers run on every system.
+#: Between two looks, for anyone who waits for the threads: signal handlers run on every system.
 JOIN_SECONDS = 0.2
 
 
@@ -109,7 +109,7 @@ class Worker:
                 while thread.is_alive():
                     thread.join(JOIN_SECONDS)
         except BaseException:
-            # Whoever interrupts us may end the process next: what runs must not go on beside its next attempt.
+            # Anyone who interrupts us may end the process next: what runs must not go on beside its next attempt.
             self.abort()
             raise
         finally:

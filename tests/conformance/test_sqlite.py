@@ -430,7 +430,7 @@ def test_doctor_tells_who_else_may_write(file):
     assert "this user" in told().detail
     path.chmod(0o664)
     assert "group" in told().detail
-    assert "whoever may write it" in told().mend
+    assert "who may write it" in told().mend
     path.chmod(0o666)
     assert "everybody" in told().detail
     path.chmod(0o644)

@@ -148,7 +148,7 @@ class SqlServerConnection(LockSession):
             if number == 50002:
                 return Busy(f"{where}: somebody keeps a lock in an open transaction: {text}")
             if number == 50005:
-                self.lost = True  # whoever keeps this session comes back as a new member
+                self.lost = True  # anyone who keeps this session comes back as a new member
                 return Disconnected(f"{where}: {text}")
             if number in (50001, 50003, 50006):
                 return ConfigurationError(f"{where}: {text}")

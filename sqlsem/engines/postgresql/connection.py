@@ -32,7 +32,7 @@ class PostgresConnection(PostgresWire, LockSession):
             pid = self.backend()
             if pid != self.connection.info.backend_pid:  # a pooler stands between
                 if lease or purpose == "look":
-                    return  # what is set on a session here would be set for whoever is lent it next
+                    return  # what is set on a session here would be set for anyone who is lent it next
                 self._require_own_session(pid)
         self.rows("session", self.setup(purpose))
 
@@ -42,7 +42,7 @@ class PostgresConnection(PostgresWire, LockSession):
 
     def _require_own_session(self, pid: int) -> None:
         """Refuse a beacon where connections share sessions: lent by the transaction or the statement, an idle session
-        goes to whoever asks next.
+        goes to anyone who asks next.
         """
         other = self.engine.reach("look")
         assert isinstance(other, PostgresConnection)

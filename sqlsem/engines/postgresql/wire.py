@@ -75,7 +75,7 @@ class PostgresWire(Wire):
             # With another program's locks on our tables, as of VACUUM FULL: nothing of ours is done, and may be again.
             return Busy(f"{where} chose this request as deadlock victim: {text}")
         if isinstance(exc, errors.NoDataFound):
-            self.given_up = True  # whoever keeps this session comes back as a new member
+            self.given_up = True  # anyone who keeps this session comes back as a new member
             return Disconnected(f"{where}: {text}")
         if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")

@@ -214,7 +214,7 @@ class Beacons:
 
     def _adopt(self, fd: int, *, folder: bool) -> None:
         """Give what was just made to whom the database belongs, for those who may write that: they have to test it.
-        (Not to those who may only read: whoever can open a file can lock it, and so keep the dead alive.)
+        (Not to those who may only read: anyone who can open a file can lock it, and so keep the dead alive.)
         """
         if self._private:
             return

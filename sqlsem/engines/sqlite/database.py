@@ -94,7 +94,7 @@ class SqliteDatabase(Engine):
         owner, mine = folder.stat().st_uid, os.geteuid()
         if owner != mine:
             raise ConfigurationError(
-                f"The folder {folder} belongs to {user_name(owner)}, not to {user_name(mine)}: whoever it belongs to "
+                f"The folder {folder} belongs to {user_name(owner)}, not to {user_name(mine)}: its owner "
                 f"could do anything with the locks in it. Set $HOME (or $XDG_STATE_HOME) to a folder of your own, or "
                 f"name the database in $SQLSEM_URL"
             )

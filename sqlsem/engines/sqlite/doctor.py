@@ -113,7 +113,7 @@ def _access(path: Path) -> tuple[bool, str, str]:
         return (
             True,
             f"{writes} may write it",
-            f"An SQLite file knows no roles: whoever may write it may take, keep and remove every lock, and put tasks "
+            f"An SQLite file knows no roles: who may write it may take, keep and remove every lock, and put tasks "
             f"that workers run. If that is not meant: chmod 600 {path}",
         )
     if reads:

@@ -173,7 +173,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for knot in deadlocks.find(waiting, caps):
             there = {party[0] for party in knot.parties}
-            # Whoever died holds nobody up for long.
+            # Anyone who died holds nobody up for long.
             if knot.victim.member == member_id and all(self.lives(one) for one in there - {member_id}):
                 return deadlocks.steps_of(knot, {one: processes[one] for one in there})
         return None

@@ -77,9 +77,9 @@ class SqliteMembers(SqliteConnection):
             raise self.given_up_error()
 
     def given_up_error(self) -> Disconnected:
-        """What is to be raised by whoever finds that this member is not there any more."""
+        """What is to be raised by the one who finds that this member is not there any more."""
         # A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
-        self.given_up = True  # whoever keeps this session comes back as a new member
+        self.given_up = True  # anyone who keeps this session comes back as a new member
         return Disconnected(f"{self.engine.where} has given this process up while it was out of reach")
 
     def give_sign(self, member_id: int, *, known: bool = False) -> None:
@@ -153,7 +153,7 @@ class SqliteMembers(SqliteConnection):
         return True
 
     def missing(self, row: Any) -> tuple[bool, float | None]:
-        """Whether the member that a row tells of (see `entries` in client.sql) is dead, so that whoever may removes it;
+        """Whether the member that a row tells of (see `entries` in client.sql) is dead, so that it may be removed;
         and for how many seconds it has been missing. Writes nothing.
         """
         grace, now, lease_until, since = row["grace"], row["now"], row["lease_until"], row["missing_since"]

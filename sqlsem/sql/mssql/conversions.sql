@@ -2,7 +2,7 @@
 -- run again at any time. Described in docs/conversions.md.
 --
 -- A reader that wants to write carries the label 'upgrade' until all others have left. Nothing shares with that label,
--- so whoever comes behind it waits. Those behind who may enter already, or may just have seen that they may, are let in
+-- so the one who comes behind it waits. Those behind who may enter already, or may just have seen that they may, are let in
 -- next, and until that is done the label is 'upgrade:new'; "once true it stays true" holds for them, and the upgrader
 -- waits for them as well.
 
@@ -220,7 +220,7 @@ BEGIN
                 SET @result = CASE WHEN @there IS NULL THEN -2 WHEN @access = N'write' THEN 0 ELSE -1 END;
                 BREAK;
             END;
-            -- Whoever is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
+            -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
             SELECT @other = MIN(queue_position) FROM {schema}.entry WITH (READCOMMITTEDLOCK)
             WHERE resource_id = @resource AND queue_position <> @position
               AND (queue_position < @position OR granted_at IS NOT NULL);

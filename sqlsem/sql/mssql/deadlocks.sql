@@ -2,7 +2,7 @@
 --
 -- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
 -- back. Found from the rows of one instant:
---   1. Everybody who waits is suspected. Whoever would be let in if only the suspected ones stayed is suspected no
+--   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
 --      more. Repeated until nothing changes: those left are stuck.
 --   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
 --   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
@@ -54,7 +54,7 @@ BEGIN
             @weight int, @granted int, @sum bigint, @low int, @changed int, @depth int, @count int, @start int,
             @one bigint, @blocker bigint, @waiter bigint, @size int, @step int, @text nvarchar(4000);
 
-    -- One statement. Only who has two rows and waits, and whoever waits ahead of such a one: without them there is no
+    -- One statement. Only who has two rows and waits, and anyone who waits ahead of such a one: without them there is no
     -- knot. Bare participants, who may go at any time, and rows that are on their way out do not count. Where a member
     -- does not tell its owners, each row is taken for somebody's of its own.
     WITH q AS (
@@ -208,7 +208,7 @@ BEGIN
         END;
     END;
 
-    -- Whoever died holds nobody up for long.
+    -- Anyone who died holds nobody up for long.
     SET @one = 0;
     WHILE 1 = 1
     BEGIN

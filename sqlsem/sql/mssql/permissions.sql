@@ -7,7 +7,7 @@
 -- None but the last two has a right to any table. Bare participants need INSERT, SELECT and DELETE on {schema}.{table}, and
 -- to be in {schema}_locks, which all of the above are: the application locks belong to it. (The database's owner may
 -- do anything. Who has had rights to our objects by other ways when this is run is added to it.)
--- Roles belong to the database. Whoever may not create them gets the tables all the same; an administrator runs this.
+-- Roles belong to the database. Anyone who may not create them gets the tables all the same; an administrator runs this.
 
 DECLARE @do TABLE (number int IDENTITY NOT NULL PRIMARY KEY, statement nvarchar(400) NOT NULL);
 DECLARE @right TABLE (what nvarchar(10) NOT NULL, object_name sysname NOT NULL, role_name sysname NOT NULL);
@@ -36,7 +36,7 @@ BEGIN
         FROM (VALUES (N'{schema}_user', N'{schema}_worker'), (N'{schema}_operator', N'{schema}_putter')) AS v (before, next)
         JOIN sys.database_role_members AS m ON m.role_principal_id = DATABASE_PRINCIPAL_ID(v.before)
         JOIN sys.database_principals AS p ON p.principal_id = m.member_principal_id;
-    -- Whoever was let in without a role must go on getting at the locks.
+    -- Anyone who was let in without a role must go on getting at the locks.
     INSERT INTO @do (statement)
     SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
     FROM sys.database_permissions AS g JOIN sys.database_principals AS p ON p.principal_id = g.grantee_principal_id

@@ -29,7 +29,7 @@ END;
 GO
 
 -- Keeps what the last part shall start. Of a user that may not put tasks only that there is something (and what those who
--- may have kept stays): what is kept may be run with the rights of whoever resumes it.
+-- may have kept stays): what is kept may be run with the rights of the one who resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)

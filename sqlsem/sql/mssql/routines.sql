@@ -148,7 +148,7 @@ GO
 COMMIT TRANSACTION;
 GO
 
--- Removes one row, whoever owns it, with its history; @unattended: only if it waits and nobody attends to it. What follows
+-- Removes one row, no matter whose it is, with its history; @unattended: only if it waits and nobody attends to it. What follows
 -- tells of the owner's member, where that is gone already. 0 removed, -1 no such row, -2 pinned by somebody's open transaction.
 IF OBJECT_ID(N'{schema}.remove') IS NULL EXEC (N'CREATE PROCEDURE {schema}.remove AS RETURN 0');
 GO
@@ -446,7 +446,7 @@ END;
 GO
 
 -- Whether so long a grace or lease is allowed here (settings max_grace and max_lease, in seconds). Refused rather than cut
--- short: whoever asks for it goes by what it asked for.
+-- short: anyone who asks for it goes by what it asked for.
 IF OBJECT_ID(N'{schema}.check_life') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_life AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_life @what nvarchar(10), @ms int
@@ -963,7 +963,7 @@ BEGIN
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
+                -- Once a call, look at all the others too: anyone who stands further ahead may have died unseen.
                 EXEC @code = {schema}.suspect_all @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
@@ -1048,7 +1048,7 @@ BEGIN
         EXEC {schema}.let_go @waiting_name;
     IF @result = 0 AND @sign_at < SYSUTCDATETIME()
     BEGIN
-        -- Whoever removes a member removes its rows with it: while it is there, and fresh, the grant stands.
+        -- Anyone who removes a member removes its rows with it: while it is there, and fresh, the grant stands.
         EXEC @there = {schema}.give_sign @member;
         IF @there = 0
             SET @result = -2;
@@ -1203,7 +1203,7 @@ BEGIN
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
-    -- Whoever removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
+    -- Anyone who removes rows takes that lock first. No lock on the row itself: readers must get past it, pings above all.
     SELECT @there = CASE WHEN m.login = ORIGINAL_LOGIN() THEN 1 ELSE -1 END
     FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id

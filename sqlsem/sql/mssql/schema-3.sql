@@ -75,7 +75,7 @@ ALTER TABLE {schema}.round_part ADD login nvarchar(128) NULL;
 GO
 
 -- The principal that the application locks belong to: public, until permissions.sql finds a moment at which nobody has
--- one. Then it is a role, and whoever is not in it cannot take sqlsem's locks away from those who are.
+-- one. Then it is a role, and anyone who is not in it cannot take sqlsem's locks away from those who are.
 CREATE FUNCTION {schema}.lock_principal() RETURNS nvarchar(128) AS
 BEGIN
     RETURN N'public';

@@ -7,7 +7,7 @@
 -- that are locked, but the look at the barrier does not: a task whose end is not committed still holds up later ones.
 --
 -- Locks: an index of the task table is read without going on to the row, and rows are written by their number, so that
--- every statement takes the row first and its index entries next. Whoever has locked an index entry (a claim) skips a
+-- every statement takes the row first and its index entries next. Anyone who has locked an index entry (a claim) skips a
 -- locked row rather than wait for it. An attempt is ended, and the next task claimed, in two transactions: a look at
 -- the barrier never waits while its session keeps a lock.
 --
@@ -25,7 +25,7 @@ GO
 
 -- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
 -- finds the task of the first. A uid is <what several calls have in common>.<number>.
--- Whoever has workers run code (all kinds but json) must be in the role of those who put tasks: it runs with the workers'
+-- Anyone who has workers run code (all kinds but json) must be in the role of those who put tasks: it runs with the workers'
 -- rights. As this runs with its owner's rights to the tables only, IS_ROLEMEMBER tells about the caller.
 IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
 GO
@@ -172,7 +172,7 @@ BEGIN
     IF @task IS NOT NULL
         RETURN 0;
     BEGIN TRY
-        -- Whoever keeps a row locked, but not its index entry, must not keep us here.
+        -- Anyone who keeps a row locked, but not its index entry, must not keep us here.
         WHILE @count = 0 AND @tries < 100
         BEGIN
             SET @tries = @tries + 1;
@@ -562,7 +562,7 @@ END;
 GO
 
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
--- lost: it ran, and its worker is dead, as whoever looks next will find. Who neither runs tasks nor watches over them sees
+-- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
 -- those that it put itself.
 IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
 GO

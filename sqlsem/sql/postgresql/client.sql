@@ -1,6 +1,6 @@
 -- sqlsem, the statements that the Python client sends to PostgreSQL.
 --
--- Every name in them says where it is to be found, also of functions and operators: whoever may create some in a schema of
+-- Every name in them says where it is to be found, also of functions and operators: anyone who may create some in a schema of
 -- the caller's search_path must not be able to stand in for them. (Behind a pooler search_path cannot be set: it would be
 -- other people's, too.)
 

@@ -2,7 +2,7 @@
 -- run again at any time. Described in docs/conversions.md.
 --
 -- A reader that wants to write carries the label 'upgrade' until all others have left. Nothing shares with that label,
--- so whoever comes behind it waits; and those behind who may enter already, or may just have seen that they may, are
+-- so the one who comes behind it waits; and those behind who may enter already, or may just have seen that they may, are
 -- let in by the statement before: "once true it stays true" holds for them, and the upgrader waits for them as well.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -144,7 +144,7 @@ BEGIN
         RETURN CASE v_row.access_type WHEN 'write' THEN 0 ELSE -1 END;
     END IF;
     LOOP
-        -- Whoever is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
+        -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
         SELECT min(queue_position) INTO v_other FROM {schema}.{table}
         WHERE resource_id = p_resource AND queue_position <> p_position
           AND (queue_position < p_position OR granted_at IS NOT NULL);

@@ -2,7 +2,7 @@
 --
 -- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
 -- back. Found from the rows of one instant:
---   1. Everybody who waits is suspected. Whoever would be let in if only the suspected ones stayed is suspected no
+--   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
 --      more. Repeated until nothing changes: those left are stuck.
 --   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
 --   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
@@ -68,7 +68,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- One statement, one instant. Only who has two rows and waits, and whoever waits ahead of such a one: without them
+    -- One statement, one instant. Only who has two rows and waits, and anyone who waits ahead of such a one: without them
     -- there is no knot. Bare participants, who may go at any time, and rows that are on their way out do not count.
     -- Where a member does not tell its owners, each row is taken for somebody's of its own.
     WITH q AS (
@@ -204,7 +204,7 @@ BEGIN
     SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
     v_rest := v_rows;
 
-    -- Whoever died holds nobody up for long.
+    -- Anyone who died holds nobody up for long.
     FOR v_peer IN SELECT DISTINCT r.member_id FROM unnest(v_rows) AS r LOOP
         PERFORM {schema}.test_member(v_peer, p_member);
         IF NOT EXISTS (SELECT FROM {schema}.member AS m

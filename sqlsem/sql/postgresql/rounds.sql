@@ -21,7 +21,7 @@ END
 $$;
 
 -- Keeps what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
--- kept stays): what is kept may be run with the rights of whoever resumes it.
+-- kept stays): what is kept may be run with the rights of the one who resumes it.
 CREATE OR REPLACE FUNCTION {schema}.keep_then(p_round bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

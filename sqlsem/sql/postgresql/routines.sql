@@ -77,7 +77,7 @@ AS $$
 $$;
 
 
--- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: whoever
+-- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: anyone who
 -- calls it would run that. (Superusers are trusted anyway.)
 DO $$
 DECLARE
@@ -110,7 +110,7 @@ BEGIN
       AND NOT coalesce(o.rolsuper, false)
     ORDER BY 1 LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'sqlsem: % may create things in schema {schema}, which whoever uses it could be made to run', v_other
+        RAISE EXCEPTION 'sqlsem: % may create things in schema {schema}, which anyone who uses it could be made to run', v_other
             USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
     END IF;
 END
@@ -198,7 +198,7 @@ BEGIN
     SELECT * INTO v_origin FROM {schema}.origin();
     SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
     IF v_known IS NULL THEN
-        -- New tables, it may be in the place of others that were dropped: whoever was a member there must not find another
+        -- New tables, it may be in the place of others that were dropped: anyone who was a member there must not find another
         -- one under its number.
         PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
                        coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
@@ -328,7 +328,7 @@ $$;
 
 -- Tests whether a member still lives, and acts on it: removes it with its rows when its lease is over, or when its beacon
 -- is missing and its last sign of life is older than its grace; else notes the time when the beacon is first missed, for
--- people. Whoever looks first decides. True when it wrote something.
+-- people. Anyone who looks first decides. True when it wrote something.
 CREATE OR REPLACE FUNCTION {schema}.test_member(p_member bigint, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -389,7 +389,7 @@ DECLARE
     v_member {schema}.member;
     v_stale  bigint;
 BEGIN
-    -- Nothing is locked before it is decided: whoever calls may sleep long afterwards, in the same transaction.
+    -- Nothing is locked before it is decided: anyone who calls may sleep long afterwards, in the same transaction.
     SELECT member_id, requested_at, revoked_at, attended_until < clock_timestamp() AS unattended
     INTO v_row FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position;
@@ -420,7 +420,7 @@ END
 $$;
 
 
--- Removes one row, whoever owns it, with its history; false when it is gone, or pinned by an open transaction, or, where
+-- Removes one row, no matter whose it is, with its history; false when it is gone, or pinned by an open transaction, or, where
 -- p_outcome is 'cancelled', when somebody waits for it after all.
 CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -447,7 +447,7 @@ $$;
 
 
 -- Whether an operator allows so long a grace or lease (settings max_grace and max_lease, in seconds). Refused rather than
--- cut short: whoever asks for it goes by what it asked for.
+-- cut short: anyone who asks for it goes by what it asked for.
 CREATE OR REPLACE FUNCTION {schema}.check_life(p_what text, p_ms integer) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -640,7 +640,7 @@ $$;
 
 -- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a sign of
 -- life, unless the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So what is
--- handed out stands on a lease that has just begun, and whoever is about to remove the member finds it renewed. False when
+-- handed out stands on a lease that has just begun, and anyone who is about to remove the member finds it renewed. False when
 -- the member was given up, or is another login's.
 CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -712,7 +712,7 @@ BEGIN
             SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
-                -- Whoever was cut off while its commit waited for a standby has committed here and nowhere else. This
+                -- Anyone who was cut off while its commit waited for a standby has committed here and nowhere else. This
                 -- one writes, so that it waits again.
                 UPDATE {schema}.{table} AS t SET note = t.note
                 WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
@@ -879,7 +879,7 @@ BEGIN
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, look at all the others too: whoever stands further ahead may have died unseen.
+            -- Once a call, look at all the others too: anyone who stands further ahead may have died unseen.
             -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
             RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;

@@ -5,7 +5,7 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- All tables at once, or none: whoever holds one of them and waits for another would wait for us, and we for them. So
+-- All tables at once, or none: anyone who holds one of them and waits for another would wait for us, and we for them. So
 -- nobody is left waiting behind us for longer than a moment, and it is tried again. What is at work now begins with the queue
 -- (a release) or with the members (a waiting session, which is hardly ever away from them), and is met at either in turn. (The
 -- older routines keep their locks while they wait for a turn. `sqlsem init` has them stand aside: client.sql, stand_aside.)

@@ -182,7 +182,7 @@ GROUP BY owner HAVING max(access_type = 'upgrade') OR count(*) > 1 AND max(grant
 LIMIT 1
 
 -- name: those_who_wait
--- Who has two rows and waits, and whoever waits ahead of such a one: without them there is no deadlock.
+-- Who has two rows and waits, and anyone who waits ahead of such a one: without them there is no deadlock.
 WITH q AS (
     SELECT *, granted_at IS NULL OR access_type = 'upgrade' AS waits,
            owner IS NOT NULL AND max(granted_at IS NULL OR access_type = 'upgrade') OVER one

@@ -1,1 +1,1 @@
--- sqlsem, for SQLite: whoever may write the file may do everything. Use the file's permissions.
+-- sqlsem, for SQLite: anyone who may write the file may do everything. Use the file's permissions.
