@@ -144,7 +144,7 @@ def crowd(channel, url, options, name, same):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("same", [True, False], ids=["one resource", "a thousand"])
 def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request):
     if engine_name == "postgresql":  # of its own, to count its connections
@@ -154,7 +154,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
     best = {}
     for _ in range(4):
         child = spawn(crowd, url=database.url, options=database.options, name=name, same=same)
-        found = child.expect("waiting", 500)
+        found = child.expect("waiting", 200)
         assert len(found["threads"]) <= 9, found[
             "threads"
         ]  # ours: two to look after it, one for calls, three for waits
@@ -163,7 +163,7 @@ def test_a_thousand_tasks_wait(spawn, database, name, same, engine_name, request
         else:
             assert found["sessions"] <= 4
         child.send(do="go on")
-        worst = child.expect("done", 500)["worst"]
+        worst = child.expect("done", 200)["worst"]
         if engine_name == "postgresql":
             until(lambda: connections(database) <= 4, "what was dropped is gone")
         child.send(do="end")
