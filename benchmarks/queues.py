@@ -97,13 +97,11 @@ def _work(url: str, at_once: int, gate: Callable[[], None]) -> None:
 
 def _done(url: str) -> tuple[int, float | None]:
     if url.startswith("sqlite"):
-        statement = "SELECT count(*), max(ended_at) FROM {} WHERE status = 'finished' AND attempt = 1"
+        statement = "SELECT count(*), max(ended_at) FROM {} WHERE status = 'finished'"
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             number, ended = connection.execute(statement.format("sqlsem_task")).fetchone()
     else:
-        statement = (
-            "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished' AND attempt = 1"
-        )
+        statement = "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished'"
         ((number, ended),) = _rows(url, statement.format("sqlsem.task"))
     return number, float(ended)
 
