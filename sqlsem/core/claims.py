@@ -24,20 +24,18 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.core.membership import Membership
 from sqlsem.engines.base import Session
-from sqlsem.errors import Deadlock, LockLost, NotHeld, SqlsemError
+from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Claim", "Claims", "Ending", "call_repeatedly", "owner_name"]
+__all__ = ["Claim", "Claims", "Ending", "owner_name"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
 #: A call of the main session, and the number of our member.
 Ending = Callable[[Session, int], object]
-#: How often a call is repeated that the server ended for a deadlock with others.
-MOST_DEADLOCKS = 5
 
 
 class Claim:
@@ -119,7 +117,7 @@ class Claim:
         """
         self._closing = otherwise or call
         try:
-            answer = call_repeatedly(self._claims.member, what, call, budget=budget)
+            answer = self._claims.member.call(what, call, budget)
         except BaseException:
             self.leave()
             raise
@@ -189,25 +187,6 @@ class Claims:
 
     def __bool__(self) -> bool:
         return len(self._known) > 0
-
-
-def call_repeatedly(
-    member: Membership,
-    what: str,
-    call: Callable[[Session, int], T],
-    *,
-    budget: float | None = None,
-    sign: bool = False,
-) -> T:
-    """As `Membership.call`, for what may be repeated: done again when the server has ended, and so undone, it for a
-    deadlock with others.
-    """
-    for _ in range(MOST_DEADLOCKS):
-        try:
-            return member.call(what, call, budget, sign=sign)
-        except Deadlock as exc:
-            log.warning("%s has to be tried again: %s", what, exc)
-    return member.call(what, call, budget, sign=sign)
 
 
 def owner_name() -> str:

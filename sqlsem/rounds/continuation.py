@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from sqlsem import bodies
-from sqlsem.core.claims import Claim, call_repeatedly, owner_name
+from sqlsem.core.claims import Claim, owner_name
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
@@ -93,7 +93,7 @@ def claim_continuation(
         return None if found is None else ContinuationClaim(process, found, uid)
 
     try:
-        return call_repeatedly(process.member, "resuming a round", claim, sign=True)
+        return process.member.call("resuming a round", claim, sign=True)
     except BaseException:
         process.member.later(lambda session, me: session.return_then(me, uid))
         raise

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlsem import bodies
-from sqlsem.core.claims import call_repeatedly
 from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.options import Alarm
 from sqlsem.core.process import Process
@@ -98,7 +97,7 @@ class Declaration:
 
     def call(self, what: str, call: Callable[[Session, int], T]) -> T:
         """A call of the main session, which may be repeated."""
-        return call_repeatedly(self.process.member, what, call)
+        return self.process.member.call(what, call)
 
     def entry(self, round_id: int | None = None) -> RoundEntry | None:
         """A round with its parts; the newest one of this name, if no other is asked for."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 
 from sqlsem.bodies import format_error
-from sqlsem.core.claims import Claim, call_repeatedly, owner_name
+from sqlsem.core.claims import Claim, owner_name
 from sqlsem.core.pauses import pauses
 from sqlsem.engines.base import Session
 from sqlsem.errors import ConfigurationError, NotHeld, RoundFailed, SqlsemError
@@ -85,7 +85,7 @@ class Part(Claim):
         # Where its process is missing, it may be dead: that is known when its grace is over.
         left = pauses(self._process.retry)
         while True:
-            began = call_repeatedly(self._process.member, "start of a part", start, sign=True)
+            began = self._process.member.call("start of a part", start, sign=True)
             if began.code != "running":
                 return began
             running = _part_of(asked.entry(began.round_id), name)

@@ -13,7 +13,6 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.roles import TaskSession
-from sqlsem.errors import Deadlock
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.task import Task, remember_ends
 
@@ -120,11 +119,7 @@ class Claiming:
         if monotonic() - self._recovered_at < every and not now:
             return 0
         self._recovered_at = monotonic()
-        try:
-            count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
-        except Deadlock as exc:
-            log.info("Looking after the dead again in a moment: %s", exc)
-            return 0
+        count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
             process.bell.notify()
