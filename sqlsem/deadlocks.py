@@ -211,6 +211,28 @@ class Step:
     upgrade: bool  # waits for all others inside to leave, to be a writer
     behind: int
 
+    @classmethod
+    def of(cls, ahead: Row, row: Row, behind: Row, who: tuple[str | None, int | None, int | None]) -> Step:
+        """Who has the row ``ahead``, and waits with ``row`` for the one ``behind`` which it stands; ``who``: its host,
+        pid and session.
+        """
+        assert row.member is not None
+        host, pid, session = who
+        return cls(
+            member=row.member,
+            host=host,
+            pid=pid,
+            session=None if pid is not None else session,
+            owner=row.owner,
+            ahead_resource=ahead.resource,
+            ahead=ahead.position,
+            ahead_granted=ahead.granted,
+            resource=row.resource,
+            position=row.position,
+            upgrade=row.access == UPGRADE,
+            behind=behind.position,
+        )
+
     @property
     def place(self) -> str:
         """Which one it is, for people."""
@@ -255,25 +277,8 @@ def steps_of(knot: Knot, members: Mapping[int, tuple[str | None, int | None, int
     steps = []
     cycle: Sequence[Edge] = knot.cycle()
     for number, (row, behind) in enumerate(cycle):
-        ahead = cycle[number - 1][1]
         assert row.member is not None
-        host, pid, session = members[row.member]
-        steps.append(
-            Step(
-                member=row.member,
-                host=host,
-                pid=pid,
-                session=None if pid is not None else session,
-                owner=row.owner,
-                ahead_resource=ahead.resource,
-                ahead=ahead.position,
-                ahead_granted=ahead.granted,
-                resource=row.resource,
-                position=row.position,
-                upgrade=row.access == UPGRADE,
-                behind=behind.position,
-            )
-        )
+        steps.append(Step.of(cycle[number - 1][1], row, behind, members[row.member]))
     return Found(tuple(steps), len(knot.parties))
 
 

@@ -199,22 +199,6 @@ def _steps(cycle: Sequence[Edge], entries: Sequence[Entry]) -> tuple[Step, ...]:
         before = number - 1
         while cycle[before][1].position < 0:
             before -= 1
-        ahead = cycle[before][1]
-        assert row.member is not None
-        steps.append(
-            Step(
-                member=row.member,
-                host=people[row.member].host,
-                pid=people[row.member].pid,
-                session=None,
-                owner=row.owner,
-                ahead_resource=ahead.resource,
-                ahead=ahead.position,
-                ahead_granted=ahead.granted,
-                resource=row.resource,
-                position=row.position,
-                upgrade=row.access == deadlocks.UPGRADE,
-                behind=behind.position,
-            )
-        )
+        person = people[row.member]
+        steps.append(Step.of(cycle[before][1], row, behind, (person.host, person.pid, None)))
     return tuple(steps)
