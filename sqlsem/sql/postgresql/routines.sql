@@ -331,19 +331,23 @@ BEGIN
 END
 $$;
 
--- Writes the marks of a resource and of a member, for a row at whose insertion the caller stands, under the gate, or which
--- was there before the caller had that; NULL for a member: that of the resource alone. A registration of the member may be
--- under way on an older session, with a lower number which nobody sees yet: then its mark has to wait.
+-- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
+-- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
+-- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
 CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_alone boolean;  -- no other session registers for the member
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;
     END IF;
     PERFORM {schema}.raise_mark(p_resource, p_position,
                                 ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
-    IF pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
+    v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
+                    THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
+    IF v_alone THEN
         PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
                                           WHERE queue_position < p_position LIMIT 201));
