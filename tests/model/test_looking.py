@@ -1,0 +1,81 @@
+"""What people are shown of a queue, checked against the rule, and that it does not cost more per row in a long queue."""
+
+import contextlib
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import random_name
+
+from sqlsem.model import Request
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "read", "stage:1"]),
+        st.one_of(st.none(), st.integers(1, 5)),  # the limit
+        st.integers(1, 3),  # the weight
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())
+def test_bare_participants_are_shown_as_the_rule_has_it(database, words, cap, paused):
+    resource = random_name()
+    with contextlib.closing(database.raw()) as connection, contextlib.closing(database.session()) as operator:
+        cursor = connection.cursor()
+        operator.set_resource(resource, "cap", cap)
+        operator.set_resource(resource, "paused", int(paused))
+        requests = []
+        for access, limit, weight in words:
+            weighing = weight if limit is None else min(weight, limit)
+            requests.append(Request(resource, access, limit, weighing))
+            columns = {"access_type": access, "weight": weighing}
+            if limit is not None:
+                columns["concurrency_limit"] = limit
+            database.insert_bare(cursor, resource, "bare", **columns)
+        found = operator.entries(resource)
+        told = [one.state for one in found]
+        expected = [
+            "holds" if request.fits(found[:number], cap) and not paused else "waits"
+            for number, request in enumerate(requests)
+        ]
+        assert told == expected
+        (shown,) = [one for one in operator.resources() if one.resource == resource] or [None]
+        if shown is not None:
+            assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))
+        operator.set_resource(resource, "cap", None)
+        operator.set_resource(resource, "paused", 0)
+        cursor.execute(database.sql("DELETE FROM {table} WHERE resource_id = ?"), (resource,))
+
+
+@pytest.mark.engines("postgresql")
+def test_a_page_of_history_is_found_by_an_index(database):
+    """Whatever is asked for: what is read is what is shown, and not the rest."""
+    database.rows(
+        "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, requested_at, "
+        "ended_at, outcome) SELECT CASE WHEN mod(g, 500) = 0 THEN 'rare' ELSE 'usual' END, g, 'x', 'write', 1, now(), "
+        "now() - g * interval '1 second', CASE WHEN mod(g, 700) = 0 THEN 'timeout' ELSE 'released' END "
+        "FROM generate_series(1, 20000) AS g"
+    )
+    with contextlib.closing(database.raw()) as connection:
+
+        def entries_read():
+            connection.execute("SELECT pg_stat_force_next_flush()")
+            return connection.execute(
+                "SELECT sum(idx_tup_read + seq_tup_read) FROM pg_stat_user_tables AS t JOIN pg_stat_user_indexes AS i "
+                "ON i.relid = t.relid WHERE t.relid = 'sqlsem.history'::regclass"
+            ).fetchone()[0]
+
+        for resource, outcome, since in itertools.product((None, "rare", "usual"), (None, "timeout"), (None, 15000.0)):
+            before = entries_read()
+            rows = connection.execute(
+                "SELECT * FROM sqlsem.past(%s, 10, %s, NULL, %s)", (resource, since, outcome)
+            ).fetchall()
+            assert rows
+            assert entries_read() - before <= 20, (resource, outcome, since)
