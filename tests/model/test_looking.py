@@ -1,10 +1,10 @@
-"""What people are shown of a queue, checked against the rule, and that it does not cost more per row in a long queue."""
+"""What people are shown of a queue, checked against the rule; and what is read for it, counted."""
 
 import contextlib
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import random_name
 
@@ -24,6 +24,8 @@ ROWS = st.lists(
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+@example(words=[("read", 1, 1), ("read", 5, 2), ("write", 2, 1)], cap=None, paused=False)
+@example(words=[("stage:1", 4, 1), ("read", 5, 3), ("stage:1", 4, 2), ("read", 5, 2)], cap=None, paused=False)
 @given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())
 def test_bare_participants_are_shown_as_the_rule_has_it(database, words, cap, paused):
     resource = random_name()
@@ -46,7 +48,8 @@ def test_bare_participants_are_shown_as_the_rule_has_it(database, words, cap, pa
             for number, request in enumerate(requests)
         ]
         assert told == expected
-        (shown,) = [one for one in operator.resources() if one.resource == resource] or [None]
+        shown = next((one for one in operator.resources() if one.resource == resource), None)
+        assert (shown is None) == (not words and cap is None and not paused)
         if shown is not None:
             assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))
         operator.set_resource(resource, "cap", None)
