@@ -1,5 +1,5 @@
-"""`sqlsem init` at bad moments, and clients and tables of different versions. The fourth version of the schema that is
-used here exists in this file only; the first and the second are in `older`, as they were.
+"""`sqlsem init` at bad moments, and clients and tables of different versions. The next version of the schema that is
+used here exists in this file only; the earlier ones are in `older`, as they were.
 """
 
 import contextlib
@@ -20,7 +20,9 @@ from sqlsem import sql
 
 pytestmark = pytest.mark.engines("postgresql")
 
-FOURTH = """
+#: This client's version, and a later one.
+THIS, NEXT = sql.LATEST, sql.LATEST + 1
+LATER = """
 ALTER TABLE {schema}.{table} ADD COLUMN colour text;
 CREATE TABLE {schema}.added (made_by integer NOT NULL DEFAULT pg_backend_pid());
 INSERT INTO {schema}.added DEFAULT VALUES;
@@ -39,11 +41,13 @@ def empty(postgres_server):
 
 
 @pytest.fixture
-def version_four(monkeypatch):
-    """This client brings version 4."""
+def later_version(monkeypatch):
+    """This client brings the next version."""
     read = sql._read.__wrapped__
-    monkeypatch.setattr(sql, "LATEST", 4)
-    monkeypatch.setattr(sql, "_read", lambda engine, file: FOURTH if file == "schema-4.sql" else read(engine, file))
+    monkeypatch.setattr(sql, "LATEST", NEXT)
+    monkeypatch.setattr(
+        sql, "_read", lambda engine, file: LATER if file == f"schema-{NEXT}.sql" else read(engine, file)
+    )
 
 
 def settings(database):
@@ -66,20 +70,20 @@ def test_several_at_once_on_an_empty_database(empty, name):
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
         assert output.endswith("Done.\n")
-    assert settings(empty)["schema_version"] == "3"
+    assert settings(empty)["schema_version"] == str(THIS)
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name) as grant:
         assert grant.position == 1
 
 
-def test_several_upgrades_at_once(empty, version_four, threads):
+def test_several_upgrades_at_once(empty, later_version, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 3)
+        older.setattr(sql, "LATEST", THIS)
         empty.install()
-    assert settings(empty)["schema_version"] == "3"
+    assert settings(empty)["schema_version"] == str(THIS)
     for _ in range(4):
         threads.start(empty.install)
     threads.join()
-    assert settings(empty)["schema_version"] == "4"
+    assert settings(empty)["schema_version"] == str(NEXT)
     assert empty.rows("SELECT count(*) FROM sqlsem.added") == [(1,)], "the schema script ran once"
 
 
@@ -125,18 +129,18 @@ def test_init_while_locks_are_held_and_waited_for(connect, database, name):
         assert session.execute("SELECT sqlsem.release(%s, %s)", (name("b"), position)).fetchone() == (0,)
 
 
-def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_four, name, threads):
+def test_an_upgrade_while_locks_are_held_and_waited_for(empty, later_version, name, threads):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 3)
+        older.setattr(sql, "LATEST", THIS)
         empty.install()
         coordinators = [empty.coordinator() for _ in range(2)]
         with coordinators[0].mutex(name) as grant:
             late = Attempt(coordinators[1].mutex(name))
             until(lambda: len(empty.queue(name)) == 2)
-            older.setattr(sql, "LATEST", 4)
+            older.setattr(sql, "LATEST", NEXT)
             empty.install()
-            older.setattr(sql, "LATEST", 3)
-            assert settings(empty)["schema_version"] == "4"
+            older.setattr(sql, "LATEST", THIS)
+            assert settings(empty)["schema_version"] == str(NEXT)
             grant.check()
             assert late.waits()
         late.granted()
@@ -148,75 +152,79 @@ def test_an_upgrade_while_locks_are_held_and_waited_for(empty, version_four, nam
             coordinator.close()
 
 
-def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, version_four, name):
+def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, later_version, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 3)
+        older.setattr(sql, "LATEST", THIS)
         empty.install()
     whole = sql._read
     monkeypatch.setattr(
         sql,
         "_read",
-        lambda engine, file: whole(engine, file) + "\nSELECT 1 / 0;" if file == "schema-4.sql" else whole(engine, file),
+        lambda engine, file: (
+            whole(engine, file) + "\nSELECT 1 / 0;" if file == f"schema-{NEXT}.sql" else whole(engine, file)
+        ),
     )
     with pytest.raises(sqlsem.SqlsemError, match="division by zero"):
         empty.install()
-    assert settings(empty)["schema_version"] == "3"
+    assert settings(empty)["schema_version"] == str(THIS)
     assert empty.rows("SELECT to_regclass('sqlsem.added')") == [(None,)]
-    monkeypatch.setattr(sql, "LATEST", 3)
+    monkeypatch.setattr(sql, "LATEST", THIS)
     with contextlib.closing(empty.coordinator()) as coordinator, coordinator.mutex(name):
         pass
 
 
-def test_never_a_downgrade(empty, version_four):
+def test_never_a_downgrade(empty, later_version):
     empty.install()
     before = empty.rows("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid")
-    process = init(empty)  # which knows version 3 only
+    process = init(empty)  # which knows its own version only
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 78
-    assert "version 4, newer than this client's 3" in output
+    assert f"version {NEXT}, newer than this client's {THIS}" in output
     assert "pip install --upgrade sqlsem" in output
-    assert settings(empty)["schema_version"] == "4"
+    assert settings(empty)["schema_version"] == str(NEXT)
     assert before == empty.rows(
         "SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY oid"
     )
 
 
-def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, version_four, name):
+def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, later_version, name):
     empty.install()
-    monkeypatch.setattr(sql, "LATEST", 3)
+    monkeypatch.setattr(sql, "LATEST", THIS)
     found = settings(empty)
-    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == ("4", "3", "30")
+    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == (str(NEXT), "3", "30")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with coordinator.mutex(name), coordinator.limit(name("b"), 3):
             pass
-    empty.rows("UPDATE sqlsem.setting SET value = '4' WHERE name = 'oldest_client'")
+    empty.rows("UPDATE sqlsem.setting SET value = ? WHERE name = 'oldest_client'", str(NEXT))
     with contextlib.closing(empty.coordinator()) as coordinator:
         with pytest.raises(
-            sqlsem.SchemaError, match=r"version 4 and need a client of version 4 or later, this one is 3.*pip install"
+            sqlsem.SchemaError,
+            match=rf"version {NEXT} and need a client of version {NEXT} or later, this one is {THIS}.*pip install",
         ):
             coordinator.mutex(name).acquire(timeout=5)
     assert empty.queue(name) == []
 
 
-def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, version_four, name):
+def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, later_version, name):
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", 3)
+        older.setattr(sql, "LATEST", THIS)
         empty.install()
     with contextlib.closing(empty.coordinator()) as coordinator:
-        with pytest.raises(sqlsem.SchemaError, match=r"version 3, this client needs 4.*sqlsem init"):
+        with pytest.raises(sqlsem.SchemaError, match=rf"version {THIS}, this client needs {NEXT}.*sqlsem init"):
             coordinator.mutex(name).acquire(timeout=5)
         empty.install()
         with coordinator.mutex(name):
             pass
 
 
-# -- from the first two versions ------------------------------------------------------------------------------------
+# -- from earlier versions ------------------------------------------------------------------------------------
 
 OLDER = Path(__file__).resolve().parent / "older"
 #: The rerunnable scripts of those versions, in order.
 SCRIPTS = {
     1: ("routines", "public", "permissions"),
     2: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+    3: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
 }
 
 
@@ -240,7 +248,7 @@ class OlderClient:
         self.longest = 0.0  # between two pings
         self.member = self.value("sqlsem.enrol('older', 1, 'older client', 5000, NULL)")
         row = self.main.execute(
-            "SELECT queue_position, granted FROM sqlsem.register(%s::integer, 'older', 'older', "
+            "SELECT queue_position, granted FROM sqlsem.register(%s, 'older', 'older', "
             "gen_random_uuid()::varchar, false, %s, 'write', 1, 1, NULL)",
             (self.member, resource),
         ).fetchone()
@@ -282,7 +290,7 @@ class OlderClient:
         self.waiting.close()
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
     install_older(empty, version)
     clients = [OlderClient(empty, str(name)) for _ in range(4)]
@@ -299,7 +307,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
         began = time.monotonic()
         empty.install()
         assert time.monotonic() - began < 30
-        assert settings(empty)["schema_version"] == "3"
+        assert settings(empty)["schema_version"] == str(THIS)
         # Nobody has lost anything, and the turns go on, from an older client to the next.
         for client, behind in itertools.pairwise(clients):
             assert not behind.entered.is_set()
@@ -320,8 +328,9 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
     assert empty.queue(name) == []
 
 
-def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server):
-    install_older(empty, 2)
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server, version):
+    install_older(empty, version)
     empty.install()
     empty.install()  # which takes away what was left for those who were in the middle of it
     fresh = make_database(postgres_server)
@@ -389,9 +398,10 @@ def test_a_new_installation_gives_nobody_a_role(empty, login_on):
     assert empty.rows("SELECT pg_has_role(?, 'sqlsem_worker', 'MEMBER')", name) == [(False,)]
 
 
-def test_init_gives_up_behind_a_lock(empty, name):
+@pytest.mark.parametrize("version", [2, 3])
+def test_init_gives_up_behind_a_lock(empty, name, version):
     """Who waits for a table has everybody else wait behind it."""
-    install_older(empty, 2)
+    install_older(empty, version)
     with empty.raw(autocommit=False) as dump:
         dump.execute("LOCK TABLE sqlsem.ProcessControl IN ACCESS SHARE MODE")
         process = init(empty)
@@ -399,7 +409,7 @@ def test_init_gives_up_behind_a_lock(empty, name):
         assert process.returncode == 69, output
         assert "open transaction (a dump, VACUUM FULL?)" in output
         dump.rollback()
-    assert settings(empty)["schema_version"] == "2"
+    assert settings(empty)["schema_version"] == str(version)
     with empty.raw() as session:
         assert session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()[0] == 0
         session.execute("SELECT sqlsem.release(%s)", (name,))
