@@ -61,7 +61,7 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
         raise ConfigurationError(f"{what} {value!r} holds half a surrogate pair and is not valid text") from None
     if length > longest:
         raise ConfigurationError(f"{what} has {length} characters, at most {longest} fit: {value[:40]!r}…")
-    if any(unicodedata.category(character) == "Cc" for character in value):
+    if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
         raise ConfigurationError(f"{what} {value!r} contains a control character; use printable text")
     return value
 
