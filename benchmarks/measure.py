@@ -203,11 +203,14 @@ class Waiting:
     client_cpu: float  # the same for one waiter, milliseconds
 
 
+#: What a session is asked for by those who hold and wait.
+CALLS = ("ping", "register", "release", "cancel", "wait", "look", "prune", "entries")
+
+
 @contextlib.contextmanager
-def _counting_calls() -> Iterator[list[int]]:
-    """Counts what is asked of any session in this process."""
+def counting_calls(kind: type[Any]) -> Iterator[list[int]]:
+    """Counts what is asked of any session of that class in this process."""
     count = [0]
-    undo = []
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -216,13 +219,17 @@ def _counting_calls() -> Iterator[list[int]]:
 
         return call
 
-    for kind in Session.__subclasses__():
-        for name in ("ping", "register", "release", "cancel", "wait", "prune", "entries"):
-            undo.append((kind, name, kind.__dict__[name]))
-            setattr(kind, name, counted(kind.__dict__[name]))
-    yield count
-    for kind, name, method in undo:
-        setattr(kind, name, method)
+    own = {name: kind.__dict__.get(name) for name in CALLS if hasattr(kind, name)}
+    for name in own:
+        setattr(kind, name, counted(getattr(kind, name)))
+    try:
+        yield count
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
 
 
 def _acquire_until_closed(lock: sqlsem.Lock) -> None:
@@ -233,7 +240,7 @@ def _acquire_until_closed(lock: sqlsem.Lock) -> None:
 def _await_turn(url: str, ready: Any, go: Any, seconds: float, results: Any) -> None:
     coordinator = sqlsem.connect(url)
     lock = coordinator.mutex("waiters")
-    with _counting_calls() as count:
+    with counting_calls(coordinator.engine.session_class) as count:
         waiter = threading.Thread(target=_acquire_until_closed, args=(lock,), daemon=True)
         waiter.start()
         ready.wait()
@@ -261,11 +268,11 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
             time.sleep(0.1)
         time.sleep(2)  # until the dust has settled
         go.wait(60)
-        used, counted = servers.cpu_seconds(url), _transactions(engine, url)
+        used, counted = servers.cpu_seconds(url), transactions(engine, url)
         began = time.monotonic()
         time.sleep(seconds)
         elapsed = time.monotonic() - began
-        used_after, counted_after = servers.cpu_seconds(url), _transactions(engine, url)
+        used_after, counted_after = servers.cpu_seconds(url), transactions(engine, url)
         outcomes = [results.get(timeout=60) for _ in workers]
         go.wait(60)
         for worker in workers:
@@ -282,7 +289,7 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
     )
 
 
-def _transactions(engine: str, url: str) -> Any:
+def transactions(engine: str, url: str) -> Any:
     """Transactions so far in this database, which in autocommit are statements; None where nobody counts."""
     if engine != "postgresql":
         return None

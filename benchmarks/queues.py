@@ -55,7 +55,7 @@ class Subject:
     settings: str = ""
 
 
-def _rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+def rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -70,11 +70,11 @@ def database(url: str, name: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(dir=Path(url.removeprefix("sqlite:///")).parent) as folder:
             yield f"sqlite:///{folder}/{name}.db"
         return
-    _rows(url, f"CREATE DATABASE {name}")
+    rows(url, f"CREATE DATABASE {name}")
     try:
         yield urlsplit(url)._replace(path=f"/{name}").geturl()
     finally:
-        _rows(url, f"DROP DATABASE {name} WITH (FORCE)")
+        rows(url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 # -- sqlsem -----------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _done(url: str) -> tuple[int, float | None]:
             number, ended = connection.execute(statement.format("sqlsem_task")).fetchone()
     else:
         statement = "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished'"
-        ((number, ended),) = _rows(url, statement.format("sqlsem.task"))
+        ((number, ended),) = rows(url, statement.format("sqlsem.task"))
     return number, float(ended)
 
 
@@ -146,8 +146,8 @@ def _procrastinate_work(url: str, at_once: int, gate: Callable[[], None]) -> Non
 
 
 def _procrastinate_done(url: str) -> tuple[int, float | None]:
-    ((number,),) = _rows(url, "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded' AND attempts = 1")
-    ((ended,),) = _rows(url, "SELECT extract(epoch FROM max(at)) FROM procrastinate_events WHERE type = 'succeeded'")
+    ((number,),) = rows(url, "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded' AND attempts = 1")
+    ((ended,),) = rows(url, "SELECT extract(epoch FROM max(at)) FROM procrastinate_events WHERE type = 'succeeded'")
     return number, float(ended)
 
 
@@ -199,7 +199,7 @@ def _pgqueuer_work(batch_size: int) -> Callable[[str, int, Callable[[], None]], 
 
 
 def _pgqueuer_done(url: str) -> tuple[int, float | None]:
-    ((number, ended),) = _rows(
+    ((number, ended),) = rows(
         url,
         "SELECT count(DISTINCT job_id), extract(epoch FROM max(created)) FROM pgqueuer_log WHERE status = 'successful'",
     )
@@ -364,7 +364,7 @@ def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: i
         subject.fill(place, number)
         if engine == "postgresql":  # as autovacuum would, sooner or later; and lest one pays for another's writes
             for statement in ("ANALYZE", "CHECKPOINT"):
-                _rows(place, statement)
+                rows(place, statement)
         context = multiprocessing.get_context("spawn")
         gate, results = context.Barrier(workers), context.Queue()
         arguments = (engine, name, place, at_once, gate, results)
@@ -428,7 +428,7 @@ def _populate(engine: str, url: str, pending: int, finished: int) -> None:
     else:
         # Autovacuum would do the last one.
         for statement in (*statements, f"VACUUM ANALYZE {task}, {task}_log", "CHECKPOINT"):
-            _rows(url, statement)
+            rows(url, statement)
 
 
 @dataclass(frozen=True)
