@@ -22,10 +22,12 @@ from benchmarks.printed import ENGINES, console
 MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
     one.__name__: one
     for one in (
-        *(shown.uncontended, shown.handoff, shown.aio, shown.waiters, shown.connections, shown.throughput),
-        *(shown.tasks, growth),
+        *(shown.uncontended, shown.handoff, shown.limit, shown.aio, shown.waiters, shown.connections, shown.throughput),
+        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth),
     )
 }
+#: Those that are there for SQL Server, whose peers have no queues.
+LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
 #: What runs when nothing is named. (The slopes take a while, too.)
 USUAL = [name for name in MEASUREMENTS if name != "growth"]
 
@@ -43,6 +45,7 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 )
 @click.option("--rounds", default=1000, help="Pairs of the uncontended measurement.")
 @click.option("--processes", default=8, help="Contenders of the hand-off.")
+@click.option("--crew", default=10, help="Contenders for a limit.")
 @click.option("--hold", default=1.0, help="Milliseconds that each holds.")
 @click.option("--seconds", default=2.0, help="Length of one turn of contention.")
 @click.option("--turns", default=3, help="Turns of each subject, alternating.")
@@ -52,6 +55,9 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--threads", default=20, help="Threads that wait at the same time.")
 @click.option("--tasks", default=20_000, help="Tasks that each subject gets done, each turn.")
 @click.option("--workers", default=8, help="Workers that share them.")
+@click.option("--put", default=100_000, help="Tasks that are put at once.")
+@click.option("--idle", default=8.0, help="Seconds for which workers have nothing to do.")
+@click.option("--puts", default=200, help="Tasks that another process puts then, one at a time.")
 @click.option("--pending", default=100_000, help="Pending tasks, for the cost of a claim.")
 @click.option("--finished", default=1_000_000, help="Finished tasks beside them.")
 @click.option("--claims", default=900, help="Claims from either table.")
@@ -105,9 +111,12 @@ def main(
                 raise click.UsageError("SQL Server needs --mssql or $SQLSEM_TEST_MSSQL")
             subjects.install(url)
             for name in measurements or USUAL:
+                if engine == "mssql" and name not in LOCKS:
+                    console.print(f"{ENGINES[engine]}: {name} is not measured.")
+                    continue
                 console.print()
                 found = results.setdefault(engine, {})[name] = MEASUREMENTS[name](engine, url, options)
-                if name == growth.__name__ and found is not None:
+                if name == growth.__name__:
                     slopes[engine] = found
     if picture:
         draw(slopes, picture)

@@ -30,9 +30,6 @@ FULL = {
 
 def growth(engine: str, url: str, options: dict[str, Any]) -> Any:
     """All slopes of one engine."""
-    if engine == "mssql":
-        console.print("SQL Server: how its cost grows is not measured.")
-        return None
     sizes: dict[str, Any] = {**(QUICK if options["quick"] else FULL)}
     sizes.update({name: given for name in sizes if (given := options.get(name))})
     parts: dict[str, Callable[..., Any]] = dict(zip(PARTS, (_waiters, _snapshots, _looking), strict=True))
@@ -44,8 +41,8 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
     found: list[waiters.Crowd] = []
     shown = table(
         f"{name}: waiters on one resource (ratios: of the fewest)",
-        *("waiters", "processes", "hand-offs/s", "ratio", "a try, µs", "ratio", "registration, µs", "ratio"),
-        *("idle: statements/s and process", "server's CPU, cores", "clients' CPU, cores"),
+        *("waiters", "processes", "hand-offs/s", "a try, µs", "a registration, µs"),
+        *("idle: statements/s, process", "server's CPU, cores", "clients'"),
     )
     first: waiters.Crowd | None = None
     for several in (False, True):
@@ -61,10 +58,10 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             first = first or one
             found.append(one)
             shown.add_row(
-                *(f"{number:,}", str(one.processes), f"{one.rate:.0f}", _ratio(one, first, "rate", RATE, least=True)),
-                *(f"{one.attempt:.0f}", _ratio(one, first, "attempt", ATTEMPT), f"{one.registration:.0f}"),
-                *(_ratio(one, first, "registration", ATTEMPT), judged(one.statements, STATEMENTS)),
-                *(judged(one.server_cpu, SERVER_CPU, ".3f"), f"{one.client_cpu:.2f}"),
+                *(f"{number:,}", str(one.processes), _beside(one, first, "rate", RATE, least=True)),
+                *(_beside(one, first, what, ATTEMPT) for what in ("attempt", "registration")),
+                *(judged(one.statements, STATEMENTS), judged(one.server_cpu, SERVER_CPU, ".3f")),
+                f"{one.client_cpu:.2f}",
             )
     raw = []
     if engine == "postgresql":
@@ -76,10 +73,10 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
     return [asdict(one) for one in found] + [{**asdict(one), "subject": "pg_advisory_lock"} for one in raw]
 
 
-def _ratio(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
-    if one is first:
-        return ""
-    return judged(getattr(one, what) / getattr(first, what), target, least=least)
+def _beside(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
+    """A figure, and what it is of that of the fewest."""
+    value, base = getattr(one, what), getattr(first, what)
+    return f"{value:.0f}" if one is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
 
 
 def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

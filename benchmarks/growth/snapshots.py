@@ -172,13 +172,19 @@ def raw_tasks(url: str, number: int) -> Iterator[Step]:
         yield step
 
 
+def _fill(name: str, url: str, number: int) -> None:
+    subject = queues.SUBJECTS["postgresql"][name]
+    subject.prepare(url)
+    subject.put(url, number)
+
+
 @contextlib.contextmanager
 def procrastinate_tasks(url: str, number: int) -> Iterator[Step]:
     import procrastinate
     from procrastinate.jobs import Status
 
     logging.getLogger("procrastinate").setLevel(logging.ERROR)
-    queues.SUBJECTS["postgresql"]["Procrastinate"].fill(url, number)
+    _fill("Procrastinate", url, number)
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
         loop.run_until_complete(app.open_async())
@@ -201,7 +207,7 @@ def pgqueuer_tasks(url: str, number: int) -> Iterator[Step]:
     from pgqueuer.ports.repository import EntrypointExecutionParameter
     from pgqueuer.queries import Queries
 
-    queues.SUBJECTS["postgresql"]["PgQueuer, batches of 1"].fill(url, number)
+    _fill("PgQueuer, batches of 1", url, number)
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         connection = loop.run_until_complete(asyncpg.connect(url))
         queries = Queries(AsyncpgDriver(connection))

@@ -49,14 +49,23 @@ class _Shared:
         context = measure.processes
         self.granted = context.Value("l", 0, lock=False)  # whoever counts holds the mutex
         self.goal = context.Value("l", 0, lock=False)
+        self.first, self.last = context.Value("d", 0, lock=False), context.Value("d", 0, lock=False)
         self.reached = context.Event()
         self.calls = context.Queue()
         self.begin, self.end = context.Event(), context.Event()
 
     def note_grant(self) -> None:
         self.granted.value += 1
+        self.last.value = time.monotonic()
+        if self.granted.value == 1:
+            self.first.value = self.last.value
         if self.granted.value == self.goal.value:
             self.reached.set()
+
+    def rate(self) -> float:
+        """Hand-offs a second, from the first grant to the goal, or as far as they get in time."""
+        self.reached.wait(HANDOFF_SECONDS)
+        return float((self.granted.value - 1) / max(self.last.value - self.first.value, 1e-6))
 
 
 def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
@@ -127,10 +136,8 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
         found = Crowd(waiters, processes, 0.0)
         _idle(found, engine, place, shared, seconds)
         _probe(found, other)
-        began = time.monotonic()
         lock.release()
-        shared.reached.wait(HANDOFF_SECONDS)
-        found.rate = shared.granted.value / (time.monotonic() - began)
+        found.rate = shared.rate()
     return found
 
 
@@ -206,8 +213,6 @@ def raw_crowd(url: str, waiters: int) -> Crowd:
         with _started(_wait_with_connections, 1, url, waiters, shared, ready):
             ready.wait(60)
             time.sleep(1)
-            began = time.monotonic()
             holder.execute("SELECT pg_advisory_unlock(4711)")
-            shared.reached.wait(HANDOFF_SECONDS)
-            rate = shared.granted.value / (time.monotonic() - began)
+            rate = shared.rate()
     return Crowd(waiters, 1, rate)
