@@ -178,9 +178,18 @@ class Request:
 
     def fits(self, ahead: Iterable[Entry], cap: int | None) -> bool:
         """The rule: whether this may proceed, with these rows of its resource ahead of it."""
-        beside = [one for one in ahead if not (self.shared and one.access == self.access)]
-        limits = [one for one in (self.limit, cap, *(one.limit for one in beside)) if one is not None]
-        return not limits or sum(one.weight for one in beside) + self.weight <= min(limits)
+        room, load = self.limit, self.weight
+        if cap is not None:
+            room = cap if room is None else min(room, cap)
+        for one in ahead:
+            if self.shared and one.access == self.access:
+                continue
+            load += one.weight
+            if one.limit is not None:
+                room = one.limit if room is None else min(room, one.limit)
+            if room is not None and load > room:
+                return False  # (for more rows only add to the load, and none raises the limit)
+        return room is None or load <= room
 
     def excludes(self, other: Request) -> bool:
         """Whether the other one can never be inside beside this, both being of one resource."""

@@ -1,14 +1,19 @@
 """What people are shown of a queue, checked against the rule; and what is read for it, counted."""
 
 import contextlib
+import io
 import itertools
+import sys
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from support import random_name
 
-from sqlsem.model import Request
+from sqlsem.model import Entry, Request
+from sqlsem.terminal.queues import by_resource, render_queues
 
 ROWS = st.lists(
     st.tuples(
@@ -82,3 +87,35 @@ def test_a_page_of_history_is_found_by_an_index(database):
             ).fetchall()
             assert rows
             assert entries_read() - before <= 20, (resource, outcome, since)
+
+
+def calls_of(function):
+    """How many calls of Python functions it makes."""
+    count = 0
+
+    def counted(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_row_of_a_long_list_costs_as_much_as_one_of_a_short_one():
+    moment = datetime.now(timezone.utc)
+    waiting = [
+        Entry("a", n, "waits", "write", 3, 1, "x", 1, "t", "host", 7, "p", None, moment, None, 1.0, None, 5.0)
+        for n in range(2000)
+    ]
+
+    def show(number):
+        Console(file=io.StringIO(), width=120).print(render_queues(by_resource(waiting[:number], [], None), 120))
+
+    show(10)  # what is made once
+    few, many = (calls_of(lambda n=n: show(n)) for n in (500, 2000))
+    assert many / 2000 <= 1.1 * few / 500
+    assert many / 2000 <= 150
