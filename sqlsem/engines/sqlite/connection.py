@@ -17,8 +17,12 @@ from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 
-#: After so many pages the log is written into the file, which waits for the disk: the same pages come again and again.
-CHECKPOINT_PAGES = 4000
+#: After so many transactions of this connection the log is written back into the file, when nobody waits for it.
+CHECKPOINT_EVERY = 256
+#: After so many pages SQLite does that by itself, at the end of whatever transaction it is.
+CHECKPOINT_PAGES = 16_000
+#: The log's file is cut to so many bytes when it begins anew, should somebody's long look have made it grow.
+LOG_BYTES = 32 * 2**20
 
 
 class SqliteConnection(LockSession):
@@ -31,6 +35,7 @@ class SqliteConnection(LockSession):
         self.connection: sqlite3.Connection | None = None
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
+        self._written = 0  # transactions since the log was last written back
         self.interrupted = False
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
@@ -51,6 +56,7 @@ class SqliteConnection(LockSession):
             # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
             self.rows_of_text("PRAGMA synchronous = NORMAL")
             self.rows_of_text(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self.rows_of_text(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         return self.connection
 
     # -- statements ---------------------------------------------------------------------------------------------
@@ -126,11 +132,21 @@ class SqliteConnection(LockSession):
             self.run_text("BEGIN IMMEDIATE")
             yield
             self.run_text("COMMIT")
+            self._written += 1
         except GeneratorExit:
             raise  # dropped by an interrupt some time ago; the next transaction has rolled this one back
         except BaseException:
             self._roll_back()
             raise
+
+    def write_back(self, most: int = CHECKPOINT_EVERY) -> None:
+        """Write the log back into the file, after that many transactions. It waits for the disk, and stops nobody else:
+        to be called where nobody waits for us.
+        """
+        if self._written >= most and self.connection is not None and not self.connection.in_transaction:
+            self._written = 0
+            with contextlib.suppress(sqlite3.Error), fork.held_off:
+                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _roll_back(self) -> None:
         if self.connection is not None and self.connection.in_transaction:

@@ -18,7 +18,7 @@ from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.passing import Pass
 from sqlsem.engines.sqlite.rings import Rings
-from sqlsem.engines.sqlite.values import shown
+from sqlsem.engines.sqlite.values import named, shown
 from sqlsem.model import Entry, Request, Resource, Ticket
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
@@ -154,14 +154,16 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         with fork.held_off:
             with self.writing():
                 come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
-                ours = [row["position"] for row in come if row["member_id"] == self.member_id]
-                # Another process wakes up while this one writes; a thread of ours would only be in the way.
-                self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
+                if come:
+                    # Another process wakes up while this one writes; a thread of ours would only be in the way.
+                    self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
                 there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
                 for row in come if there else ():
                     # Those who may go now need not write that themselves.
                     self.run("let_in", {"position": row["position"]})
-            self.rings.ring(ours)
+            if come:
+                self.rings.ring(row["position"] for row in come)
+            self.write_back()
         return there
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -291,6 +293,8 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
         while position < last:
             rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
+            if len(rows) == 1 and rows[0]["position"] == without:
+                break  # the usual case: nobody else is there
             for row in rows:
                 line = line or Pass(row["cap"], bool(row["paused"]))
                 if line.closed or position >= last:
@@ -345,7 +349,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         found: list[Entry] = []
         lines = {row["resource"]: Pass(row["cap"], bool(row["paused"])) for row in self.rows("settings_of_all")}
         tested: dict[int, tuple[bool, float | None]] = {}
-        for row in self.rows("entries", {"resource": resource}):
+        for row in named(self.rows("entries", {"resource": resource})):
             member_id = row["member_id"]
             if member_id not in tested:
                 tested[member_id] = self.missing(row)

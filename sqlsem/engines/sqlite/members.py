@@ -60,6 +60,7 @@ class SqliteMembers(SqliteConnection):
             with fork.held_off, self.writing():
                 if self.run("renew", (member_id,)).rowcount != 1:
                     return Pulse(False)
+        self.write_back(1)
         rows = self.rows("positions", (member_id,))
         return Pulse(
             True,

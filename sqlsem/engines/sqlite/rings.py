@@ -20,7 +20,7 @@ from pathlib import Path
 __all__ = ["Rings"]
 
 #: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
-PATIENCE_SECONDS = 0.001
+PATIENCE_SECONDS = 0.0005
 #: How often a listener looks for a nudge of its own process.
 NUDGE_SECONDS = 0.1
 
