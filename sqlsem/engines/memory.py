@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
@@ -29,24 +30,59 @@ class Store:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.rows: dict[int, Entry] = {}  # by position, which is their order
-        self.uids: dict[int, tuple[int, str]] = {}  # who registered them, in which call
+        # Each resource's rows by position, which is their order. (An OrderedDict finds its first one at once, even
+        # after ten thousand before it have left.)
+        self.queues: dict[str, OrderedDict[int, Entry]] = {}
+        self.uids: dict[tuple[int, str], list[Ticket]] = {}  # what was registered, by whom and in which call
+        self.calls: dict[int, tuple[int, str]] = {}  # which call made a row
         self.members: dict[int, tuple[str, int, str]] = {}  # host, process and program
         self.waiting: set[threading.Event] = set()
         self.numbers = itertools.count(1)  # of rows and members
 
     def may_enter(self, request: Request, position: float = math.inf) -> bool:
         """Whether a request may proceed from there, which is the end if left out."""
-        ahead = [row for row in self.rows.values() if row.resource == request.resource and row.position < position]
+        queue = self.queues.get(request.resource)
+        ahead = itertools.takewhile(lambda row: row.position < position, queue.values() if queue else ())
         return request.fits(ahead, None)
 
-    def found(self, member_id: int, uid: str) -> list[Entry]:
-        """The rows that one call has left."""
-        return [self.rows[position] for position, by in self.uids.items() if by == (member_id, uid)]
+    def row(self, ticket: Ticket) -> Entry | None:
+        """The row of a ticket, if it is there."""
+        queue = self.queues.get(ticket.resource)
+        row = queue.get(ticket.position) if queue else None
+        return row if row is not None and row.requesting_id == ticket.requesting_id else None
+
+    def rows(self) -> list[Entry]:
+        """All, by resource and position."""
+        return [row for _, queue in sorted(self.queues.items()) for row in queue.values()]
+
+    def add(self, row: Entry, uid: str) -> Ticket:
+        """A number was taken."""
+        assert row.member_id is not None
+        ticket = Ticket(row.resource, row.position, row.requesting_id, row.granted_at is not None)
+        self.queues.setdefault(row.resource, OrderedDict())[row.position] = row
+        self.uids.setdefault((row.member_id, uid), []).append(ticket)
+        self.calls[row.position] = (row.member_id, uid)
+        return ticket
+
+    def grant(self, row: Entry) -> bool:
+        """Whether a row is granted, which it is as soon as it may enter."""
+        request = Request(row.resource, row.access, row.limit, row.weight)
+        if row.granted_at is None and self.may_enter(request, row.position):
+            row = dataclasses.replace(row, state="holds", granted_at=datetime.now(timezone.utc))
+            self.queues[row.resource][row.position] = row
+        return row.granted_at is not None
 
     def remove(self, row: Entry) -> None:
         """End a row, and wake those who may go."""
-        del self.rows[row.position], self.uids[row.position]
+        queue, call = self.queues[row.resource], self.calls.pop(row.position)
+        del queue[row.position]
+        if not queue:
+            del self.queues[row.resource]
+        left = [ticket for ticket in self.uids[call] if ticket.position != row.position]
+        if left:
+            self.uids[call] = left
+        else:
+            del self.uids[call]
         self.wake()
 
     def wake(self) -> None:
@@ -92,12 +128,12 @@ class MemorySession(DeadlockSearch):
 
     def ping(self, member_id: int) -> Pulse:
         with self._open() as store:
-            mine = frozenset(row.position for row in store.rows.values() if row.member_id == member_id)
+            mine = frozenset(position for position, (member, _) in store.calls.items() if member == member_id)
             return Pulse(member_id in store.members, mine)
 
     def resign(self, member_id: int) -> None:
         with self._open() as store:
-            for row in [row for row in store.rows.values() if row.member_id == member_id]:
+            for row in [row for row in store.rows() if row.member_id == member_id]:
                 store.remove(row)
             store.members.pop(member_id, None)
 
@@ -108,14 +144,16 @@ class MemorySession(DeadlockSearch):
             if member_id not in store.members:
                 raise Disconnected("This member is not known here")
             host, pid, program = store.members[member_id]
-            rows = store.found(member_id, uid)
-            if not rows:
-                free = [store.may_enter(request) for request in requests]
-                if only_if_free and not all(free):
-                    return None
-                for request, granted in zip(requests, free, strict=True):
-                    now = datetime.now(timezone.utc)
-                    row = Entry(
+            rows = [row for ticket in store.uids.get((member_id, uid), ()) if (row := store.row(ticket)) is not None]
+            if rows:
+                return [Ticket(row.resource, row.position, requesting_id, row.granted_at is not None) for row in rows]
+            free = [store.may_enter(request) for request in requests]
+            if only_if_free and not all(free):
+                return None
+            now = datetime.now(timezone.utc)
+            return [
+                store.add(
+                    Entry(
                         resource=request.resource,
                         position=next(store.numbers),
                         state="holds" if granted else "waits",
@@ -134,25 +172,27 @@ class MemorySession(DeadlockSearch):
                         seconds=0.0,
                         missing_for=None,
                         grace=self._options.grace,
-                    )
-                    store.rows[row.position], store.uids[row.position] = row, (member_id, uid)
-                    rows.append(row)
-            return [Ticket(row.resource, row.position, requesting_id, row.granted_at is not None) for row in rows]
+                    ),
+                    uid,
+                )
+                for request, granted in zip(requests, free, strict=True)
+            ]
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with self._open() as store:
-            row = store.rows.get(ticket.position)
-            if row is None or row.requesting_id != ticket.requesting_id:
-                return False
-            store.remove(row)
-            return True
+            row = store.row(ticket)
+            if row is not None:
+                store.remove(row)
+            return row is not None
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         with self._open() as store:
-            rows = store.found(member_id, uid)
-            for row in rows:
-                store.remove(row)
-            return len(rows)
+            tickets = list(store.uids.get((member_id, uid), ()))
+            for ticket in tickets:
+                row = store.row(ticket)
+                if row is not None:
+                    store.remove(row)
+            return len(tickets)
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + timeout
@@ -161,20 +201,26 @@ class MemorySession(DeadlockSearch):
             while True:
                 nudge.clear()  # before looking: what changes afterwards is seen
                 with self._open() as store:
-                    row = store.rows.get(ticket.position)
+                    row = store.row(ticket)
                     if row is None:
                         return None
-                    request = Request(row.resource, row.access, row.limit, row.weight)
-                    if row.granted_at is None and store.may_enter(request, row.position):
-                        now = datetime.now(timezone.utc)
-                        row = dataclasses.replace(row, state="holds", granted_at=now)
-                        store.rows[row.position] = row
-                    if row.granted_at is not None:
+                    if store.grant(row):
                         return True
                 if not nudge.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     return False
         finally:
             self._store.waiting.discard(nudge)
+
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        answers: dict[int, bool | None] = {}
+        with self._open() as store:
+            for ticket in tickets:
+                row = store.row(ticket)
+                if row is None or row.member_id != member_id:
+                    answers[ticket.position] = None
+                elif store.grant(row):
+                    answers[ticket.position] = True
+        return answers
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
         with self._open() as store:
@@ -183,7 +229,7 @@ class MemorySession(DeadlockSearch):
                     *(row.position, row.resource, row.member_id, row.owner, row.access, row.limit, row.weight),
                     granted=row.granted_at is not None,
                 )
-                for row in store.rows.values()
+                for row in store.rows()
             ]
             for knot in deadlocks.find(rows, {}):
                 if knot.victim.member == member_id:
@@ -195,13 +241,13 @@ class MemorySession(DeadlockSearch):
         with self._open() as store:
             return [
                 dataclasses.replace(row, seconds=(now - (row.granted_at or row.requested_at)).total_seconds())
-                for row in sorted(store.rows.values(), key=lambda row: (row.resource, row.position))
+                for row in store.rows()
                 if resource in (None, row.resource)
             ]
 
     def resources(self) -> list[Resource]:
         with self._open() as store:
-            states = [(row.resource, row.state) for row in store.rows.values()]
+            states = [(row.resource, row.state) for row in store.rows()]
             return [
                 Resource(name, None, False, None, states.count((name, "holds")), states.count((name, "waits")))
                 for name in sorted({name for name, _ in states})

@@ -158,6 +158,22 @@ class LockSession(Wire):
         None when its row is gone. Setting ``nudge`` from another thread says that looking now may pay.
         """
 
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        """Whose turn has come, of many of this member's (on the main session): by position, True where it is granted,
+        now or before; None where the row is gone, taken away, or another member's. Who has to wait on is left out.
+
+        For each ticket the answer is that of `wait` without time, and what `wait` does for it is done: grants are
+        written down with a sign of life (`Disconnected` when the member was given up), and where somebody has to wait
+        on, those at the head of its queue are tested, and removed when they are dead. But it is one statement, or one
+        transaction, for all, in any order and of any resources; it reads no more than decides; and it waits for nothing
+        but a gate (`Busy`). May be repeated: what was granted, and not heard of, is said again.
+
+        This one asks for one ticket after the other, for engines that have nothing better.
+        """
+        never = threading.Event()
+        answers = {ticket.position: self.wait(ticket, 0.0, never) for ticket in tickets}
+        return {position: answer for position, answer in answers.items() if answer is not False}
+
     # -- looking (any session) ----------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -85,6 +85,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self):
         self.prefix = f"{self.name}-{next(self.examples)}"
         self.model = Model()
+        self.asked = []  # all rows, those that are gone as well
         self.sessions = {}
         self.uids = itertools.count()
         self.operator = self.database.session(grace=0)
@@ -172,6 +173,7 @@ class Machine(RuleBasedStateMachine):
                 if other.request.resource == ticket.resource
             )
             self.model.add(row)
+            self.asked.append(row)
             assert ticket.granted == row.granted
         return multiple(*[row for row in self.model.rows if row.uid == uid])
 
@@ -185,6 +187,22 @@ class Machine(RuleBasedStateMachine):
             return
         row.granted = row.granted or self.model.free(row.request, row.position)
         assert answer is row.granted
+
+    @rule(member=members, seed=st.randoms(use_true_random=False))
+    def look(self, member, seed):
+        """For many rows in one go, those that are gone among them: what `wait` would say of each."""
+        self.asked = [row for row in self.asked if row.member in self.sessions]
+        rows = [row for row in self.asked if row.member == member]
+        rows = seed.sample(rows, seed.randint(0, len(rows)))
+        answers = self.sessions[member].look(member, [row.ticket for row in rows])
+        for row in rows:
+            if row not in self.model.rows:
+                assert answers[row.position] is None
+                continue
+            row.granted = row.granted or self.model.free(row.request, row.position)
+            assert answers.get(row.position) is (True if row.granted else None)
+            assert (row.position in answers) is row.granted
+        assert set(answers) <= {row.position for row in rows}
 
     @rule(row=consumes(tickets), member=members)
     def release(self, row, member):
