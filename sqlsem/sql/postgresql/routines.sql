@@ -1209,15 +1209,21 @@ BEGIN
 END
 $$;
 
--- Removes history older than setting history_days, at most p_most rows a call.
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH gone AS (
+    WITH oldest AS MATERIALIZED (
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h
+        ORDER BY h.ended_at LIMIT p_most FOR UPDATE SKIP LOCKED),
+    gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {schema}.history
-            WHERE ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+            SELECT o.place FROM oldest AS o
+            WHERE o.ended_at < clock_timestamp()
+                               - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+               OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
+                                      - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
         RETURNING 1)
     SELECT count(*) FROM gone
 $$;

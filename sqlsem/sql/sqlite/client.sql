@@ -265,11 +265,12 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
 SELECT beacon FROM {schema}_member
 
 -- name: prune
+-- Of the oldest rows: they are in the order in which they ended.
 DELETE FROM {schema}_history WHERE rowid IN (
-    SELECT rowid FROM {schema}_history
-    WHERE ended_at < {clock}
-                     - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY rowid LIMIT ?)
+    SELECT o.rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?) AS o
+    WHERE o.ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+       OR o.rowid <= (SELECT max(rowid) FROM {schema}_history)
+                     - (SELECT CAST(value AS INTEGER) FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: data_version
 PRAGMA data_version
