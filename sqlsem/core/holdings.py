@@ -139,7 +139,8 @@ class Holdings:
         self._member = member
         self._state_lock = member.state_lock
         self._grants: set[BaseGrant] = set()
-        self._by_caller: dict[tuple[int, str], list[BaseGrant]] = {}  # until they are released
+        #: Of each thread or task, by resource, what it has, until that is released.
+        self._by_caller: dict[int, dict[str, list[BaseGrant]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._grants)
@@ -154,16 +155,19 @@ class Holdings:
         with self._state_lock:
             return [
                 request
-                for grant in self._grants
-                if grant.holding.caller.number == number
+                for resource, grants in self._by_caller.get(number, {}).items()
+                for grant in grants
+                if grant.holding.why_lost is None
                 for request in grant.holding.requests
+                if request.resource == resource
             ]
 
     def _held_of(self, caller: Caller, resource: str) -> list[tuple[BaseGrant, Request]]:
         """What a thread or task holds of a resource, the latest first."""
+        held = self._by_caller.get(caller.number)
         return [
             (grant, next(one for one in grant.holding.requests if one.resource == resource))
-            for grant in reversed(self._by_caller.get((caller.number, resource), ()))
+            for grant in reversed(held.get(resource, ()) if held else ())
             if grant.holding.why_lost is None
         ]
 
@@ -206,13 +210,14 @@ class Holdings:
         """It has been acquired."""
         with self._state_lock:
             self._grants.add(grant)
+            held = self._by_caller.setdefault(grant.holding.caller.number, {})
             for ticket in grant.holding.tickets:
-                self._by_caller.setdefault((grant.holding.caller.number, ticket.resource), []).append(grant)
+                held.setdefault(ticket.resource, []).append(grant)
 
     def with_tickets(self, caller: Caller, tickets: Sequence[Ticket]) -> list[BaseGrant]:
         """What stands on these rows."""
         with self._state_lock:
-            held = self._by_caller.get((caller.number, tickets[0].resource), ()) if tickets else ()
+            held = self._by_caller.get(caller.number, {}).get(tickets[0].resource, ()) if tickets else ()
             return [grant for grant in held if grant.holding.tickets == tuple(tickets)]
 
     # -- releasing ----------------------------------------------------------------------------------------------
@@ -262,13 +267,16 @@ class Holdings:
         with self._state_lock:
             grant.holding.released = True
             self._grants.discard(grant)
+            number = grant.holding.caller.number
+            held = self._by_caller.get(number, {})
             for ticket in grant.holding.tickets:
-                key = (grant.holding.caller.number, ticket.resource)
-                held = self._by_caller.get(key, [])
-                if grant in held:
-                    held.remove(grant)
-                if not held:
-                    self._by_caller.pop(key, None)
+                grants = held.get(ticket.resource, [])
+                if grant in grants:
+                    grants.remove(grant)
+                if not grants:
+                    held.pop(ticket.resource, None)
+            if not held:
+                self._by_caller.pop(number, None)
 
     # -- losing -------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 from sqlsem.core.main_session import MainSession
@@ -53,8 +53,11 @@ VERIFY_SECONDS = 1.0
 class Owner(Protocol):
     """Who is told about our rows: the coordinator."""
 
-    def lose(self, positions: Iterable[int] | None, why: str) -> None:
+    def lose(self, positions: Collection[int] | None, why: str) -> None:
         """These rows (None: all) are lost to us; declare so."""
+
+    def forgot(self, positions: Collection[int]) -> None:
+        """These rows, which were lost to us, are ours no more."""
 
     def holds_any(self) -> bool:
         """Whether anything is held that could be lost."""
@@ -286,6 +289,7 @@ class Membership:
             for ticket in taken:
                 session.release(ticket, "revoked")
             self.forget(taken)
+            self._owner.forgot([ticket.position for ticket in taken])
         if strangers:
             # Left by a call that was interrupted, or by a crash of the server that undid a release.
             for entry in session.entries(None):

@@ -64,6 +64,11 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout)
 
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        resources, positions = [one.resource for one in tickets], [one.position for one in tickets]
+        _, granted, gone = self.row("look_all", member_id, resources, positions)
+        return {**dict.fromkeys(granted or (), True), **dict.fromkeys(gone or ())}
+
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
         deadline = monotonic() + timeout
         while True:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
 from sqlsem.engines.roles import DeadlockSearch
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.engines.sqlite.passing import Pass
 from sqlsem.engines.sqlite.values import shown
 from sqlsem.model import Entry, Request, Resource, Ticket
 
@@ -22,10 +25,60 @@ from sqlsem.model import Entry, Request, Resource, Ticket
 SHORTEST, LONGEST = 0.0001, 0.02
 #: What looking seldom may cost: this share of the time for which nothing has happened at all, but no more than so long.
 SHARE, SLOWEST = 0.05, 0.5
-#: How often the next in line tests whether those ahead of it still live. Who is further back does so more seldom, too.
+#: How far a waiter counts those before it; further back makes no difference.
+FAR = 256
+#: How often those ahead are tested, for each owner among them, and how seldom at the most. The first rows,
+#: or as many as may be inside.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
+TESTED = 32
+#: So many resources a session remembers as tested.
+MOST_TESTS = 1000
+#: So many rows of a queue are read at a time, at first and at the most.
+FIRST_STEP, STEP = 8, 256
 LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
+
+
+class Turn(NamedTuple):
+    """Whether a request may enter; and the last one of those ahead that alone keep it out, if anybody is there."""
+
+    come: bool
+    edge: int | None
+
+
+class Place:
+    """About how many must leave before a waiter may enter; counted again when half of them have left."""
+
+    def __init__(self) -> None:
+        self.distance = 0
+        self._middle: int | None = 0
+
+    def has_changed(self, edge: int | None) -> bool:
+        """Whether to count again, now that those from ``edge`` on have to leave."""
+        return self._middle is not None and (edge or LAST) >= self._middle
+
+    def count(self, rows: Sequence[Any]) -> None:
+        """These have to leave, or more."""
+        self.distance = max(1, len(rows))
+        self._middle = rows[len(rows) // 2]["queue_position"] if len(rows) > 1 else None
+
+
+class Tests:
+    """When the owners of those ahead were tested last, by resource."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, tuple[float, int]] = {}  # when, and how many there were
+
+    def due(self, resource: str, now: float) -> bool:
+        """Whether it is time to test again."""
+        at, owners = self._done.get(resource, (-math.inf, 1))
+        return now - at >= min(TEST_EVERY * owners, TEST_SELDOM)
+
+    def note(self, resource: str, now: float, owners: int) -> None:
+        """So many owners are tested now."""
+        if len(self._done) >= MOST_TESTS:
+            self._done.clear()
+        self._done[resource] = (now, max(1, owners))
 
 
 class SqliteLocks(SqliteMembers, DeadlockSearch):
@@ -33,8 +86,9 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
-        # How the last wait ended: position, the file's version then, quiet since when, when the others were tested.
-        self._left: tuple[int, Any, float, float] | None = None
+        # How the last wait ended: position, the file's version then, quiet since when.
+        self._left: tuple[int, Any, float] | None = None
+        self._tests = Tests()
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
@@ -42,7 +96,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if only_if_free:
             # The dead must not stand in the way of a try.
             for request in requests:
-                if not self._may_enter(request):
+                if not self._turn(request, LAST).come:
                     self._test_ahead(request, LAST, member_id)
         with fork.held_off, self.writing():
             self.give_sign(member_id, known=True)
@@ -56,7 +110,9 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                     Ticket(row["resource_id"], row["queue_position"], row["requesting_id"], bool(row["granted"]))
                     for row in found
                 ]
-            granted = [not there or self._may_enter(request) for there, request in zip(busy, requests, strict=True)]
+            granted = [
+                not there or self._turn(request, LAST).come for there, request in zip(busy, requests, strict=True)
+            ]
             if only_if_free and not all(granted):
                 return None
             tickets = []
@@ -80,26 +136,17 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 tickets.append(Ticket(request.resource, position, requesting_id, granted[number - 1]))
         return tickets
 
-    def _ahead(self, request: Request | Entry, position: int) -> tuple[int, bool]:
-        """How many of the conflicting rows ahead must leave before one may enter (about, but at least 1 and at the most
-        all), and whether one may enter now.
-        """
-        found = self.row(
-            "ahead",
-            {
-                "resource": request.resource,
-                "position": position,
-                "access": request.access,
-                "limit": request.limit,
-                "weight": request.weight,
-            },
-        )
-        number, excess = found["number"], found["excess"]
-        leaving = number if found["paused"] else -(-excess * number // max(found["load"], 1))
-        return max(1, min(leaving, number)), bool(found["let_in"]) or (not found["paused"] and excess <= 0)
-
-    def _may_enter(self, request: Request) -> bool:
-        return self._ahead(request, LAST)[1]
+    def _turn(self, request: Request, position: int) -> Turn:
+        """Whether a request at that position may enter now."""
+        values = {
+            "resource": request.resource,
+            "position": position,
+            "access": request.access,
+            "limit": request.limit,
+            "weight": request.weight,
+        }
+        found = self.row("fits", values)
+        return Turn(bool(found["let_in"]) or bool(found["fits"] and not found["paused"]), found["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with fork.held_off, self.writing():
@@ -121,10 +168,10 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if row["granted"]:
             return True
         request, member_id = Request(ticket.resource, row["access"], row["limit"], row["weight"]), row["member_id"]
-        seen, known, distance = None, None, 1
-        quiet_since, tested = time.monotonic(), -TEST_SELDOM
+        seen, known, quiet_since = None, None, time.monotonic()
         if self._left is not None and self._left[0] == ticket.position:
-            _, known, quiet_since, tested = self._left  # one long wait comes in slices
+            _, known, quiet_since = self._left  # one long wait comes in slices
+        place = Place()
         while True:
             version = self.version()
             now = time.monotonic()
@@ -133,21 +180,23 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
-                distance, free = self._ahead(request, ticket.position)
-                if free:
+                turn = self._turn(request, ticket.position)
+                if turn.come:
                     with fork.held_off, self.writing():
                         self.give_sign(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
+                if place.has_changed(turn.edge):
+                    place.count(self._conflicting(request, turn.edge or 0, ticket.position, FAR))
             if now >= deadline:
-                self._left = (ticket.position, known, quiet_since, tested)
+                self._left = (ticket.position, known, quiet_since)
                 return False
-            if now - tested >= min(TEST_EVERY * distance, TEST_SELDOM):
-                tested = now
+            if self._tests.due(ticket.resource, now):
                 if self.row("row", key) is None:
                     return None
                 if self._test_ahead(request, ticket.position, member_id):
                     seen = None
                     continue
+            distance = place.distance
             pause = min(max(SHORTEST * distance, (now - quiet_since) * SHARE), LONGEST * distance, SLOWEST)
             nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
 
@@ -155,13 +204,68 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         """What changes when another connection has written."""
         return self.row("data_version")["data_version"], id(self.connection)
 
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        rows = {row["queue_position"]: row for row in self.rows("mine", (member_id,))}
+        found: dict[int, bool | None] = {}
+        waiting: dict[str, set[int]] = {}
+        for position in {ticket.position for ticket in tickets}:
+            row = rows.get(position)
+            if row is None or row["revoked"]:
+                found[position] = None
+            elif row["granted"]:
+                found[position] = True
+            else:
+                waiting.setdefault(row["resource_id"], set()).add(position)
+        come = [(resource, one) for resource, all_of_it in waiting.items() for one in self._come(resource, all_of_it)]
+        if come:
+            with fork.held_off, self.writing():
+                self.give_sign(member_id, known=True)
+                for resource, position in come:
+                    there = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
+                    found[position] = True if there else None
+        now = time.monotonic()
+        for resource, positions in waiting.items():
+            if self._tests.due(resource, now):
+                widest = max(row["limit"] or 1 for row in map(rows.__getitem__, positions))
+                self._test_ahead(Request(resource, limit=widest), max(positions), member_id)
+        return found
+
+    def _come(self, resource: str, waiting: set[int]) -> list[int]:
+        """Whose turn has come, of these positions: one pass along the queue, as far as anybody can be let in."""
+        settings = self.row("settings_of", (resource,))
+        line = Pass(*(settings or (None, False)))
+        come: list[int] = []
+        last, position, most = max(waiting), 0, FIRST_STEP
+        while position < last and not line.closed:
+            rows = self.rows("pass", {"resource": resource, "position": position, "most": most})
+            for row in rows:
+                position = row["position"]
+                if position in waiting and line.fits(row["access"], row["limit"], row["weight"]):
+                    come.append(position)
+                line.go_by(row["access"], row["limit"], row["weight"])
+                if position >= last or line.closed:
+                    break
+            if len(rows) < most:
+                break
+            most = min(most * 4, STEP)
+        return come
+
+    def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
+        """The first rows from one position on, and before another one, that this request does not share with."""
+        values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
+        return self.rows("rows_between", {**values, "most": most})
+
     def _test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
-        """Test whether those ahead still live; True when somebody was removed."""
-        values = {"resource": request.resource, "position": position, "access": request.access}
+        """Test whether the first of those ahead still live, as many as there may be inside; True when somebody was
+        removed. Who died further back keeps nobody out before it is among the first.
+        """
+        rows = self._conflicting(request, 0, position, max(TESTED, request.limit or 0))
+        owners = {row["member_id"] or -row["queue_position"]: row for row in reversed(rows)}
+        self._tests.note(request.resource, time.monotonic(), len(owners))
         removed = False
-        for row in self.rows("owners_ahead", values):
+        for row in owners.values():
             if mine is None or row["member_id"] != mine:
-                removed = self.suspect(request.resource, row["blocker"], row["member_id"]) or removed
+                removed = self.suspect(request.resource, row["queue_position"], row["member_id"]) or removed
         return removed
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
@@ -179,30 +283,42 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:
-        found = []
+        found: list[Entry] = []
+        lines = {row["resource"]: Pass(row["cap"], bool(row["paused"])) for row in self.rows("settings_of_all")}
+        tested: dict[int, tuple[bool, float | None]] = {}
         for row in self.rows("entries", {"resource": resource}):
-            dead, missing_for = self.missing(row)
-            entry = shown(Entry, row, missing_for=missing_for)
+            member_id = row["member_id"]
+            if member_id not in tested:
+                tested[member_id] = self.missing(row)
+            dead, missing_for = tested[member_id]
+            line = lines.get(row["resource"])
+            if line is None:
+                line = lines[row["resource"]] = Pass(None, False)
+            known: dict[str, Any] = {"missing_for": missing_for}
             if dead:
-                entry = dataclasses.replace(entry, state="dead")
-            elif entry.member_id is None and entry.state == "waits" and self._ahead(entry, entry.position)[1]:
-                entry = dataclasses.replace(entry, state="holds")  # it has no process that would write that down
-            found.append(entry)
+                known["state"] = "dead"
+            elif (
+                member_id is None and row["state"] == "waits" and line.fits(row["access"], row["limit"], row["weight"])
+            ):
+                known["state"] = "holds"  # it has no process that would write that down
+            line.go_by(row["access"], row["limit"], row["weight"])
+            found.append(shown(Entry, row, **known))
         return found
 
     def resources(self) -> list[Resource]:
-        waits: dict[str, list[bool]] = {}
+        holding: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
         for entry in self.entries(None):
-            waiting = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
-            waits.setdefault(entry.resource, []).append(waiting)
+            waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
+            (waiting if waits else holding)[entry.resource] += 1
         return [
             Resource(
                 row["resource"],
                 row["cap"],
                 bool(row["paused"]),
                 row["stale_after"],
-                holding=waits.get(row["resource"], []).count(False),
-                waiting=waits.get(row["resource"], []).count(True),
+                holding=holding[row["resource"]],
+                waiting=waiting[row["resource"]],
             )
             for row in self.rows("resources")
         ]

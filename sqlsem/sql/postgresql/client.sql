@@ -53,6 +53,10 @@ SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %
 -- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
 SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.wait(%s::varchar, %s::bigint, %s::integer)
 
+-- name: look_all
+SELECT pg_catalog.set_config('synchronous_commit', 'off', true), granted, gone
+FROM {schema}.look_all(%s, %s::varchar[], %s::bigint[])
+
 -- name: release
 SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
        {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)

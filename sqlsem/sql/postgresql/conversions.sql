@@ -38,7 +38,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.begin_upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_try boolean) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_row   record;
@@ -61,8 +61,8 @@ BEGIN
     ELSIF v_row.access_type <> 'read' THEN
         RETURN CASE v_row.access_type WHEN 'write' THEN 0 ELSE 1 END;
     END IF;
-    SELECT min(queue_position) INTO v_other FROM {schema}.{table}
-    WHERE resource_id = p_resource AND queue_position <> p_position AND access_type = 'upgrade';
+    SELECT min(queue_position) INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+    WHERE queue_position <> p_position AND access_type = 'upgrade';
     IF v_other IS NOT NULL THEN
         PERFORM {schema}.suspect(p_resource, v_other, v_row.member_id);
         IF EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
@@ -77,7 +77,9 @@ BEGIN
         -- Those who stand between us and a reader behind must not leave before this is committed: that reader would
         -- see its way free while we believe it blocked.
         PERFORM FROM {schema}.{table}
-        WHERE resource_id = p_resource AND queue_position > p_position AND access_type <> 'read'
+        WHERE resource_id = p_resource AND access_type <> 'read' AND queue_position > p_position
+          AND queue_position < (SELECT max(queue_position) FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+                                WHERE access_type = 'read' AND granted_at IS NULL)
         ORDER BY queue_position FOR KEY SHARE;
         -- The rule, for the readers behind that wait: those who fit (now, or but for the operator's pause or cap, of
         -- which they may have heard later than we did).
@@ -85,15 +87,14 @@ BEGIN
         FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight,
                      coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
                      least(concurrency_limit, min(concurrency_limit) FILTER (WHERE access_type <> 'read') OVER ahead) AS declared
-              FROM {schema}.{table} WHERE resource_id = p_resource
+              FROM {schema}.oldest_first(p_resource, 9223372036854775807)
               WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)) AS r
         CROSS JOIN (SELECT min(cap) AS cap, count(paused_at) > 0 AS paused
                     FROM {schema}.resource WHERE resource_id = p_resource) AS o
         WHERE queue_position > p_position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
           AND coalesce(load + weight <= declared, true);  -- also those that nobody attends to: they go as such
-        SELECT min(queue_position) INTO v_other FROM {schema}.{table}
-        WHERE resource_id = p_resource AND queue_position <> p_position
-          AND (queue_position < p_position OR granted_at IS NOT NULL);
+        SELECT queue_position INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL AND v_free IS NULL THEN
             RETURN CASE WHEN {schema}.convert_row(p_resource, p_position, 'read', 'write', 'upgraded') THEN 0 ELSE -2 END;
         END IF;
@@ -124,7 +125,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.upgrade(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_timeout_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
@@ -145,9 +146,8 @@ BEGIN
     END IF;
     LOOP
         -- Anyone who is inside has granted_at, or stands ahead and never saw us; nobody else can be let in.
-        SELECT min(queue_position) INTO v_other FROM {schema}.{table}
-        WHERE resource_id = p_resource AND queue_position <> p_position
-          AND (queue_position < p_position OR granted_at IS NOT NULL);
+        SELECT queue_position INTO v_other FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        WHERE queue_position <> p_position AND (queue_position < p_position OR granted_at IS NOT NULL) LIMIT 1;
         IF v_other IS NULL THEN
             IF NOT {schema}.give_sign(v_row.member_id) THEN
                 RETURN -2;

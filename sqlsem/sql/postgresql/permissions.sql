@@ -42,7 +42,7 @@ DECLARE
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
         'upwor', ARRAY['settings'],
-        'uo', ARRAY['register', 'register_all', 'wait', 'release', 'cancel', 'pin', 'find_deadlock', 'begin_upgrade', 'upgrade',
+        'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'begin_upgrade', 'upgrade',
                     'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',
                     'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
                     'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
@@ -86,7 +86,7 @@ BEGIN
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
-                lower('{table}'), 'member', 'resource', 'history', 'setting', 'task', 'task_log', 'round', 'round_part') AS may) AS n
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
             CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;

@@ -181,7 +181,7 @@ BEGIN
                                0, p_lease_ms);
     PERFORM {schema}.test_member(l.member_id, v_member)
     FROM {schema}.look_at_members() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
-    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.member_id = m.member_id);
+    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.rows_of(m.member_id));
     RETURN v_member;
 END
 $$;
@@ -217,22 +217,23 @@ CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(mine.concurrency_limit, a.concurrency_limit)), false)
-    FROM {schema}.{table} AS mine JOIN {schema}.{table} AS a
-      ON a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
-         AND a.member_id IN (SELECT m.member_id FROM {schema}.member AS m
-                             WHERE m.member_id = mine.member_id
-                                OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
-                                   AND {schema}.holds_beacon(m.backend_pid, m.beacon))
-         AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
+    FROM {schema}.{table} AS mine
+    JOIN {schema}.member AS m
+      ON m.member_id = mine.member_id
+         OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
+            AND {schema}.holds_beacon(m.backend_pid, m.beacon)
+    CROSS JOIN LATERAL {schema}.rows_of(m.member_id) AS a
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
+      AND a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
+      AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
 $$;
 
 -- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.has_others(p_member bigint, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-                   WHERE t.member_id = p_member AND t.queue_position <> p_position AND m.login = session_user)
+    SELECT EXISTS (SELECT FROM {schema}.rows_of(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                   WHERE t.queue_position <> p_position AND m.login = session_user)
 $$;
 
 -- A wait() that was broken off may have got the lock that it waited for, and not have freed it: nobody else would.
@@ -258,9 +259,14 @@ DECLARE
     v_row  record;
     v_code integer := -1;
 BEGIN
-    FOR v_row IN SELECT queue_position, member_id FROM {schema}.{table}
-        WHERE resource_id = p_resource AND requesting_id = p_requesting_id AND queue_position = coalesce(p_position, queue_position)
-        ORDER BY queue_position LOOP
+    FOR v_row IN
+        SELECT queue_position, member_id FROM {schema}.{table}
+        WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
+        UNION ALL
+        SELECT queue_position, member_id FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        WHERE p_position IS NULL AND requesting_id = p_requesting_id
+        ORDER BY queue_position
+    LOOP
         IF {schema}.release(p_resource, v_row.queue_position, p_requesting_id, 'released') = 0 THEN
             v_code := 0;
             -- A lease of ours was made for this row alone.

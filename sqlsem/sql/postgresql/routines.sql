@@ -7,6 +7,8 @@
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
 --   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
+--   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
+--   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
@@ -219,6 +221,7 @@ BEGIN
                 ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
         END LOOP;
     END IF;
+    DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
     UPDATE {schema}.member
     SET seen_at = clock_timestamp(),
         lease_until = greatest(lease_until, clock_timestamp() + lease_ms * interval '1 millisecond');
@@ -229,40 +232,161 @@ END
 $$;
 
 
+-- Low-water marks ------------------------------------------------------------------------------------------------
+--
+-- An old snapshot (a long report, a dump, a prepared transaction, a standby's feedback) keeps what was deleted, and its entries
+-- in the indexes: whoever looked for the first row of a resource would have to pass all that left since. But positions only
+-- grow, registrations on a resource follow each other (the gate), and what is ahead only leaves. So "below this position
+-- nothing lives but these survivors" stays true for ever once it was true, and whoever looks begins there: at the newest mark,
+-- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
+--
+-- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
+-- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it.
+
+CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (E'\tmember '::text OPERATOR(pg_catalog.||) p_member::text)::varchar $$;
+
+-- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
+-- cannot fix their search_path. Whoever stops early reads no more than that.)
+CREATE OR REPLACE FUNCTION {schema}.newest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position DESC)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position DESC)
+$$;
+
+-- The same, the first one first.
+CREATE OR REPLACE FUNCTION {schema}.oldest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position)
+$$;
+
+-- The rows of a member, the first one first.
+CREATE OR REPLACE FUNCTION {schema}.rows_of(p_member bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE member_id OPERATOR(pg_catalog.=) p_member
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water
+           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE member_id OPERATOR(pg_catalog.=) p_member
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water
+           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position)
+$$;
+
+-- Whether to write a mark now: so rarely that it costs nothing, so often that little is passed in between.
+CREATE OR REPLACE FUNCTION {schema}.marks_now() RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision $$;
+
+-- Writes a mark: p_live are the first 201 rows that live below p_position, or all of them. The one before goes. (Nobody is
+-- waited for: a mark that another one removes just now is left to that one, or to prune.)
+CREATE OR REPLACE FUNCTION {schema}.raise_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_mark   bigint := CASE WHEN cardinality(p_live) > 200 THEN p_live[201] ELSE p_position END;
+    v_before bigint := (SELECT mark FROM {schema}.low_water WHERE resource_id = p_key ORDER BY mark DESC LIMIT 1);
+BEGIN
+    IF v_before >= v_mark THEN
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.low_water (resource_id, mark, survivors) VALUES (p_key, v_mark, p_live[1:200]) ON CONFLICT DO NOTHING;
+    DELETE FROM {schema}.low_water
+    WHERE resource_id = p_key AND mark = (SELECT mark FROM {schema}.low_water WHERE resource_id = p_key AND mark = v_before
+                                          FOR UPDATE SKIP LOCKED);
+END
+$$;
+
+-- Writes the marks of a resource and of a member, for a row at whose insertion the caller stands, under the gate, or which
+-- was there before the caller had that; NULL for a member: that of the resource alone. A registration of the member may be
+-- under way on an older session, with a lower number which nobody sees yet: then its mark has to wait.
+CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.raise_mark(p_resource, p_position,
+                                ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
+    IF pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
+        PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
+                                    ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
+                                          WHERE queue_position < p_position LIMIT 201));
+    END IF;
+END
+$$;
+
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
---   'leave'    every conflicting row must leave, the last of them included: wait for that one
+--   'leave'    that row must leave
 --   'grant'    an earlier request still waits: nothing can change for us before it is granted
---   'any'      next in line: any of several holders may leave first; the blocker is the oldest
---   'paused'   an operator stopped the resource
+--   'any'      next in line: any of several holders may leave first; the blocker is the oldest of those
+--   'paused'   an operator stopped the resource, or allows less than we weigh
+-- A row weighs at least 1: so with a limit of N the last N conflicting rows say all, whatever stands before them.
+-- `mine`: the row of the resource with this uid.
 CREATE OR REPLACE FUNCTION {schema}.ahead(
     p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
 RETURNS TABLE (eligible boolean, blocker bigint, until text, mine bigint)
 LANGUAGE sql STABLE  -- and so simple that the planner inlines it; so it cannot fix its search_path
 AS $$
-    SELECT NOT paused AND fits,
-           CASE WHEN fits THEN NULL WHEN alone THEN last WHEN waiter IS NOT NULL THEN waiter ELSE first END,
-           CASE WHEN fits THEN 'paused' WHEN alone THEN 'leave' WHEN waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
-           a.mine
-    FROM (
-        SELECT coalesce(pg_catalog.sum(weight) FILTER (WHERE conflict), 0) AS load,
-               least(p_limit, pg_catalog.min(concurrency_limit) FILTER (WHERE conflict)) AS declared,
-               pg_catalog.max(queue_position) FILTER (WHERE conflict) AS last,
-               pg_catalog.min(queue_position) FILTER (WHERE conflict) AS first,
-               pg_catalog.max(queue_position) FILTER (WHERE conflict AND granted_at IS NULL) AS waiter,
-               pg_catalog.max(queue_position) FILTER (WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text) AS mine
-        FROM (SELECT *, p_access::text OPERATOR(pg_catalog.=) 'write'::text
-                        OR access_type::text OPERATOR(pg_catalog.<>) p_access::text AS conflict
-              FROM {schema}.{table}
-              WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
-                AND queue_position OPERATOR(pg_catalog.<) p_position) AS r
-    ) AS a
+    SELECT a.over IS NULL AND o.paused_at IS NULL AND (p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap)) IS NOT TRUE,
+           CASE WHEN a.alone OPERATOR(pg_catalog.=) a.over OR a.waiter IS NULL THEN a.over ELSE a.waiter END,
+           CASE WHEN a.over IS NULL THEN 'paused' WHEN a.alone OPERATOR(pg_catalog.=) a.over THEN 'leave'
+                WHEN a.waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
+           (SELECT queue_position FROM {schema}.{table}
+            WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text AND resource_id::text OPERATOR(pg_catalog.=) p_resource::text)
+    FROM (SELECT 1) AS one
     LEFT JOIN {schema}.resource AS o ON o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
     CROSS JOIN LATERAL (
-        SELECT coalesce((a.load OPERATOR(pg_catalog.+) p_weight) OPERATOR(pg_catalog.<=) least(a.declared, o.cap), true) AS fits,
-               coalesce(least(a.declared, o.cap) OPERATOR(pg_catalog.<=) p_weight, false) AS alone,
-               o.paused_at IS NOT NULL AS paused
-    ) AS verdict
+        SELECT pg_catalog.max(queue_position) FILTER (
+                   WHERE load OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, lowest)) AS over,
+               pg_catalog.max(queue_position) FILTER (
+                   WHERE weight OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, concurrency_limit)) AS alone,
+               pg_catalog.max(queue_position) FILTER (WHERE granted_at IS NULL) AS waiter
+        FROM (SELECT queue_position, weight, concurrency_limit, granted_at,
+                     pg_catalog.sum(weight) OVER down AS load, pg_catalog.min(concurrency_limit) OVER down AS lowest
+              FROM (SELECT * FROM {schema}.newest_first(p_resource, p_position)
+                    WHERE p_access::text OPERATOR(pg_catalog.=) 'write'::text
+                       OR access_type::text OPERATOR(pg_catalog.<>) p_access::text
+                    LIMIT least(p_limit, o.cap)) AS r
+              WINDOW down AS (ORDER BY queue_position DESC ROWS UNBOUNDED PRECEDING)) AS s
+    ) AS a
 $$;
 
 
@@ -308,7 +432,9 @@ CREATE OR REPLACE FUNCTION {schema}.bury(p_member {schema}.member, p_outcome tex
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
     -- What an open transaction has pinned (pin) stays until that ends; it is found then.
-    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table} WHERE member_id = p_member.member_id
+    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
+                  WHERE member_id = p_member.member_id
+                    AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member.member_id)))
                   FOR UPDATE SKIP LOCKED),
          gone AS (DELETE FROM {schema}.{table} AS t USING free
                   WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
@@ -512,6 +638,7 @@ $$;
 -- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_beacon integer;
@@ -536,8 +663,7 @@ BEGIN
     END IF;
     IF v_lease IS NULL THEN
         -- 'try': where the old session lingers, its lock stands for ours.
-        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position))
-        FROM {schema}.{table} WHERE member_id = p_member;
+        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) FROM {schema}.rows_of(p_member);
     END IF;
     RETURN true;
 END
@@ -549,6 +675,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.ping(
     p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_member {schema}.member;
@@ -582,7 +709,7 @@ BEGIN
     END IF;
     SELECT array_agg(queue_position), array_agg(queue_position) FILTER (WHERE revoked_at IS NOT NULL)
     INTO positions, revoked
-    FROM {schema}.{table} WHERE member_id = p_member;
+    FROM {schema}.rows_of(p_member);
 END
 $$;
 
@@ -590,6 +717,7 @@ $$;
 -- The member leaves for good; what it still has goes with it.
 CREATE OR REPLACE FUNCTION {schema}.resign(p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_member {schema}.member;
@@ -601,7 +729,7 @@ BEGIN
     PERFORM {schema}.bury(v_member, 'released');
     -- Skipped is what a wait of ours is writing on this instant, too.
     FOR v_look IN 1..20 LOOP
-        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE member_id = p_member);
+        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.rows_of(p_member));
         PERFORM pg_sleep(0.005);
         PERFORM {schema}.bury(v_member, 'released');
     END LOOP;
@@ -618,10 +746,11 @@ CREATE OR REPLACE FUNCTION {schema}.register(
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
     OUT queue_position bigint, OUT granted boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_placed record;
+    v_gated  boolean;
 BEGIN
     -- Asked here as well, to spare the usual case a call.
     IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
@@ -630,7 +759,8 @@ BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
     END IF;
-    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    -- (As an expression: that is evaluated without a query, as often below.)
+    v_gated := pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL;
     v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
     queue_position := v_placed.queue_position;
     granted := v_placed.granted;
@@ -673,9 +803,10 @@ CREATE OR REPLACE FUNCTION {schema}.place(
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_ahead record;
-    v_lease integer;
-    v_fresh boolean;
+    v_ahead  record;
+    v_shared boolean;
+    v_leased boolean := false;
+    v_low    boolean;  -- the number is below a mark
 BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call.
     IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
@@ -691,22 +822,40 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     END IF;
-    -- The usual case: nobody is there.
-    SELECT lease_ms,
-           lease_ms IS NULL AND (grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond'),
-           NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource)
-           AND NOT EXISTS (SELECT FROM {schema}.resource WHERE resource_id = p_resource)
-    INTO v_lease, v_fresh, granted FROM {schema}.member WHERE member_id = p_member AND login = session_user;
-    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.give_sign(p_member) THEN
-        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
-            RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
-                USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
+    v_shared := pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL;
+    LOOP
+        -- At first only in the usual case: nobody is there, nor was below the mark, and the last sign of life is young.
+        INSERT INTO {schema}.{table} AS t (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                           request_uid, granted_at, note)
+        SELECT p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
+               p_uid, CASE WHEN granted IS NOT FALSE THEN clock_timestamp() END, p_note
+        FROM {schema}.member AS m
+        LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
+                           ORDER BY w.mark DESC LIMIT 1) AS l ON true
+        WHERE m.member_id = p_member AND m.login = session_user
+          AND (granted IS NOT NULL
+               OR m.lease_ms IS NULL
+                  AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond')
+                  AND coalesce(l.survivors, '{}') = '{}'
+                  AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
+                  AND NOT EXISTS (SELECT FROM {schema}.{table} AS q
+                                  WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0)))
+        RETURNING t.queue_position, EXISTS (SELECT FROM {schema}.low_water AS l
+                                            WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member))
+                                              AND l.mark > t.queue_position)
+        INTO queue_position, v_low;
+        EXIT WHEN FOUND;
+        SELECT m.lease_ms IS NOT NULL INTO v_leased FROM {schema}.member AS m
+        WHERE m.member_id = p_member AND m.login = session_user;
+        IF NOT FOUND OR NOT {schema}.give_sign(p_member) THEN
+            IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
+                RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
+                    USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
+            END IF;
+            -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+            RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+                USING ERRCODE = 'P0002', HINT = 'Enrol again.';
         END IF;
-        -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
-        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
-    END IF;
-    IF NOT granted THEN
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
             SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
@@ -723,20 +872,16 @@ BEGIN
         IF p_try AND NOT granted THEN
             -- (The blocker once more by itself: anybody can hold its entry lock, which would hide it.)
             IF {schema}.suspect_all(p_resource, p_member) OR {schema}.suspect(p_resource, v_ahead.blocker, p_member) THEN
-                SELECT eligible INTO granted FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
+                SELECT eligible INTO granted FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
             END IF;
             IF NOT granted THEN
                 RETURN;
             END IF;
         END IF;
-    END IF;
-    INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                  request_uid, granted_at, note)
-    VALUES (p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
-            p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
-    RETURNING {schema}.{table}.queue_position INTO queue_position;
+    END LOOP;
+    granted := granted IS NOT FALSE;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
-    IF v_lease IS NULL AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
+    IF NOT v_leased AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
         -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
         -- behind look for the row from time to time.)
         FOR v_try IN 1..100 LOOP
@@ -746,6 +891,12 @@ BEGIN
             RETURNING t.queue_position INTO queue_position;
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
         END LOOP;
+    END IF;
+    IF v_low THEN
+        DELETE FROM {schema}.low_water AS l
+        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
+    ELSIF {schema}.marks_now() THEN
+        PERFORM {schema}.raise_marks(p_resource, queue_position, p_member);
     END IF;
 END
 $$;
@@ -757,7 +908,7 @@ CREATE OR REPLACE FUNCTION {schema}.register_all(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
 RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_request record;
@@ -801,19 +952,22 @@ END
 $$;
 
 
--- Tests the owners of the rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
--- in all). True when anything was written.
+-- Tests the owners of the first rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
+-- in all). True when anything was written. Anyone who is dead further behind is tested when it comes to the front; who waits
+-- for it tests it before. With a limit all those count who may be inside.
 CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_position bigint;
     v_written  boolean := false;
+    v_most     integer := (SELECT greatest(64, max(concurrency_limit))
+                           FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
         FROM (SELECT *, coalesce(attended_until < clock_timestamp(), false) AS unattended
-              FROM {schema}.{table} WHERE resource_id = p_resource) AS r
+              FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
@@ -834,16 +988,18 @@ $$;
 --  -2  the row is gone: cancelled, reaped or taken away
 CREATE OR REPLACE FUNCTION {schema}.wait(p_resource varchar, p_position bigint, p_timeout_ms integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
     v_row      record;
     v_ahead    record;
     v_left     integer;
-    v_class    integer;
-    v_key      integer;
-    v_pause    float := 2;       -- ms; grows while nothing happens
+    v_oldest   bigint;              -- whose entry lock to sleep on
+    v_free     boolean;
+    v_since    timestamptz;         -- when something changed ahead, as far as can be seen
+    v_tested   timestamptz := clock_timestamp();
+    v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
 BEGIN
     -- Stand aside while the tables are upgraded, before any of them is touched.
@@ -851,7 +1007,7 @@ BEGIN
         PERFORM pg_sleep(least(p_timeout_ms, 50) / 1000.0::float);
         RETURN -1;
     END IF;
-    SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at, t.revoked_at,
+    SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.requested_at, t.granted_at, t.revoked_at,
            coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
            m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute INTO v_row
@@ -871,15 +1027,20 @@ BEGIN
             END IF;
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL;
-            RETURN CASE WHEN FOUND THEN 0 ELSE -2 END;
-        ELSIF EXISTS (SELECT FROM {schema}.{table}
-                      WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
-            -- Let in by a reader ahead that upgrades (conversions.sql).
-            RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+            IF NOT FOUND THEN
+                RETURN -2;
+            END IF;
+            EXIT;
+        ELSIF v_row.access_type = 'read' THEN
+            IF EXISTS (SELECT FROM {schema}.{table}
+                       WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
+                -- Let in by a reader ahead that upgrades (conversions.sql).
+                RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+            END IF;
         END IF;
         v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
         IF v_left <= 0 THEN
-            -- Once a call, look at all the others too: anyone who stands further ahead may have died unseen.
+            -- Once a call, look at the first ones too: anyone of them may have died unseen.
             -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
             RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
@@ -896,42 +1057,140 @@ BEGIN
             CONTINUE;
         END IF;
 
-        IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
-            -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
-            -- 'try': should anybody else have it, those behind us look now and then.
-            PERFORM pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position));
-            v_waiting := true;
-        END IF;
-        v_class := {schema}.lock_class(CASE v_ahead.until WHEN 'grant' THEN 3 ELSE 2 END);
-        v_key := {schema}.lock_key(v_ahead.blocker);
-        IF {schema}.is_free(v_class, v_key) THEN
-            -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
-            -- (a lease, a bare participant), or its owner died.
-            IF {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN
-                RETURN 1;
+        v_oldest := v_ahead.blocker;
+        v_free := {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest));
+        IF v_ahead.until <> 'leave' OR v_free THEN
+            IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
+                -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
+                -- 'try': should anybody else have it, those behind us look now and then.
+                v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
             END IF;
-            PERFORM pg_sleep(least(v_left, v_pause) / 1000);
-            v_pause := least(v_pause * 1.5, 100);
-            CONTINUE;
-        END IF;
-        IF v_ahead.until = 'any' THEN
-            IF v_pause > 20 AND {schema}.suspect_all(p_resource, v_row.member_id) THEN
-                RETURN 1;
+            IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
+                PERFORM {schema}.sleep_on({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
+                CONTINUE;
             END IF;
-            v_left := least(v_left, ceil(v_pause));
-            v_pause := CASE WHEN v_pause > 20 THEN 5 ELSE v_pause * 1.2 END;
+            -- Nothing is sure to wake us. Free, and the row stands: it was released this instant, or its owner has no session
+            -- (a lease, a bare participant), or its owner died. Anyone else who may be inside may have died, too.
+            IF v_free AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id)
+               OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.suspect_all(p_resource, v_row.member_id) THEN
+                RETURN 1;
+            ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
+                v_tested := clock_timestamp();
+            END IF;
+            -- So we look again after a twentieth of the time for which nothing has changed; sooner, when the oldest leaves of
+            -- those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
+            SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
+                   CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END
+            INTO v_since, v_oldest
+            FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
+                  WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
+                  LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.resource WHERE resource_id = p_resource))) AS r;
+            v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
+            IF v_free THEN
+                PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
+                CONTINUE;
+            END IF;
+            v_left := least(v_left, ceil(v_pause), 250);
         END IF;
-        CONTINUE WHEN NOT {schema}.sleep_on(v_class, v_key, v_left);  -- look again
-        IF v_ahead.until = 'leave' AND NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
+        CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
+        IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
             -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
             -- is sure that this ends here: the member's row stays locked.)
             UPDATE {schema}.{table} SET granted_at = clock_timestamp()
             WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
               AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
                                                        v_row.concurrency_limit, v_row.weight, NULL));
-            IF FOUND THEN
-                RETURN 0;
+            EXIT WHEN FOUND;
+        END IF;
+    END LOOP;
+    IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+        PERFORM {schema}.raise_marks(p_resource, p_position, NULL);
+    END IF;
+    RETURN 0;
+END
+$$;
+
+
+-- Looks at many rows of a member at once, as wait(…, 0) does at one: which are granted, now or before, and which are gone.
+-- p_positions[i] is a row of p_resources[i].
+CREATE OR REPLACE FUNCTION {schema}.look_all(
+    p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_row      record;
+    v_ahead    record;
+    v_kind     text;     -- requests of one kind: who stands behind one that may not go yet may not either
+    v_held_up  text;
+    v_free     jsonb[];  -- rows that may go now
+    v_blocked  jsonb[];  -- rows in the way, one a kind
+    v_written  boolean := false;
+BEGIN
+    IF {schema}.is_upgraded() THEN
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login = session_user) THEN
+        gone := p_positions;
+        RETURN;
+    END IF;
+    LOOP
+        granted := '{}';
+        gone := '{}';
+        v_free := '{}';
+        v_blocked := '{}';
+        v_held_up := NULL;
+        FOR v_row IN
+            SELECT a.resource_id, a.queue_position, t.access_type, t.concurrency_limit, t.weight, t.granted_at,
+                   t.queue_position IS NOT NULL AND t.revoked_at IS NULL AS there
+            FROM unnest(p_resources, p_positions) AS a (resource_id, queue_position)
+            LEFT JOIN {schema}.{table} AS t
+                ON t.resource_id = a.resource_id AND t.queue_position = a.queue_position AND t.member_id = p_member
+            ORDER BY a.resource_id, t.access_type, t.concurrency_limit, t.weight, a.queue_position
+        LOOP
+            v_kind := concat_ws(E'\t', v_row.resource_id, v_row.access_type, v_row.weight, v_row.concurrency_limit);
+            IF NOT v_row.there THEN
+                gone := gone || v_row.queue_position;
+            ELSIF v_row.granted_at IS NOT NULL THEN
+                granted := granted || v_row.queue_position;
+            ELSIF v_kind IS DISTINCT FROM v_held_up THEN
+                SELECT * INTO v_ahead FROM {schema}.ahead(v_row.resource_id, v_row.queue_position, v_row.access_type,
+                                                          v_row.concurrency_limit, v_row.weight, NULL);
+                IF v_ahead.eligible THEN
+                    v_free := v_free || jsonb_build_object('resource', v_row.resource_id, 'position', v_row.queue_position);
+                ELSE
+                    v_held_up := v_kind;
+                    v_blocked := v_blocked || jsonb_build_object('resource', v_row.resource_id, 'position', v_ahead.blocker);
+                END IF;
             END IF;
+        END LOOP;
+        EXIT WHEN v_written;
+        -- As after a wait in vain; on 32 of many resources.
+        FOR v_row IN
+            SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
+            GROUP BY 1 ORDER BY random() LIMIT 32
+        LOOP
+            v_written := {schema}.suspect_all(v_row.resource_id, p_member)
+                      OR random() < 0.2 AND {schema}.suspect(v_row.resource_id, v_row.blocker, p_member) OR v_written;
+        END LOOP;
+        EXIT WHEN NOT v_written;
+    END LOOP;
+    IF cardinality(granted) + cardinality(v_free) > 0 AND NOT {schema}.give_sign(p_member) THEN
+        granted := '{}';
+        gone := p_positions;
+        RETURN;
+    END IF;
+    FOR v_row IN
+        SELECT f ->> 'resource' AS resource_id, (f ->> 'position')::bigint AS queue_position FROM unnest(v_free) AS f ORDER BY 2
+    LOOP
+        UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+        WHERE resource_id = v_row.resource_id AND queue_position = v_row.queue_position AND revoked_at IS NULL;
+        IF FOUND THEN
+            granted := granted || v_row.queue_position;
+            IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(v_row.resource_id)) THEN
+                PERFORM {schema}.raise_marks(v_row.resource_id, v_row.queue_position, NULL);
+            END IF;
+        ELSE
+            gone := gone || v_row.queue_position;
         END IF;
     END LOOP;
 END
@@ -945,32 +1204,34 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.release(
     p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_row {schema}.{table};
+    v_freed boolean;
 BEGIN
     IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
-    DELETE FROM {schema}.{table} AS t
-    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
-      AND coalesce((SELECT m.login = session_user FROM {schema}.member AS m WHERE m.member_id = t.member_id),
-                   t.member_id IS NOT NULL)  -- of a member that was given up: the row is dead
-    RETURNING t.* INTO v_row;
-    IF NOT FOUND THEN
-        RETURN -1;
-    END IF;
+    WITH gone AS (
+        DELETE FROM {schema}.{table} AS t
+        WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+          AND coalesce((SELECT m.login = session_user FROM {schema}.member AS m WHERE m.member_id = t.member_id),
+                       t.member_id IS NOT NULL)  -- of a member that was given up: the row is dead
+        RETURNING t.*)
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                   owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login,
                                   ended_by)
-    SELECT v_row.resource_id, v_row.queue_position, v_row.requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
-           v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
-           CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, v_row.concurrency_limit,
+    SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id,
+           g.owner, g.note, g.requested_at, g.granted_at,
+           CASE WHEN p_outcome = 'revoked' AND g.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, g.concurrency_limit,
            m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
-           CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END
-    FROM (SELECT v_row.member_id) AS o (member_id) LEFT JOIN {schema}.member AS m ON m.member_id = o.member_id;
-    PERFORM {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
+           CASE WHEN p_outcome = 'revoked' THEN g.revoked_by END
+    FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id;
+    IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
 $$;
@@ -979,16 +1240,28 @@ $$;
 -- Gives back whatever one acquire may have left (its reply was lost, or it was interrupted).
 CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_row   record;
     v_count integer := 0;
+    v_some  boolean;
 BEGIN
-    FOR v_row IN SELECT resource_id, queue_position, requesting_id FROM {schema}.{table}
-        WHERE member_id = p_member AND (request_uid = p_uid OR starts_with(request_uid, p_uid || '.')) LOOP
-        IF {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome) = 0 THEN
-            v_count := v_count + 1;
-        END IF;
+    -- By their uids, those of register_all with a number each; of these some may have left before.
+    FOR v_from IN 0..1000000 BY 16 LOOP
+        v_some := false;
+        FOR v_row IN
+            SELECT resource_id, queue_position, requesting_id FROM {schema}.{table}
+            WHERE member_id = p_member
+              AND request_uid = ANY (ARRAY(SELECT concat_ws('.', p_uid, nullif(n, 0))
+                                           FROM generate_series(v_from, v_from + 15) AS n))
+        LOOP
+            v_some := true;
+            IF {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome) = 0 THEN
+                v_count := v_count + 1;
+            END IF;
+        END LOOP;
+        EXIT WHEN NOT v_some;
     END LOOP;
     RETURN v_count;
 END
@@ -1210,10 +1483,18 @@ END
 $$;
 
 -- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
--- counted by their positions (few requests leave two rows, or none), as counting a million would take long.
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and then also
+-- low-water marks that a newer one stands in for, or that nobody has raised for a day: it has to look at all of them.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+    DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM {schema}.low_water AS l
+        WHERE (SELECT random() < 0.1)
+          AND (l.made_at < clock_timestamp() - interval '1 day'
+               OR l.made_at < clock_timestamp() - interval '1 minute'
+                  AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
+        LIMIT p_most FOR UPDATE SKIP LOCKED));
     WITH oldest AS MATERIALIZED (
         SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h
         ORDER BY h.ended_at LIMIT p_most FOR UPDATE SKIP LOCKED),
@@ -1246,6 +1527,7 @@ BEGIN
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
     NEW.queue_position := nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'));
+    DELETE FROM {schema}.low_water WHERE resource_id = NEW.resource_id AND mark > NEW.queue_position;
     NEW.member_id := NULL;
     NEW.granted_at := NULL;
     NEW.revoked_at := NULL;

@@ -54,28 +54,60 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
     OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) AS queued,
        EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
--- name: ahead
--- The rule. Looks at the conflicting rows ahead of a position: their number and weight; by how much that and the weight
--- asked for exceed the lowest limit that anybody declares or the operator sets; whether the resource is paused; and whether
--- the row at that position has been let in meanwhile (by a reader ahead that upgrades).
-SELECT count(*) AS number,
-       coalesce(sum(weight), 0) AS load,
-       coalesce(sum(weight), 0) + :weight
-           - min(coalesce(min(concurrency_limit), 9223372036854775807), coalesce(:limit, 9223372036854775807),
-                 coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS excess,
-       (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
+-- name: fits
+-- The rule, for a request that would stand at a position: whether it `fits` between the conflicting rows ahead, by weights
+-- and limits; or may enter as the row there has been `let_in` meanwhile (by a reader ahead that upgrades). A request that
+-- names no limit goes by that of the first one ahead that does. Each row weighs 1 at the least, so as many of them as there
+-- are places keep it out, whoever else there is: no more are read. `edge` is the last of them.
+WITH o AS (
+    SELECT min(cap) AS cap, count(paused_at) > 0 AS paused FROM {schema}_resource WHERE resource_id = :resource
+), p AS MATERIALIZED (
+    SELECT paused,
+           coalesce(min(:limit, cap), :limit, cap,
+                    (SELECT concurrency_limit FROM {table}
+                     WHERE resource_id = :resource AND queue_position < :position
+                       AND (:access = 'write' OR access_type <> :access) AND concurrency_limit IS NOT NULL
+                     ORDER BY queue_position LIMIT 1),
+                    9223372036854775807) AS places
+    FROM o
+)
+SELECT coalesce(sum(weight), 0) + :weight <= min(coalesce(min(concurrency_limit), 9223372036854775807), (SELECT places FROM p))
+           AS fits,
+       max(queue_position) AS edge, (SELECT paused FROM p) AS paused,
        (SELECT granted_at FROM {table} WHERE resource_id = :resource AND queue_position = :position) IS NOT NULL AS let_in
-FROM {table}
-WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
+      WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+      ORDER BY queue_position LIMIT (SELECT places FROM p))
 
--- name: owners_ahead
-SELECT min(queue_position) AS blocker, member_id FROM {table}
-WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
-GROUP BY coalesce(member_id, -queue_position) ORDER BY 1 LIMIT 32
+-- name: rows_between
+-- Conflicting rows from a position on, and before another one.
+SELECT queue_position, member_id FROM {table}
+WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
+  AND (:access = 'write' OR access_type <> :access)
+ORDER BY queue_position LIMIT :most
+
+-- name: pass
+-- What the rule needs to know of a resource's rows from a position on, in order.
+SELECT queue_position AS position, access_type AS access, concurrency_limit AS "limit", weight, member_id,
+       granted_at IS NOT NULL AS granted, revoked_at IS NOT NULL AS revoked
+FROM {table} WHERE resource_id = :resource AND queue_position > :position
+ORDER BY queue_position LIMIT :most
+
+-- name: settings_of
+SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+
+-- name: settings_of_all
+SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
+
+-- name: mine
+SELECT resource_id, queue_position, concurrency_limit AS "limit", granted_at IS NOT NULL AS granted,
+       revoked_at IS NOT NULL AS revoked
+FROM {table} WHERE member_id = ?
 
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
-WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
+WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'
+  AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
 
 -- name: insert
@@ -189,17 +221,18 @@ WITH q AS (
            AND (count(*) OVER one > 1 OR access_type = 'upgrade') AS busy
     FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
     WINDOW one AS (PARTITION BY member_id, owner)
+), r AS (
+    SELECT *, max(CASE WHEN busy AND waits THEN queue_position END) OVER (PARTITION BY resource_id) AS last FROM q
 )
-SELECT q.queue_position AS position, q.resource_id AS resource, q.member_id AS member, q.owner, q.access_type AS access,
-       CAST(q.concurrency_limit AS INTEGER) AS "limit", CAST(q.weight AS INTEGER) AS weight,
-       q.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
-FROM q LEFT JOIN {schema}_resource AS o ON o.resource_id = q.resource_id
-LEFT JOIN {schema}_member AS m ON m.member_id = q.member_id
-WHERE q.busy OR q.waits AND q.queue_position < (
-    SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
+SELECT r.queue_position AS position, r.resource_id AS resource, r.member_id AS member, r.owner, r.access_type AS access,
+       CAST(r.concurrency_limit AS INTEGER) AS "limit", CAST(r.weight AS INTEGER) AS weight,
+       r.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
+FROM r LEFT JOIN {schema}_resource AS o ON o.resource_id = r.resource_id
+LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
+WHERE r.busy OR r.waits AND r.queue_position < r.last
 
 -- name: entries
--- The last columns tell who must be looked at. (A bare participant that may enter is not told so here: see `ahead`.)
+-- The last columns tell who must be looked at. (A bare participant that may enter is not told so here.)
 SELECT t.resource_id AS resource, t.queue_position AS position,
        CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END AS state,
        t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
@@ -211,16 +244,34 @@ FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
 
+-- name: outcomes
+-- That there are in the history, by one look at the index for each.
+WITH RECURSIVE o (outcome) AS (
+    SELECT min(outcome) FROM {schema}_history
+    UNION ALL
+    SELECT (SELECT min(outcome) FROM {schema}_history WHERE outcome > o.outcome) FROM o WHERE o.outcome IS NOT NULL
+)
+SELECT outcome FROM o WHERE outcome IS NOT NULL
+
 -- name: past
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
        CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
-       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by
-FROM {schema}_history
-WHERE (:resource IS NULL OR resource_id = :resource) AND (:outcome IS NULL OR outcome = :outcome)
-  AND (:since IS NULL OR ended_at >= {clock} - :since)
-  AND (:until IS NULL OR ended_at <= {clock} - :until)
-ORDER BY rowid DESC LIMIT :most
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
+FROM {schema}_history INDEXED BY {schema}_history_outcome
+WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+ORDER BY ended_at DESC, rowid DESC LIMIT :most
+
+-- name: past_of_resource
+SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
+       requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
+FROM {schema}_history INDEXED BY {schema}_history_resource
+WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: resources
 SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after
@@ -265,12 +316,13 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
 SELECT beacon FROM {schema}_member
 
 -- name: prune
--- Of the oldest rows: they are in the order in which they ended.
+-- The oldest rows alone are looked at, however long the history.
 DELETE FROM {schema}_history WHERE rowid IN (
-    SELECT o.rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?) AS o
-    WHERE o.ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-       OR o.rowid <= (SELECT max(rowid) FROM {schema}_history)
-                     - (SELECT CAST(value AS INTEGER) FROM {schema}_setting WHERE name = 'history_rows'))
+    SELECT rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?)
+    WHERE ended_at < {clock}
+                     - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+       OR rowid <= (SELECT max(rowid) FROM {schema}_history)
+                   - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: data_version
 PRAGMA data_version
