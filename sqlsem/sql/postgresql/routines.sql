@@ -1496,15 +1496,17 @@ AS $$
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT p_most FOR UPDATE SKIP LOCKED));
     WITH oldest AS MATERIALIZED (
-        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h
-        ORDER BY h.ended_at LIMIT p_most FOR UPDATE SKIP LOCKED),
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
     gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
-            SELECT o.place FROM oldest AS o
-            WHERE o.ended_at < clock_timestamp()
-                               - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-               OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
-                                      - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+            SELECT h.ctid FROM {schema}.history AS h
+            WHERE h.ctid = ANY (ARRAY(
+                SELECT o.place FROM oldest AS o
+                WHERE o.ended_at < clock_timestamp()
+                                   - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+                   OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
+                                          - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+            FOR UPDATE SKIP LOCKED))
         RETURNING 1)
     SELECT count(*) FROM gone
 $$;
