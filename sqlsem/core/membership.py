@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 from sqlsem.core.main_session import MainSession
+from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
-from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
@@ -44,8 +44,6 @@ CLOSE_JOIN_SECONDS = 10.0
 #: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
 #: (Not so with a lease, which nobody renews meanwhile.)
 REST_SECONDS = 60.0
-#: Every so many pings, prune the history.
-PRUNE_EVERY_PINGS = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
 #: Seconds for which the database is asked after a pause, before the worst is believed.
@@ -105,6 +103,7 @@ class Membership:
         self.closing = self.main.closing
         self._proved = monotonic()
         self._activity = 0
+        self._retention = Retention(engine, self.main, self._ping_every / 3)
         self._threads: list[threading.Thread] = []
         self._beat = threading.Event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
@@ -228,7 +227,7 @@ class Membership:
                 self._proofs.notify_all()
 
     def _pulse(self) -> None:
-        beats = seen = 0
+        seen = 0
         while not self.closing.is_set():
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
@@ -247,12 +246,7 @@ class Membership:
             try:
                 self.ping()
                 self._give_back_late()
-                beats += 1
-                if beats % PRUNE_EVERY_PINGS == 0:
-                    if self.engine.has(Administration):
-                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
-                    if self.engine.has(TaskSession):
-                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+                self._retention.after_ping(self._activity)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
