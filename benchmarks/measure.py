@@ -12,7 +12,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
     """Acquire and release with nobody else there. The subjects take turns, pair by pair: a processor that changes its
     pace, or another program, then disturbs all alike.
     """
-    made = {name: make(url) for name, make in subjects.SUBJECTS[engine].items()}
+    made = {name: make(url) for name, make in subjects.UNCONTENDED[engine].items()}
     times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in made}
     for number in range(rounds + 20):
         for name, subject in made.items():
@@ -76,6 +76,7 @@ class Visit:
     granted: int
     leaving: int  # when release was called
     left: int
+    position: int = 0
 
 
 @dataclass
@@ -115,6 +116,10 @@ class Contention:
     @property
     def to_another(self) -> float:
         return statistics.median(self.to_others) if self.to_others else float("nan")
+
+    @property
+    def to_another_p99(self) -> float:
+        return statistics.quantiles(self.to_others, n=100)[-1] if len(self.to_others) > 1 else float("nan")
 
     @property
     def to_itself(self) -> float:
@@ -188,6 +193,77 @@ def handoff(
     return found
 
 
+# -- a limit --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Admission:
+    """What many processes saw who all wanted one of a few places all the time."""
+
+    handoffs: list[float] = field(default_factory=list)  # µs
+    late: int = 0  # grants seen by their owners more than `OVERTAKEN` after that of a later position
+    grants: int = 0
+
+    def add(self, visits: list[Visit], limit: int) -> None:
+        """The visits of one run."""
+        self.grants += len(visits)
+        granted = sorted(visits, key=lambda visit: visit.granted)
+        leaving = sorted(visit.leaving for visit in visits)
+        for visit, left in zip(granted[limit:], leaving, strict=False):
+            # So many had to leave before. Who asked after that has waited for nobody.
+            if visit.asked < left:
+                self.handoffs.append((visit.granted - left) / 1000)
+        earliest = granted[-1].granted  # of later positions
+        for visit in sorted(visits, key=lambda visit: -visit.position):
+            self.late += visit.granted > earliest + OVERTAKEN
+            earliest = min(earliest, visit.granted)
+
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.handoffs)
+
+    @property
+    def p99(self) -> float:
+        return statistics.quantiles(self.handoffs, n=100)[-1]
+
+    @property
+    def late_share(self) -> float:
+        """Per cent."""
+        return 100 * self.late / self.grants
+
+
+def _enter_and_leave(url: str, limit: int, hold: float, seconds: float, ready: Any, results: Any) -> None:
+    with sqlsem.connect(url) as coordinator:
+        lock = coordinator.limit(subjects.NAME, limit)
+        for _ in range(5):
+            with lock:
+                time.sleep(0.01)
+        ready.wait()
+        visits = []
+        end = time.monotonic_ns() + int(seconds * 1e9)
+        while time.monotonic_ns() < end:
+            asked = time.monotonic_ns()
+            lock.acquire()
+            granted = time.monotonic_ns()
+            position = lock.grant.position
+            time.sleep(hold)
+            leaving = time.monotonic_ns()
+            lock.release()
+            visits.append(Visit(os.getpid(), asked, granted, leaving, time.monotonic_ns(), position))
+    results.put(visits)
+
+
+def admission(
+    url: str, limits: Sequence[int], number: int, hold: float, seconds: float, turns: int
+) -> dict[int, Admission]:
+    """``number`` processes and so many places, in turns of the limits."""
+    found = {limit: Admission() for limit in limits}
+    for _ in range(turns):
+        for limit, one in found.items():
+            one.add(together(number, seconds, _enter_and_leave, url, limit, hold, seconds), limit)
+    return found
+
+
 # -- waiting --------------------------------------------------------------------------------------------------------
 
 
@@ -203,11 +279,27 @@ class Waiting:
     client_cpu: float  # the same for one waiter, milliseconds
 
 
+#: What a session is asked for by those who hold and wait.
+CALLS = (
+    "ping",
+    "register",
+    "release",
+    "cancel",
+    "wait",
+    "look",
+    "prune",
+    "entries",
+    "claim_task",
+    "next_task",
+    "next_tasks",
+    "recover_tasks",
+)
+
+
 @contextlib.contextmanager
-def _counting_calls() -> Iterator[list[int]]:
-    """Counts what is asked of any session in this process."""
+def counting_calls(kind: type[Any]) -> Iterator[list[int]]:
+    """Counts what is asked of any session of that class in this process."""
     count = [0]
-    undo = []
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -216,13 +308,17 @@ def _counting_calls() -> Iterator[list[int]]:
 
         return call
 
-    for kind in Session.__subclasses__():
-        for name in ("ping", "register", "release", "cancel", "wait", "prune", "entries"):
-            undo.append((kind, name, kind.__dict__[name]))
-            setattr(kind, name, counted(kind.__dict__[name]))
-    yield count
-    for kind, name, method in undo:
-        setattr(kind, name, method)
+    own = {name: kind.__dict__.get(name) for name in CALLS if hasattr(kind, name)}
+    for name in own:
+        setattr(kind, name, counted(getattr(kind, name)))
+    try:
+        yield count
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
 
 
 def _acquire_until_closed(lock: sqlsem.Lock) -> None:
@@ -233,7 +329,7 @@ def _acquire_until_closed(lock: sqlsem.Lock) -> None:
 def _await_turn(url: str, ready: Any, go: Any, seconds: float, results: Any) -> None:
     coordinator = sqlsem.connect(url)
     lock = coordinator.mutex("waiters")
-    with _counting_calls() as count:
+    with counting_calls(coordinator.engine.session_class) as count:
         waiter = threading.Thread(target=_acquire_until_closed, args=(lock,), daemon=True)
         waiter.start()
         ready.wait()
@@ -261,11 +357,11 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
             time.sleep(0.1)
         time.sleep(2)  # until the dust has settled
         go.wait(60)
-        used, counted = servers.cpu_seconds(url), _transactions(engine, url)
+        used, counted = servers.cpu_seconds(url), transactions(engine, url)
         began = time.monotonic()
         time.sleep(seconds)
         elapsed = time.monotonic() - began
-        used_after, counted_after = servers.cpu_seconds(url), _transactions(engine, url)
+        used_after, counted_after = servers.cpu_seconds(url), transactions(engine, url)
         outcomes = [results.get(timeout=60) for _ in workers]
         go.wait(60)
         for worker in workers:
@@ -282,7 +378,7 @@ def waiters(engine: str, url: str, number: int, seconds: float) -> Waiting:
     )
 
 
-def _transactions(engine: str, url: str) -> Any:
+def transactions(engine: str, url: str) -> Any:
     """Transactions so far in this database, which in autocommit are statements; None where nobody counts."""
     if engine != "postgresql":
         return None

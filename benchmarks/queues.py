@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import logging
 import multiprocessing
+import random
 import sqlite3
 import statistics
 import tempfile
@@ -28,7 +29,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import sqlsem
-from sqlsem.tasks import Worker
+from benchmarks import measure
+from benchmarks import subjects as locks
+from sqlsem.tasks import Worker, groups
+from sqlsem.tasks import worker as worker_module
 
 QUEUE = "bench"
 #: The tasks that this process has run.
@@ -45,17 +49,19 @@ class Subject:
     """Somebody's work queue."""
 
     package: str
-    fill: Callable[[str, int], None]
+    #: Makes the tables, where they do not make themselves.
+    prepare: Callable[[str], None]
+    #: Puts so many tasks, the way that is fastest.
+    put: Callable[[str, int], None]
     #: Given (url, tasks at a time, gate): passes the gate when all is ready, then works until nothing is left.
     work: Callable[[str, int, Callable[[], None]], None]
     #: How many were done, once each, as its tables say; and when the last was (None where they do not tell).
     done: Callable[[str], tuple[int, float | None]]
     processes: bool = True  # several may share the work
     at_once: bool = True  # one process may be told how many tasks it runs at a time
-    settings: str = ""
 
 
-def _rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+def rows(url: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -70,29 +76,35 @@ def database(url: str, name: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory(dir=Path(url.removeprefix("sqlite:///")).parent) as folder:
             yield f"sqlite:///{folder}/{name}.db"
         return
-    _rows(url, f"CREATE DATABASE {name}")
+    rows(url, f"CREATE DATABASE {name}")
     try:
         yield urlsplit(url)._replace(path=f"/{name}").geturl()
     finally:
-        _rows(url, f"DROP DATABASE {name} WITH (FORCE)")
+        rows(url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 # -- sqlsem -----------------------------------------------------------------------------------------------------------
 
 
-def _fill(url: str, number: int) -> None:
+def _put(url: str, number: int) -> None:
     with closing(sqlsem.connect(url)) as coordinator:
         bodies = [sqlsem.Call(f"{__name__}:note", one) for one in range(number)]
         sqlsem.queue(QUEUE, coordinator=coordinator).put_many(bodies)
 
 
-def _work(url: str, at_once: int, gate: Callable[[], None]) -> None:
-    with closing(sqlsem.connect(url)) as coordinator:
-        queue = sqlsem.queue(QUEUE, coordinator=coordinator)
-        queue.state()  # connects
-        worker = Worker(queue, threads=at_once, idle_exit=0)
-        gate()
-        worker.run()
+def _work(most: int = groups.MOST_IN_GROUP) -> Callable[[str, int, Callable[[], None]], None]:
+    """Works in groups of as many tasks as are short enough, up to ``most``."""
+
+    def work(url: str, at_once: int, gate: Callable[[], None]) -> None:
+        worker_module.MOST_IN_GROUP = most  # type: ignore[attr-defined]  # in a process that does nothing else
+        with closing(sqlsem.connect(url)) as coordinator:
+            queue = sqlsem.queue(QUEUE, coordinator=coordinator)
+            queue.state()  # connects
+            worker = Worker(queue, threads=at_once, idle_exit=0)
+            gate()
+            worker.run()
+
+    return work
 
 
 def _done(url: str) -> tuple[int, float | None]:
@@ -102,7 +114,7 @@ def _done(url: str) -> tuple[int, float | None]:
             number, ended = connection.execute(statement.format("sqlsem_task")).fetchone()
     else:
         statement = "SELECT count(*), extract(epoch FROM max(ended_at)) FROM {} WHERE status = 'finished'"
-        ((number, ended),) = _rows(url, statement.format("sqlsem.task"))
+        ((number, ended),) = rows(url, statement.format("sqlsem.task"))
     return number, float(ended)
 
 
@@ -122,16 +134,24 @@ def _procrastinate(url: str) -> Any:
     return app
 
 
-def _procrastinate_fill(url: str, number: int) -> None:
-    async def fill() -> None:
+def _procrastinate_prepare(url: str) -> None:
+    async def prepare() -> None:
         app = _procrastinate(url)
         async with app.open_async():
             await app.schema_manager.apply_schema_async()
+
+    asyncio.run(prepare())
+
+
+def _procrastinate_put(url: str, number: int) -> None:
+    async def put() -> None:
+        app = _procrastinate(url)
+        async with app.open_async():
             for start in range(0, number, 1000):
                 some = range(start, min(start + 1000, number))
                 await app.tasks["note"].batch_defer_async(*({"number": one} for one in some))
 
-    asyncio.run(fill())
+    asyncio.run(put())
 
 
 def _procrastinate_work(url: str, at_once: int, gate: Callable[[], None]) -> None:
@@ -146,8 +166,8 @@ def _procrastinate_work(url: str, at_once: int, gate: Callable[[], None]) -> Non
 
 
 def _procrastinate_done(url: str) -> tuple[int, float | None]:
-    ((number,),) = _rows(url, "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded' AND attempts = 1")
-    ((ended,),) = _rows(url, "SELECT extract(epoch FROM max(at)) FROM procrastinate_events WHERE type = 'succeeded'")
+    ((number,),) = rows(url, "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded' AND attempts = 1")
+    ((ended,),) = rows(url, "SELECT extract(epoch FROM max(at)) FROM procrastinate_events WHERE type = 'succeeded'")
     return number, float(ended)
 
 
@@ -167,20 +187,31 @@ async def _pgqueuer(url: str) -> tuple[Any, Any]:
     return connection, manager
 
 
-def _pgqueuer_fill(url: str, number: int) -> None:
-    async def fill() -> None:
+def _pgqueuer_prepare(url: str) -> None:
+    async def prepare() -> None:
         from pgqueuer.queries import Queries
 
         connection, manager = await _pgqueuer(url)
         queries = Queries(manager.connection)
         await queries.install()
         await queries.optimize_autovacuum()  # `pgq autovac`
+        await connection.close()
+
+    asyncio.run(prepare())
+
+
+def _pgqueuer_put(url: str, number: int) -> None:
+    async def put() -> None:
+        from pgqueuer.queries import Queries
+
+        connection, manager = await _pgqueuer(url)
+        queries = Queries(manager.connection)
         for start in range(0, number, 1000):
             some = range(start, min(start + 1000, number))
             await queries.enqueue(["note"] * len(some), [str(one).encode() for one in some], [0] * len(some))
         await connection.close()
 
-    asyncio.run(fill())
+    asyncio.run(put())
 
 
 def _pgqueuer_work(batch_size: int) -> Callable[[str, int, Callable[[], None]], None]:
@@ -199,7 +230,7 @@ def _pgqueuer_work(batch_size: int) -> Callable[[str, int, Callable[[], None]], 
 
 
 def _pgqueuer_done(url: str) -> tuple[int, float | None]:
-    ((number, ended),) = _rows(
+    ((number, ended),) = rows(
         url,
         "SELECT count(DISTINCT job_id), extract(epoch FROM max(created)) FROM pgqueuer_log WHERE status = 'successful'",
     )
@@ -227,7 +258,7 @@ def _litequeue(url: str) -> Any:
     return LiteQueue(_beside(url, ".litequeue"), queue_name=QUEUE, timeout=60.0)
 
 
-def _litequeue_fill(url: str, number: int) -> None:
+def _litequeue_put(url: str, number: int) -> None:
     queue = _litequeue(url)
     with queue.transaction():
         for one in range(number):
@@ -261,7 +292,7 @@ def _persist_queue(url: str) -> Any:
     return SQLiteAckQueue(_beside(url, ".persist-queue"), multithreading=True)
 
 
-def _persist_queue_fill(url: str, number: int) -> None:
+def _persist_queue_put(url: str, number: int) -> None:
     queue = _persist_queue(url)
     for one in range(number):
         queue.put(one)
@@ -297,29 +328,53 @@ def _persist_queue_done(url: str) -> tuple[int, float | None]:
     return number, None
 
 
-_OURS = Subject("sqlsem", _fill, _work, _done)
+def install(url: str) -> None:
+    """The tables, where they do not make themselves."""
+    locks.install(url)
+
+
+def _nothing(url: str) -> None:
+    pass
+
+
+_OURS = Subject("sqlsem", install, _put, _work(), _done)
+#: Batches of which size are compared.
+BATCHES = (1, 10, 100)
+_FIXED = {f"sqlsem, batches of {most}": Subject("sqlsem", install, _put, _work(most), _done) for most in BATCHES}
 #: Engine → subjects; the first is ours.
 SUBJECTS: dict[str, dict[str, Subject]] = {
     "postgresql": {
         "sqlsem": _OURS,
-        "Procrastinate": Subject("procrastinate", _procrastinate_fill, _procrastinate_work, _procrastinate_done),
+        **_FIXED,
+        "Procrastinate": Subject(
+            *("procrastinate", _procrastinate_prepare, _procrastinate_put, _procrastinate_work, _procrastinate_done)
+        ),
         **{
             f"PgQueuer, batches of {size}": Subject(
-                *("pgqueuer", _pgqueuer_fill, _pgqueuer_work(size), _pgqueuer_done),
+                *("pgqueuer", _pgqueuer_prepare, _pgqueuer_put, _pgqueuer_work(size), _pgqueuer_done),
                 at_once=False,  # runs whatever it has claimed at once
             )
-            for size in (1, 10, 100)
+            for size in BATCHES
         },
     },
     "sqlite": {
         "sqlsem": _OURS,
-        "litequeue": Subject("litequeue", _litequeue_fill, _litequeue_work, _litequeue_done),
+        "sqlsem, batches of 1": _FIXED["sqlsem, batches of 1"],
+        "litequeue": Subject("litequeue", _nothing, _litequeue_put, _litequeue_work, _litequeue_done),
         "persist-queue": Subject(
-            *("persistqueue", _persist_queue_fill, _persist_queue_work, _persist_queue_done),
+            *("persistqueue", _nothing, _persist_queue_put, _persist_queue_work, _persist_queue_done),
             processes=False,  # its claims are atomic among the threads of one process only
         ),
     },
 }
+
+
+def ours(name: str) -> str:
+    """With which of ours a subject is compared: the one with batches of the same size, where there is one."""
+    _, batches, size = name.partition(", batches of ")
+    if batches:
+        return f"sqlsem, batches of {size}"
+    return "sqlsem" if name == "persist-queue" else "sqlsem, batches of 1"
 
 
 def subjects(engine: str) -> dict[str, Subject]:
@@ -331,7 +386,7 @@ def subjects(engine: str) -> dict[str, Subject]:
 
 
 def version(subject: Subject) -> str:
-    if subject is _OURS:
+    if subject.package == "sqlsem":
         return sqlsem.__version__
     return importlib.metadata.version({"persistqueue": "persist-queue"}.get(subject.package, subject.package))
 
@@ -359,12 +414,11 @@ def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: i
     """Tasks a second, by ``workers`` processes with ``at_once`` tasks at a time each."""
     subject = SUBJECTS[engine][name]
     with database(url, "bench_tasks") as place:
-        if subject is _OURS:
-            install(place)
-        subject.fill(place, number)
+        subject.prepare(place)
+        subject.put(place, number)
         if engine == "postgresql":  # as autovacuum would, sooner or later; and lest one pays for another's writes
             for statement in ("ANALYZE", "CHECKPOINT"):
-                _rows(place, statement)
+                rows(place, statement)
         context = multiprocessing.get_context("spawn")
         gate, results = context.Barrier(workers), context.Queue()
         arguments = (engine, name, place, at_once, gate, results)
@@ -384,6 +438,85 @@ def rate(engine: str, name: str, url: str, number: int, workers: int, at_once: i
     if ended is None:
         ended = max(end for _, end, _ in outcomes)
     return number / float(ended - min(begin for begin, _, _ in outcomes))
+
+
+# -- putting, and being idle ------------------------------------------------------------------------------------------
+
+
+def put_seconds(engine: str, name: str, url: str, number: int) -> float:
+    """What it takes to put so many, connecting included."""
+    subject = SUBJECTS[engine][name]
+    with database(url, "bench_put") as place:
+        subject.prepare(place)
+        began = time.perf_counter()
+        subject.put(place, number)
+        return time.perf_counter() - began
+
+
+def note_delay(put: int) -> None:
+    """A task that was put at that time."""
+    ran.append(time.monotonic_ns() - put)
+
+
+def _idle_child(url: str, threads: int, ready: Any, counted: Any, stop: Any, results: Any) -> None:
+    with closing(sqlsem.connect(url)) as coordinator, measure.counting_calls(coordinator.engine.session_class) as count:
+        queue = sqlsem.queue(QUEUE, coordinator=coordinator)
+        queue.state()
+        worker = Worker(queue, threads=threads)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        ready.wait()
+        counted.wait()
+        before = count[0]
+        counted.wait()
+        results.put(count[0] - before)
+        stop.wait()
+        worker.stop()
+        thread.join()
+        results.put(ran)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """What idle workers cost, and how long a task that another process puts waits for one of them."""
+
+    statements: float  # a second and process
+    p50: float  # ms, from the call of put to the begin of the task
+    p99: float
+
+
+def idle(engine: str, url: str, processes: int, threads: int, seconds: float, number: int) -> Idle:
+    """Workers in so many processes, which have nothing to do; then ``number`` tasks, now and then one."""
+    context = measure.processes
+    with database(url, "bench_idle") as place:
+        install(place)
+        ready, counted = context.Barrier(processes + 1), context.Barrier(processes + 1)
+        stop, results = context.Event(), context.Queue()
+        arguments = (place, threads, ready, counted, stop, results)
+        children = [context.Process(target=_idle_child, args=arguments, daemon=True) for _ in range(processes)]
+        for child in children:
+            child.start()
+        ready.wait(60)
+        time.sleep(3)  # until they are idle
+        before = measure.transactions(engine, place)
+        counted.wait(60)
+        time.sleep(seconds)
+        counted.wait(60)
+        after = measure.transactions(engine, place)
+        calls = sum(results.get(timeout=60) for _ in children)
+        with sqlsem.connect(place) as coordinator:
+            queue = sqlsem.queue(QUEUE, coordinator=coordinator)
+            for _ in range(number):
+                time.sleep(random.uniform(0.02, 0.3))
+                queue.put(sqlsem.Call(f"{__name__}:note_delay", time.monotonic_ns()))
+            queue.join(timeout=60)
+        stop.set()
+        delays = [delay / 1e6 for _ in children for delay in results.get(timeout=60)]
+        for child in children:
+            child.join()
+    p99 = statistics.quantiles(delays, n=100)[-1]
+    statements = (calls if before is None else after - before) / seconds / processes
+    return Idle(statements, statistics.median(delays), p99)
 
 
 # -- the cost of a claim ----------------------------------------------------------------------------------------------
@@ -428,7 +561,7 @@ def _populate(engine: str, url: str, pending: int, finished: int) -> None:
     else:
         # Autovacuum would do the last one.
         for statement in (*statements, f"VACUUM ANALYZE {task}, {task}_log", "CHECKPOINT"):
-            _rows(url, statement)
+            rows(url, statement)
 
 
 @dataclass(frozen=True)
@@ -458,10 +591,3 @@ def claim_cost(engine: str, url: str, pending: int, finished: int, claims: int) 
                 if number >= 20:  # until statements are prepared and pages read
                     taken.append(time.perf_counter() - before)
     return Cost(*(1e6 * statistics.median(taken) for taken in times))
-
-
-def install(url: str) -> None:
-    """The tables, where they do not make themselves."""
-    from benchmarks import subjects as locks
-
-    locks.install(url)

@@ -41,7 +41,7 @@ def _run(user: str | None, command: Path, *arguments: str) -> None:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of a fresh server with its defaults (every commit durable), but for more connections."""
+    """The URL of a fresh server with its defaults (every commit durable), but for some limits."""
     utils = _wheel()
     binaries = Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
     folder = Path(tempfile.mkdtemp(prefix="sqlsem-bench-"))
@@ -65,7 +65,7 @@ def postgres() -> Iterator[str]:
         os.chown(folder, entry.pw_uid, entry.pw_gid)
     try:
         _run(user, binaries / "initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(data))
-        settings = f"-k {folder} -c listen_addresses='' -c max_connections=600"
+        settings = f"-k {folder} -c listen_addresses='' -c max_connections=600 -c max_prepared_transactions=5"
         _run(user, binaries / "pg_ctl", "start", "-w", "-D", str(data), "-l", str(folder / "log"), "-o", settings)
         try:
             yield f"postgresql://postgres@/postgres?host={folder}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
 import time
 import unicodedata
@@ -60,7 +61,7 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
         raise ConfigurationError(f"{what} {value!r} holds half a surrogate pair and is not valid text") from None
     if length > longest:
         raise ConfigurationError(f"{what} has {length} characters, at most {longest} fit: {value[:40]!r}…")
-    if any(unicodedata.category(character) == "Cc" for character in value):
+    if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
         raise ConfigurationError(f"{what} {value!r} contains a control character; use printable text")
     return value
 
@@ -176,7 +177,7 @@ class Request:
         """Whether nobody else at all can be inside at the same time."""
         return not self.shared and self.limit is not None and self.weight >= self.limit
 
-    def fits(self, ahead: Iterable[Entry], cap: int | None) -> bool:
+    def fits(self, ahead: Iterable[Entry | Request], cap: int | None) -> bool:
         """The rule: whether this may proceed, with these rows of its resource ahead of it."""
         room, load = self.limit, self.weight
         if cap is not None:
@@ -190,6 +191,36 @@ class Request:
             if room is not None and load > room:
                 return False  # (for more rows only add to the load, and none raises the limit)
         return room is None or load <= room
+
+    def keeps_out(self, later: Request) -> bool:
+        """Whether a later request of the same resource cannot be let in as long as this one waits and could not be.
+
+        The rows ahead of this one are ahead of the later one, too, and an operator's cap or pause is the same for both.
+        So let the later one fit (`fits`), and see whether this one does:
+
+        - The later one writes: all those ahead conflict with it, this one included. So the load on it is at least the
+          load on this one and this one's weight together, and its limits include all that bind this one.
+        - Both have one label: those that conflict with this one conflict with the later one as well, so the load and
+          the limits of others bind this one no more than that one. Its own weight is no greater, and it leaves at least
+          as much to others of its own limit. So it fits.
+        - They conflict, and together they are too much for the limits that they declare: then the later one has to wait
+          until this one has left, whoever else is there.
+
+        In all other cases somebody may stand there who stops this one alone. This holds at each instant, whatever
+        others are converted to. And where a reader that upgrades lets in those behind it who fit (which is written
+        down, and lasts), this one is let in as well: it fits at that instant, or it stands before the upgrader, and
+        fits for good.
+        """
+        if not later.shared:
+            return True
+        if later.access == self.access:
+            return later.weight >= self.weight and later.slack <= self.slack
+        return self.excludes(later)
+
+    @property
+    def slack(self) -> float:
+        """The weight of others that its own limit lets be inside beside it."""
+        return math.inf if self.limit is None else self.limit - self.weight
 
     def excludes(self, other: Request) -> bool:
         """Whether the other one can never be inside beside this, both being of one resource."""

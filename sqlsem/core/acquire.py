@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
@@ -12,11 +11,11 @@ from sqlsem import deadlocks
 from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
 from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.lines import Place, Waiter
 from sqlsem.core.process import Process
-from sqlsem.core.steps import Call, Operations, Sleep, Verify
+from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
-from sqlsem.core.verbs import SLICE_SECONDS, SUSPECT_SLICE_SECONDS, WaitingVerb
-from sqlsem.core.waiting import Waiter
+from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.errors import LockLost, SqlsemError
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
@@ -25,6 +24,9 @@ __all__ = ["Acquisition", "locked"]
 
 log = logging.getLogger("sqlsem")
 G = TypeVar("G", bound=BaseGrant)
+
+#: The sleep of those behind others of ours. They are told when it is their turn, and when their row is gone.
+KEPT_OUT_SECONDS = 30.0
 
 
 class Acquisition(WaitingVerb, Generic[G]):
@@ -112,7 +114,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         finally:
             self._forget_rows()
         for ticket in self._tickets:
-            self.process.waiting_room.nudge(ticket.resource)
+            self.process.lines.nudge(ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
@@ -138,9 +140,7 @@ class Acquisition(WaitingVerb, Generic[G]):
             return
         if self._suspected is not False:  # (not known yet where an interrupt came in between)
             self.process.watch.remove(self._tickets)
-        self.process.waiting_room.leave(
-            [(ticket, self._waiters[ticket.position]) for ticket in self._tickets if ticket.position in self._waiters]
-        )
+        self.process.lines.leave(self._waiters.values())
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
@@ -212,11 +212,10 @@ class Acquisition(WaitingVerb, Generic[G]):
         for ticket in self._tickets:
             granted: bool | None = ticket.granted
             while not granted:
-                left = self.seconds_left()
-                if left <= 0:
+                if self.seconds_left() <= 0:
                     yield from self.withdraw("timeout")
                     return False
-                granted = yield from self._wait_for(ticket, left)
+                granted = yield from self._wait_for(ticket)
                 if granted is None:
                     raise LockLost(
                         f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
@@ -226,31 +225,61 @@ class Acquisition(WaitingVerb, Generic[G]):
                     )
         return True
 
-    def _wait_for(self, ticket: Ticket, timeout: float) -> Operations[bool | None]:
+    def _wait_for(self, ticket: Ticket) -> Operations[bool | None]:
+        """Wait for a slice: True when it is granted, False when not yet, None when the row is gone."""
         self.process.require_open()
-        room, waiter = self.process.waiting_room, self._waiters.get(ticket.position)
+        lines, waiter = self.process.lines, self._waiters.get(ticket.position)
         if waiter is None:
-            (access,) = (one.access for one in self._requests if one.resource == ticket.resource)
-            waiter = self._waiters[ticket.position] = Waiter(ticket.position, self._new_event(), access)
-            room.enter(ticket, waiter)
+            (request,) = (one for one in self._requests if one.resource == ticket.resource)
+            waiter = self._waiters[ticket.position] = Waiter(ticket, request, self._new_event())
+            lines.enter(waiter)
         if not self.member.knows(ticket):
             return None  # lost while we waited
         if log.isEnabledFor(logging.INFO) and ticket.position not in self._told:
             self._told.add(ticket.position)
             yield from self._tell_waiting(ticket)
-        if self.deadlock is not None:
-            return (yield from self.look_or_give_up(ticket, waiter))
         if self._suspected is None:
             self._suspected = self.process.watch.add(self, self._tickets, self.caller.number)
-        first = room.first(ticket)
-        if first is waiter:
-            most = min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout
-            return (yield from self.wait(ticket, waiter, most))
-        # (Many who began together shall not all look at the same time.)
-        early = random.uniform(0.7, 1.0) if timeout >= SLICE_SECONDS else 1.0
-        if (yield Sleep(waiter, timeout * early)) or first.keeps_out(waiter):
+        place = lines.place(waiter)
+        if place is Place.ANSWERED:
+            self.checked(waiter.answer)
+        elif self.deadlock is not None:
+            lines.settle(waiter, (yield from self.look_or_give_up(waiter)))
+        elif place is Place.KEPT_OUT:
+            yield Sleep(waiter, self.seconds_left(KEPT_OUT_SECONDS))
+        elif place is Place.FIRST and lines.stay(waiter, self.process.holdings.ahead_of(ticket)):
+            yield Sleep(waiter, self.seconds_left())
+        elif place is not Place.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
+            yield from self._stand(waiter, place)
+        return waiter.answer
+
+    def _wait_in_session(self, waiter: Waiter) -> Operations[bool]:
+        """Whether there was one to wait in."""
+        lines = self.process.lines
+        lines.sit(waiter)
+        timeout = self.seconds_left()
+        answer = yield from self.wait(waiter, min(timeout, SUSPECT_SLICE_SECONDS) if self._suspected else timeout)
+        if answer is NO_ROOM:
             return False
-        return (yield from self.look(ticket, waiter))
+        if answer is not False:
+            lines.settle(waiter, answer)
+        return True
+
+    def _stand(self, waiter: Waiter, place: Place) -> Operations[None]:
+        """Sleep until somebody has to look, and look for all who are due, unless another one did."""
+        lines, last = self.process.lines, False
+        if place is not Place.LET_IN_TOO:
+            pause = lines.stand(waiter)
+            left = self.seconds_left(pause)
+            last = left < pause
+            if left > 0:
+                yield Sleep(waiter, left)
+        chosen = lines.begin_look(waiter, last)
+        if chosen:
+            try:
+                yield Call("wait", lines.looking(chosen), self.budget)
+            finally:
+                lines.end_look()
 
     def _tell_waiting(self, ticket: Ticket) -> Operations[None]:
         """Log that it waits; in detail, which has to be asked for, where that is wanted."""

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 
 from sqlsem import deadlocks
 from sqlsem.core.holdings import Holding
+from sqlsem.core.lines import Waiter
+from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
-from sqlsem.core.steps import Call, Operations
-from sqlsem.core.verbs import LAST_PAUSE_SECONDS, SUSPECT_SLICE_SECONDS, WaitingVerb
-from sqlsem.core.waiting import Waiter
+from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
+from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.roles import Convertible
 from sqlsem.errors import ConfigurationError, SqlsemError, Timeout
@@ -37,7 +38,8 @@ class Upgrade(WaitingVerb):
         super().__init__(process, holding.caller, None if timeout is None else check_duration("timeout", timeout))
         self._holding = holding
         self._ticket = holding.tickets[0]
-        self._waiter = Waiter(self._ticket.position, event, WRITE)
+        self._waiter = Waiter(self._ticket, holding.requests[0], event)
+        self._pauses = pauses()  # between looks, where it has no session to wait in
         self._alone = contextlib.ExitStack()
         self._begun = False  # may be no reader any more
 
@@ -80,7 +82,7 @@ class Upgrade(WaitingVerb):
             if not self.process.closed:
                 log.warning("Could not withdraw the upgrade of %r at once: %s", self._holding, exc)
                 self.drop()
-        self.process.waiting_room.nudge(self._ticket.resource)
+        self.process.lines.nudge(self._ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more."""
@@ -114,9 +116,9 @@ class Upgrade(WaitingVerb):
         if only_if_free and begun is not Upgrading.DONE:
             self._begun = False  # nothing was changed
         if begun is Upgrading.BEGUN:
-            self.process.waiting_room.nudge(self._ticket.resource)  # it may have let in one of ours
+            self.process.lines.nudge(self._ticket.resource)  # it may have let in one of ours
         elif begun is Upgrading.NOT_YET and not only_if_free:
-            yield from self.doze(self._waiter, LAST_PAUSE_SECONDS)
+            yield Sleep(self._waiter, next(self._pauses))
         return begun
 
     def _wait(self, timeout: float) -> Operations[bool | None]:
@@ -124,8 +126,13 @@ class Upgrade(WaitingVerb):
         if not self.member.knows(self._ticket):
             return None  # lost while we waited
         if self.deadlock is not None:
-            return (yield from self.look_or_give_up(self._ticket, self._waiter))
-        return (yield from self.wait(self._ticket, self._waiter, min(timeout, SUSPECT_SLICE_SECONDS)))
+            return (yield from self.look_or_give_up(self._waiter))
+        answer = yield from self.wait(self._waiter, min(timeout, SUSPECT_SLICE_SECONDS))
+        if answer is NO_ROOM:
+            yield Sleep(self._waiter, min(timeout, next(self._pauses)))
+            answer = yield from self.look(self._waiter)
+        there: bool | None = answer
+        return there
 
 
 def downgrade(process: Process, holding: Holding) -> Operations[None]:
@@ -152,7 +159,7 @@ def downgrade(process: Process, holding: Holding) -> Operations[None]:
             raise
         if not there:
             _lose(process, holding)
-        process.waiting_room.nudge(holding.resource)
+        process.lines.nudge(holding.resource)
 
 
 def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:

@@ -17,7 +17,7 @@ import os
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import tenacity
@@ -28,6 +28,7 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.claims import Claims
 from sqlsem.core.deadlock_watch import DeadlockWatch
 from sqlsem.core.holdings import Holdings
+from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
@@ -56,7 +57,8 @@ class Process:
         holdings: Its grants.
         claims: Its tasks, parts and continuations.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
-        waiting_room: Who of it waits.
+        lines: Who of it waits.
+        waiting_room: The sessions to wait in.
         watch: Looks for deadlocks.
         bell: Tells of changes to the work queue.
         loops: What its event loops have.
@@ -82,6 +84,7 @@ class Process:
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
+        self.lines = Lines(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
         self.bell = Bell(self.member.closing)
@@ -149,8 +152,10 @@ class Process:
         """Whether anything is held that could be lost."""
         return bool(self.holdings or self.claims)
 
-    def lose(self, positions: Iterable[int] | None, why: str) -> None:
-        """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order."""
+    def lose(self, positions: Collection[int] | None, why: str) -> None:
+        """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
+        wait with one of them are woken.
+        """
         lost = self.holdings.lose(positions, why)
         if positions is None:
             self.claims.lose(why)
@@ -161,6 +166,14 @@ class Process:
                     grant.holding.on_lost(grant)
                 except Exception:
                     log.exception("on_lost of %r failed", grant.resource)
+        self.lines.wake(positions)
+        for grant in lost:  # those that waited for what was ours wait for others now
+            for ticket in grant.holding.tickets:
+                self.lines.nudge(ticket.resource)
+
+    def forgot(self, positions: Collection[int]) -> None:
+        """Who waits with one of these rows shall see that it is gone."""
+        self.lines.wake(positions)
 
     def undone(self) -> Iterator[Callable[[Session, int], object]]:
         """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
@@ -169,17 +182,20 @@ class Process:
             uid = f"{self.secret}{os.getpid():x}.again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
-    def returned(self, ticket: Ticket) -> None:
-        """A number was given back. (Told by the thread that did it: a task would only hear of it a moment later.)"""
-        self.waiting_room.nudge(ticket.resource)
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
+        hear of it a moment later.)
+        """
+        self.lines.hand_over(ticket.resource, session, member_id)
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
         self.waiting_room.interrupt_overdue()
 
     def tidy(self) -> None:
-        """Give up what belonged to event loops that are closed."""
+        """Give up what belonged to event loops that are closed; and nobody shall wait who was not told to go."""
         self.loops.tidy()
+        self.lines.tend()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -199,6 +215,7 @@ class Process:
         if self.closed:
             return
         self.member.closing.set()
+        self.lines.wake(None)
         self.waiting_room.dismiss()
         self.member.close(self._waited_for())
         self.watch.close()
@@ -210,7 +227,7 @@ class Process:
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
         held = {ticket.position for grant in self.holdings.grants() for ticket in grant.holding.tickets}
-        positions = {waiter.position for waiter in self.waiting_room.waiters()} - held
+        positions = {waiter.position for waiter in self.lines.waiters()} - held
         with self.state_lock:
             return [self.member.tickets[one] for one in positions if one in self.member.tickets]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import random
+from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.core.callers import Caller
+from sqlsem.core.lines import Waiter
 from sqlsem.core.process import Process
-from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, WaitFor
-from sqlsem.core.waiting import Waiter
+from sqlsem.core.steps import NO_ROOM, Call, Operations, WaitFor
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.errors import Deadlock
-from sqlsem.model import Ticket, monotonic
+from sqlsem.model import monotonic
 
 __all__ = ["SLICE_SECONDS", "WaitingVerb"]
 
@@ -23,10 +23,6 @@ log = logging.getLogger("sqlsem")
 SLICE_SECONDS = 4.0
 #: The longest one of those who may be in a deadlock, as nothing interrupts a wait when one is found.
 SUSPECT_SLICE_SECONDS = 0.5
-#: Between looks of a waiter that has no session to wait in: at first, and at the most.
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.005, 1.0
-#: All who wait without a session together look this often a second at the most.
-LOOKS_A_SECOND = 250
 
 
 class WaitingVerb:
@@ -43,58 +39,48 @@ class WaitingVerb:
         self.budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
         self.began = monotonic()
         self.deadlock: deadlocks.Found | None = None
-        self._pause = FIRST_PAUSE_SECONDS
 
-    def seconds_left(self) -> float:
+    def seconds_left(self, most: float = SLICE_SECONDS) -> float:
         """For the next wait; 0 or less when the time is up."""
-        left = SLICE_SECONDS if self.timeout is None else self.timeout - (monotonic() - self.began)
-        return min(left, SLICE_SECONDS)
+        return most if self.timeout is None else min(most, self.timeout - (monotonic() - self.began))
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
         self.deadlock = found
 
-    def wait(self, ticket: Ticket, waiter: Waiter, timeout: float) -> Operations[bool | None]:
-        """Wait in the database, or where that cannot be a moment: True when it has come, False when not yet, None when
-        the row is gone.
+    def wait(self, waiter: Waiter, timeout: float) -> Operations[Any]:
+        """Wait in the database: True when it has come, False when not yet, None when the row is gone. `NO_ROOM` where
+        that cannot be a moment: enough of ours wait there, or the session was lost.
         """
         try:
-            answer = yield WaitFor(ticket, timeout, waiter, self.upgrade)
+            answer = yield WaitFor(waiter.ticket, timeout, waiter, self.upgrade)
         except (Disconnected, Busy) as exc:
             self.process.require_open()
             what = "to write" if self.upgrade else "for"
-            log.warning("Waiting %s %r was interrupted, looking again: %s", what, ticket.resource, exc)
-        else:
-            if answer is not NO_ROOM:
-                return self._checked(answer)
-            # Too many of ours wait already: look from time to time.
-        yield from self.doze(waiter, timeout)
-        return (yield from self.look(ticket, waiter))
+            log.warning("Waiting %s %r was interrupted, looking again: %s", what, waiter.ticket.resource, exc)
+            return NO_ROOM
+        return self.checked(answer)
 
-    def doze(self, waiter: Waiter, most: float) -> Operations[None]:
-        """Sleep a moment, longer each time."""
-        pause = max(self._pause, len(self.process.waiting_room) / LOOKS_A_SECOND) * random.uniform(0.8, 1.2)
-        yield Sleep(waiter, min(most, pause))
-        self._pause = min(self._pause * 1.5, LAST_PAUSE_SECONDS)
-
-    def look(self, ticket: Ticket, waiter: Waiter) -> Operations[bool | None]:
+    def look(self, waiter: Waiter) -> Operations[bool | None]:
         """Has it come?"""
-        upgrade, event = self.upgrade, waiter.event
+        upgrade, ticket, event = self.upgrade, waiter.ticket, waiter.event
         what = "upgrade" if upgrade else "wait"
         answer: bool | None = yield Call(
             what, lambda session, _: (session.upgrade if upgrade else session.wait)(ticket, 0.0, event), self.budget
         )
-        return self._checked(answer)
-
-    def look_or_give_up(self, ticket: Ticket, waiter: Waiter) -> Operations[bool | None]:
-        """It is in a deadlock, unless somebody else has just given up."""
-        assert self.deadlock is not None
-        answer = yield from self.look(ticket, waiter)
-        if answer is False:
-            raise Deadlock(deadlocks.message(self.deadlock), resource=ticket.resource)
+        self.checked(answer)
         return answer
 
-    def _checked(self, answer: bool | None) -> bool | None:
+    def look_or_give_up(self, waiter: Waiter) -> Operations[bool | None]:
+        """It is in a deadlock, unless somebody else has just given up."""
+        assert self.deadlock is not None
+        answer = yield from self.look(waiter)
+        if answer is False:
+            raise Deadlock(deadlocks.message(self.deadlock), resource=waiter.ticket.resource)
+        return answer
+
+    def checked(self, answer: Any) -> Any:
+        """An answer; raises `ConfigurationError` when the row is gone as its coordinator was closed."""
         if answer is None:
             self.process.require_open()  # closing took the row away
         return answer

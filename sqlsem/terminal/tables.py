@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 
 from sqlsem.printable import clean
 
@@ -56,13 +55,44 @@ def fit(
 ) -> list[int]:
     """Widths of columns with a gap of two: the widest of the elastic ones give way until all fit into ``width``."""
     lines = [heads, *rows]
-    widths = [max(Text(clean(line[column])).cell_len for line in lines) for column in range(len(heads))]
+    widths = [max(cell_len(clean(line[column])) for line in lines) for column in range(len(heads))]
     while sum(widths) + 2 * (len(widths) - 1) + indent > width:
         widest = max(elastic, key=lambda column: widths[column])
         if widths[widest] <= NARROWEST:
             break
         widths[widest] -= 1
     return widths
+
+
+class _Table:
+    """Cells whose widths are known, line by line. (Rich's own tables take a second for a thousand rows.)"""
+
+    def __init__(
+        self, lines: Iterable[tuple[str, Sequence[str]]], widths: Sequence[int], right: Collection[int], indent: int
+    ) -> None:
+        self._lines = list(lines)  # the style of each, and its cells
+        self._widths = widths
+        self._right = right
+        self._indent = " " * indent
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
+        styles = {name: console.get_style(name) for name in {name for name, _ in self._lines}}
+        for name, row in self._lines:
+            cells = (
+                _cell(clean(text), width, column in self._right)
+                for column, (text, width) in enumerate(zip(row, self._widths, strict=True))
+            )
+            yield Segment(self._indent)
+            yield Segment("  ".join(cells), styles[name])
+            yield Segment.line()
+
+
+def _cell(text: str, width: int, right: bool) -> str:
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…"
+    blanks = " " * (width - length)
+    return blanks + text if right else text + blanks
 
 
 def table(
@@ -84,12 +114,6 @@ def table(
         state: The column that gives a row its colour.
         indent: Blanks before every line.
     """
-    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for column, (head, width) in enumerate(zip(heads, widths, strict=True)):
-        drawn.add_column(
-            head, width=width, no_wrap=True, overflow="ellipsis", justify="right" if column in right else "left"
-        )
-    for row in rows:
-        style = "" if state is None else STYLES.get(row[state], "")
-        drawn.add_row(*(Text(clean(cell)) for cell in row), style=style)
-    return Padding(drawn, (0, 0, 0, indent), expand=False)
+    lines: list[tuple[str, Sequence[str]]] = [("dim", heads)]
+    lines += [("" if state is None else STYLES.get(row[state], ""), row) for row in rows]
+    return _Table(lines, widths, right, indent)

@@ -389,7 +389,7 @@ def test_cancelled_at_every_step_of_an_acquire(run, connect, database, name, fre
         # A release that was cancelled may be left to the next ping, which comes at once.
         await rows(database, name, 0)
         assert not coordinator.process.holdings.grants()
-        assert not coordinator.process.waiting_room.waiters()
+        assert not coordinator.process.lines.waiters()
 
     run(main())
     assert (True, False) in outcomes
@@ -713,7 +713,7 @@ def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):
     del waiting, task
     gc.collect()
     assert not coordinator.process.holdings.grants()
-    assert not coordinator.process.waiting_room.waiters()
+    assert not coordinator.process.lines.waiters()
 
 
 def test_another_loop_and_another_task(run, connect, name):

@@ -73,6 +73,10 @@ class Table:
             del self.rows[ticket.position]
         return answer
 
+    def look(self, member_id, tickets):
+        answers = {ticket.position: self.wait(ticket, 0.0) for ticket in tickets}
+        return {position: answer for position, answer in answers.items() if answer in (True, None)}
+
     def cancel(self, member_id, uid, outcome):
         self.outcomes.append(outcome)
         gone = [position for position, owner in self.rows.items() if owner == uid]
@@ -318,7 +322,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
 
         keep, error = next(stages)
         assert not member._limbo
-        assert not process.waiting_room.waiters()
+        assert not process.lines.waiters()
         known = [position for position in table.rows if position in member.tickets]
         if keep:
             assert error is None

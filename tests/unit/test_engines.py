@@ -13,6 +13,7 @@ import sqlsem.testing
 from sqlsem import engines, sql
 from sqlsem.engines import roles
 from sqlsem.engines.base import Engine, Options
+from sqlsem.model import Request
 
 PACKAGE = Path(sqlsem.__file__).parent
 #: Those that can be loaded whatever is installed: the others' drivers may be missing.
@@ -135,6 +136,34 @@ def test_stores_of_one_name_are_one():
         assert [entry.resource for entry in third.entries()] == ["x"]
     with sqlsem.testing.memory("a") as again:
         assert again.entries() == []
+
+
+def test_memory_looks_at_many_at_once():
+    with sqlsem.testing.memory("looks") as locks:
+        session = locks.process.engine.connect("main")
+        me, you = session.enrol("host", 1, "test"), session.enrol("host", 2, "test")
+
+        def take(number, member=me):
+            (ticket,) = session.register(member, "me", "thread", f"{number}", [Request("x", limit=2)], False)
+            return ticket
+
+        first, second, third, fourth = (take(number) for number in range(4))
+        fifth = take(5, you)
+        assert (first.granted, second.granted, third.granted) == (True, True, False)
+        everybody = [fifth, fourth, third, second, first]
+        granted = {first.position: True, second.position: True}
+        assert session.look(me, everybody) == {**granted, fifth.position: None}
+        assert session.release(first, "released")
+        assert session.look(me, everybody[1:]) == {
+            first.position: None,
+            second.position: True,
+            third.position: True,
+        }
+        assert session.look(me, [fourth]) == {}
+        assert [entry.state for entry in session.entries("x")] == ["holds", "holds", "waits", "waits"]
+        session.resign(me)
+        session.resign(you)
+        assert session.entries("x") == []
 
 
 FORKING = """

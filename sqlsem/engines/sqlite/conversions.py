@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlsem.engines.roles import Convertible, already_upgrading
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, TEST_SELDOM, SqliteLocks
+from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading
 
@@ -53,7 +53,7 @@ class SqliteConversions(SqliteLocks, Convertible):
         deadline = time.monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         mine = {**key, "requesting_id": ticket.requesting_id}
-        seen, changed, tested = None, time.monotonic(), -TEST_SELDOM
+        seen, changed, tested = None, time.monotonic(), -TEST_EVERY
         while True:
             version = self.version()
             now = time.monotonic()

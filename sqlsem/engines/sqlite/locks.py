@@ -3,29 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
 from sqlsem.engines.roles import DeadlockSearch
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.values import shown
+from sqlsem.engines.sqlite.passing import Pass
+from sqlsem.engines.sqlite.rings import Rings
+from sqlsem.engines.sqlite.values import named, shown
 from sqlsem.model import Entry, Request, Resource, Ticket
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
 #: looks so many times more seldom: as many must leave before, one after the other.
 SHORTEST, LONGEST = 0.0001, 0.02
+#: The same at first, where the last wait of the session was ended by a ring.
+SHORTEST_RUNG = 0.002
 #: What looking seldom may cost: this share of the time for which nothing has happened at all, but no more than so long.
 SHARE, SLOWEST = 0.05, 0.5
-#: How often the next in line tests whether those ahead of it still live. Who is further back does so more seldom, too.
+#: How far a waiter counts those before it; further back makes no difference.
+FAR = 256
+#: How often those ahead are tested, for each owner among them, and how seldom at the most. The first rows,
+#: or as many as may be inside.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
+TESTED = 32
+#: So many resources a session remembers as tested.
+MOST_TESTS = 1000
+#: So many rows of a queue are read at a time, at first and at the most.
+FIRST_STEP, STEP = 2, 256
+#: Who leaves lets in those that may go among so many rows that come first; the others find that out themselves.
+LET_IN = 8
 LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
+
+
+class Turn(NamedTuple):
+    """Whether a request may enter, and is in already; the last one of those ahead that alone keep it out, if any."""
+
+    come: bool
+    let_in: bool
+    edge: int | None
+
+
+class Place:
+    """About how many must leave before a waiter may enter; counted again when half of them have left."""
+
+    def __init__(self) -> None:
+        self.distance = 0
+        self._middle: int | None = 0
+
+    def has_changed(self, edge: int | None) -> bool:
+        """Whether to count again, now that those from ``edge`` on have to leave."""
+        return self._middle is not None and (edge or LAST) >= self._middle
+
+    def count(self, rows: Sequence[Any]) -> None:
+        """These have to leave, or more."""
+        self.distance = max(1, len(rows))
+        self._middle = rows[len(rows) // 2]["queue_position"] if len(rows) > 1 else None
+
+    def pause(self, quiet: float, rung: bool) -> float:
+        """Until the next look, where nothing has happened for so long; ``rung``: who lets it in will ring, it seems."""
+        shortest = (SHORTEST_RUNG if rung else SHORTEST) * self.distance
+        return min(max(shortest, quiet * SHARE), LONGEST * self.distance, SLOWEST)
+
+
+class Tests:
+    """When the owners of those ahead were tested last, by resource."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, tuple[float, int]] = {}  # when, and how many there were
+
+    def due(self, resource: str, now: float) -> bool:
+        """Whether it is time to test again."""
+        at, owners = self._done.get(resource, (-math.inf, 1))
+        return now - at >= min(TEST_EVERY * owners, TEST_SELDOM)
+
+    def note(self, resource: str, now: float, owners: int) -> None:
+        """So many owners are tested now."""
+        if len(self._done) >= MOST_TESTS:
+            self._done.clear()
+        self._done[resource] = (now, max(1, owners))
 
 
 class SqliteLocks(SqliteMembers, DeadlockSearch):
@@ -33,16 +97,25 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
-        # How the last wait ended: position, the file's version then, quiet since when, when the others were tested.
-        self._left: tuple[int, Any, float, float] | None = None
+        # How the last wait ended: position, the file's version then, quiet since when.
+        self._left: tuple[int, Any, float] | None = None
+        self._tests = Tests()
+        self.rings = Rings(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
+        who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
+        if len(requests) == 1 and self.options.lease is None:
+            self.give_sign(member_id, known=True)
+            with fork.held_off:
+                done = self.run("insert_first", {**who, **_columns(requests[0]), "uid": uid})
+                if done.rowcount == 1 and done.lastrowid is not None:
+                    return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
         if only_if_free:
             # The dead must not stand in the way of a try.
             for request in requests:
-                if not self._may_enter(request):
+                if not self._turn(request, LAST).come:
                     self._test_ahead(request, LAST, member_id)
         with fork.held_off, self.writing():
             self.give_sign(member_id, known=True)
@@ -56,54 +129,42 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                     Ticket(row["resource_id"], row["queue_position"], row["requesting_id"], bool(row["granted"]))
                     for row in found
                 ]
-            granted = [not there or self._may_enter(request) for there, request in zip(busy, requests, strict=True)]
+            granted = [
+                not there or self._turn(request, LAST).come for there, request in zip(busy, requests, strict=True)
+            ]
             if only_if_free and not all(granted):
                 return None
             tickets = []
-            for number, request in enumerate(requests, 1):
-                position = self.run(
-                    "insert",
-                    {
-                        "resource": request.resource,
-                        "requesting_id": requesting_id,
-                        "access": request.access,
-                        "limit": request.limit,
-                        "weight": request.weight,
-                        "member": member_id,
-                        "owner": owner,
-                        "uid": uid if len(requests) == 1 else f"{uid}.{number}",
-                        "granted": granted[number - 1],
-                        "note": request.note,
-                    },
-                ).lastrowid
+            for number, (request, free) in enumerate(zip(requests, granted, strict=True), 1):
+                its = uid if len(requests) == 1 else f"{uid}.{number}"
+                position = self.run("insert", {**who, **_columns(request), "uid": its, "granted": free}).lastrowid
                 assert position is not None
-                tickets.append(Ticket(request.resource, position, requesting_id, granted[number - 1]))
+                tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
-    def _ahead(self, request: Request | Entry, position: int) -> tuple[int, bool]:
-        """How many of the conflicting rows ahead must leave before one may enter (about, but at least 1 and at the most
-        all), and whether one may enter now.
-        """
-        found = self.row(
-            "ahead",
-            {
-                "resource": request.resource,
-                "position": position,
-                "access": request.access,
-                "limit": request.limit,
-                "weight": request.weight,
-            },
-        )
-        number, excess = found["number"], found["excess"]
-        leaving = number if found["paused"] else -(-excess * number // max(found["load"], 1))
-        return max(1, min(leaving, number)), bool(found["let_in"]) or (not found["paused"] and excess <= 0)
-
-    def _may_enter(self, request: Request) -> bool:
-        return self._ahead(request, LAST)[1]
+    def _turn(self, request: Request, position: int) -> Turn:
+        """Whether a request at that position may enter now."""
+        values = {"resource": request.resource, "position": position, "access": request.access}
+        places = request.limit or self.row("places", values)["places"]
+        found = self.row("fits", {**values, "weight": request.weight, "places": places})
+        there = bool(found["let_in"])
+        return Turn(there or bool(found["fits"] and not found["paused"]), there, found["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with fork.held_off, self.writing():
-            return self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        with fork.held_off:
+            with self.writing():
+                come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
+                if come:
+                    # Another process wakes up while this one writes; a thread of ours would only be in the way.
+                    self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
+                there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+                for row in come if there else ():
+                    # Those who may go now need not write that themselves.
+                    self.run("let_in", {"position": row["position"]})
+            if come:
+                self.rings.ring(row["position"] for row in come)
+            self.write_back()
+        return there
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         with fork.held_off, self.writing():
@@ -113,6 +174,14 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return len(rows)
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        if timeout > 0:
+            self.rings.listen(ticket.position)
+        try:
+            return self._wait(ticket, timeout, nudge)
+        finally:
+            self.rings.stop()
+
+    def _wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         row = self.row("row", key)
@@ -121,47 +190,145 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if row["granted"]:
             return True
         request, member_id = Request(ticket.resource, row["access"], row["limit"], row["weight"]), row["member_id"]
-        seen, known, distance = None, None, 1
-        quiet_since, tested = time.monotonic(), -TEST_SELDOM
+        seen, known, quiet_since = None, None, time.monotonic()
         if self._left is not None and self._left[0] == ticket.position:
-            _, known, quiet_since, tested = self._left  # one long wait comes in slices
+            _, known, quiet_since = self._left  # one long wait comes in slices
+        place, rung = Place(), False
         while True:
+            if rung and self._is_let_in(key):
+                self.rings.trusted = True
+                return True
             version = self.version()
             now = time.monotonic()
-            if version != seen or nudge.is_set():
+            if version != seen or rung or nudge.is_set():
                 nudge.clear()
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
-                distance, free = self._ahead(request, ticket.position)
-                if free:
+                turn = self._turn(request, ticket.position)
+                if turn.come:
+                    self.rings.trusted = rung
+                    if turn.let_in and self.options.lease is None:
+                        return True
                     with fork.held_off, self.writing():
                         self.give_sign(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
+                if place.has_changed(turn.edge):
+                    place.count(self._conflicting(request, turn.edge or 0, ticket.position, FAR))
             if now >= deadline:
-                self._left = (ticket.position, known, quiet_since, tested)
+                self._left = (ticket.position, known, quiet_since)
                 return False
-            if now - tested >= min(TEST_EVERY * distance, TEST_SELDOM):
-                tested = now
+            if self._tests.due(ticket.resource, now):
                 if self.row("row", key) is None:
                     return None
                 if self._test_ahead(request, ticket.position, member_id):
                     seen = None
                     continue
-            pause = min(max(SHORTEST * distance, (now - quiet_since) * SHARE), LONGEST * distance, SLOWEST)
-            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+            pause = place.pause(now - quiet_since, self.rings.trusted)
+            rung = self.rings.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), nudge)
+
+    def _is_let_in(self, key: dict[str, Any]) -> bool:
+        """Whether who has rung lets this row in, which it may be just about to write."""
+        if self.options.lease is not None:
+            return False
+        until = time.monotonic() + self.rings.patience()
+        while True:
+            row = self.row("row", key)
+            if row is not None and row["granted"] and row["revoked_at"] is None:
+                return True
+            if time.monotonic() >= until:
+                return False
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.rings.wake()
+
+    def abandon(self) -> None:
+        self.rings.close()
+
+    def close(self) -> None:
+        super().close()
+        self.rings.close()
 
     def version(self) -> tuple[int, int]:
         """What changes when another connection has written."""
         return self.row("data_version")["data_version"], id(self.connection)
 
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        rows = {row["queue_position"]: row for row in self.rows("mine", (member_id,))}
+        found: dict[int, bool | None] = {}
+        waiting: dict[str, set[int]] = {}
+        for position in {ticket.position for ticket in tickets}:
+            row = rows.get(position)
+            if row is None or row["revoked"]:
+                found[position] = None
+            elif row["granted"]:
+                found[position] = True
+            else:
+                waiting.setdefault(row["resource_id"], set()).add(position)
+        come = [
+            (resource, row["position"])
+            for resource, positions in waiting.items()
+            for row in self._come(resource, positions)
+        ]
+        if come:
+            with fork.held_off, self.writing():
+                self.give_sign(member_id, known=True)
+                for resource, position in come:
+                    there = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
+                    found[position] = True if there else None
+        now = time.monotonic()
+        for resource, positions in waiting.items():
+            if self._tests.due(resource, now):
+                widest = max(row["limit"] or 1 for row in map(rows.__getitem__, positions))
+                self._test_ahead(Request(resource, limit=widest), max(positions), member_id)
+        return found
+
+    def _come(self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0) -> list[Any]:
+        """The rows whose turn has come, of those at these positions or of all: one pass along the queue, as far as
+        anybody can be let in, over so many rows at the most, and as if one of them had left.
+        """
+        come: list[Any] = []
+        line: Pass | None = None
+        last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
+        while position < last:
+            rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
+            if len(rows) == 1 and rows[0]["position"] == without:
+                break  # the usual case: nobody else is there
+            for row in rows:
+                line = line or Pass(row["cap"], bool(row["paused"]))
+                if line.closed or position >= last:
+                    return come
+                position = row["position"]
+                if position == without:
+                    continue
+                asked = row["access"], row["limit"], row["weight"]
+                asks = not (row["granted"] or row["revoked"]) and (wanted is None or position in wanted)
+                if asks and line.fits(*asked):
+                    come.append(row)
+                line.go_by(*asked)
+            most -= len(rows)
+            if len(rows) < step or most <= 0:
+                break
+            step = min(step * 4, STEP, most)
+        return come
+
+    def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
+        """The first rows from one position on, and before another one, that this request does not share with."""
+        values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
+        return self.rows("rows_between", {**values, "most": most})
+
     def _test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
-        """Test whether those ahead still live; True when somebody was removed."""
-        values = {"resource": request.resource, "position": position, "access": request.access}
+        """Test whether the first of those ahead still live, as many as there may be inside; True when somebody was
+        removed. Who died further back keeps nobody out before it is among the first.
+        """
+        rows = self._conflicting(request, 0, position, max(TESTED, request.limit or 0))
+        owners = {row["member_id"] or -row["queue_position"]: row for row in reversed(rows)}
+        self._tests.note(request.resource, time.monotonic(), len(owners))
         removed = False
-        for row in self.rows("owners_ahead", values):
+        for row in owners.values():
             if mine is None or row["member_id"] != mine:
-                removed = self.suspect(request.resource, row["blocker"], row["member_id"]) or removed
+                removed = self.suspect(request.resource, row["queue_position"], row["member_id"]) or removed
         return removed
 
     def find_deadlock(self, member_id: int) -> deadlocks.Found | None:
@@ -179,30 +346,53 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:
-        found = []
-        for row in self.rows("entries", {"resource": resource}):
-            dead, missing_for = self.missing(row)
-            entry = shown(Entry, row, missing_for=missing_for)
+        found: list[Entry] = []
+        lines = {row["resource"]: Pass(row["cap"], bool(row["paused"])) for row in self.rows("settings_of_all")}
+        tested: dict[int, tuple[bool, float | None]] = {}
+        for row in named(self.rows("entries", {"resource": resource})):
+            member_id = row["member_id"]
+            if member_id not in tested:
+                tested[member_id] = self.missing(row)
+            dead, missing_for = tested[member_id]
+            line = lines.get(row["resource"])
+            if line is None:
+                line = lines[row["resource"]] = Pass(None, False)
+            known: dict[str, Any] = {"missing_for": missing_for}
             if dead:
-                entry = dataclasses.replace(entry, state="dead")
-            elif entry.member_id is None and entry.state == "waits" and self._ahead(entry, entry.position)[1]:
-                entry = dataclasses.replace(entry, state="holds")  # it has no process that would write that down
-            found.append(entry)
+                known["state"] = "dead"
+            elif (
+                member_id is None and row["state"] == "waits" and line.fits(row["access"], row["limit"], row["weight"])
+            ):
+                known["state"] = "holds"  # it has no process that would write that down
+            line.go_by(row["access"], row["limit"], row["weight"])
+            found.append(shown(Entry, row, **known))
         return found
 
     def resources(self) -> list[Resource]:
-        waits: dict[str, list[bool]] = {}
+        holding: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
         for entry in self.entries(None):
-            waiting = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
-            waits.setdefault(entry.resource, []).append(waiting)
+            waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
+            (waiting if waits else holding)[entry.resource] += 1
         return [
             Resource(
                 row["resource"],
                 row["cap"],
                 bool(row["paused"]),
                 row["stale_after"],
-                holding=waits.get(row["resource"], []).count(False),
-                waiting=waits.get(row["resource"], []).count(True),
+                holding=holding[row["resource"]],
+                waiting=waiting[row["resource"]],
             )
             for row in self.rows("resources")
         ]
+
+
+def _columns(request: Request) -> dict[str, Any]:
+    """What a request says of itself."""
+    return {
+        "resource": request.resource,
+        "access": request.access,
+        "limit": request.limit,
+        "weight": request.weight,
+        "note": request.note,
+    }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import sqlite3
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from sqlsem.engines.base import setting_number
 from sqlsem.engines.roles import Administration, Check, Plan, Tables
@@ -30,8 +33,13 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
         until: float | None = None,
         outcome: str | None = None,
     ) -> list[Past]:
-        which = {"resource": resource, "most": most, "since": since, "until": until, "outcome": outcome}
-        return [shown(Past, row) for row in self.rows("past", which)]
+        # The indexes begin with the outcome: the newest of each, together.
+        outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
+        name = "past" if resource is None else "past_of_resource"
+        which = {"most": most, "since": since, "until": until} | ({} if resource is None else {"resource": resource})
+        pages = [self.rows(name, which | {"outcome": one}) for one in outcomes]
+        newest = heapq.merge(*pages, key=_when_ended, reverse=True)
+        return [shown(Past, row) for row in itertools.islice(newest, most)]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         with fork.held_off, self.writing():
@@ -103,6 +111,12 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
 
     def diagnose(self) -> list[Check]:
         return SqliteDoctor(self).examine()
+
+
+def _when_ended(row: Any) -> tuple[bool, float, int]:
+    when = row["ended_at"]
+    is_time = isinstance(when, float)
+    return not is_time, when if is_time else 0.0, row["rowid"]
 
 
 def _statements(text: str) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -36,18 +38,30 @@ def as_text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
+def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Many rows as dicts: SQLite's own look through the names of all columns each time."""
+    names = rows[0].keys() if rows else ()
+    return (dict(zip(names, row, strict=True)) for row in rows)
+
+
 def shown(kind: type[T], row: Any, **known: Any) -> T:
     """A row for people, whose columns are called as the fields of ``kind`` are, but for those ``known`` already. SQLite
     keeps anything in any column, so what somebody wrote by hand need not be what it should: that must not hide the
     other rows.
     """
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in known:
-            value = row[field.name]
-            if "datetime" in str(field.type):
+    for name, is_time in _fields_of(kind):  # type: ignore[arg-type]
+        if name not in known:
+            value = row[name]
+            if is_time:
                 value = as_time(value)
-            known[field.name] = as_text(value) if isinstance(value, bytes) else value
+            known[name] = as_text(value) if isinstance(value, bytes) else value
     return kind(**known)
+
+
+@functools.cache
+def _fields_of(kind: type[Any]) -> list[tuple[str, bool]]:
+    """Their names, and whether they are times."""
+    return [(field.name, "datetime" in str(field.type)) for field in dataclasses.fields(kind)]
 
 
 def as_time(seconds: object) -> datetime | None:

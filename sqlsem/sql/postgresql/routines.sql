@@ -1320,6 +1320,8 @@ $$;
 
 -- state: 'holds', 'waits', 'revoked', or 'dead', when the next who looks, and may write, removes it. missing_for: since the
 -- owner was first missed, or, where nobody has noticed yet, since its last sign of life.
+-- A bare participant has nobody who would write down that it may go in: that is told by the rule, for all of them in one pass
+-- along the queue for each of their labels.
 CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
                weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
@@ -1327,33 +1329,52 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_ty
                seconds float, missing_for float, grace float)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT t.resource_id, t.queue_position,
-           CASE WHEN l.dead OR t.member_id IS NOT NULL AND m.member_id IS NULL THEN 'dead'
-                WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds'
-                WHEN t.member_id IS NULL AND (SELECT eligible FROM {schema}.ahead(t.resource_id, t.queue_position,
-                     t.access_type, t.concurrency_limit, t.weight, NULL)) THEN 'holds' ELSE 'waits' END,
-           t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner,
+    WITH q AS MATERIALIZED (
+        SELECT t.* FROM {schema}.{table} AS t WHERE p_resource IS NULL OR t.resource_id = p_resource),
+    bare AS (
+        SELECT DISTINCT q.resource_id, q.access_type FROM q WHERE q.member_id IS NULL),
+    ahead AS (
+        SELECT q.*, b.access_type AS label,
+               sum(q.weight) FILTER (WHERE b.access_type = 'write' OR q.access_type <> b.access_type) OVER before AS load,
+               min(q.concurrency_limit) FILTER (WHERE b.access_type = 'write' OR q.access_type <> b.access_type) OVER before AS declared
+        FROM bare AS b JOIN q ON q.resource_id = b.resource_id
+        WINDOW before AS (PARTITION BY b.resource_id, b.access_type ORDER BY q.queue_position
+                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+    inside AS MATERIALIZED (
+        SELECT a.queue_position FROM ahead AS a LEFT JOIN {schema}.resource AS o ON o.resource_id = a.resource_id
+        WHERE a.member_id IS NULL AND a.access_type = a.label AND o.paused_at IS NULL
+          AND coalesce(coalesce(a.load, 0) + a.weight <= least(a.concurrency_limit, a.declared, o.cap), true))
+    SELECT q.resource_id, q.queue_position,
+           CASE WHEN l.dead OR q.member_id IS NOT NULL AND m.member_id IS NULL THEN 'dead'
+                WHEN q.revoked_at IS NOT NULL THEN 'revoked' WHEN q.granted_at IS NOT NULL THEN 'holds'
+                WHEN i.queue_position IS NOT NULL THEN 'holds' ELSE 'waits' END,
+           q.access_type, q.concurrency_limit, q.weight, q.requesting_id, q.member_id, q.owner,
            m.host, coalesce(m.pid, m.backend_pid), m.program,
-           t.note, t.requested_at, t.granted_at,
-           extract(epoch FROM clock_timestamp() - coalesce(t.granted_at, t.requested_at))::float,
+           q.note, q.requested_at, q.granted_at,
+           extract(epoch FROM clock_timestamp() - coalesce(q.granted_at, q.requested_at))::float,
            CASE WHEN l.missing THEN
-               extract(epoch FROM clock_timestamp() - coalesce(l.since, t.granted_at, t.requested_at))::float END,
+               extract(epoch FROM clock_timestamp() - coalesce(l.since, q.granted_at, q.requested_at))::float END,
            CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
-    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
-    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id
-    WHERE p_resource IS NULL OR t.resource_id = p_resource
-    ORDER BY t.resource_id, t.queue_position
+    FROM q LEFT JOIN inside AS i ON i.queue_position = q.queue_position
+    LEFT JOIN {schema}.member AS m ON m.member_id = q.member_id
+    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = q.member_id
+    ORDER BY q.resource_id, q.queue_position
 $$;
 
--- Newest first. p_since and p_until: ages in seconds. `held` of who died counts to its last sign of life.
+-- Newest first. p_since and p_until: ages in seconds. `held` of who died counts to its last sign of life. (Planned for what is
+-- asked: each filter has an index of its own.)
 CREATE OR REPLACE FUNCTION {schema}.past(
     p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
                program varchar, login name, ended_by name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
     SELECT h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            extract(epoch FROM coalesce(h.granted_at, h.ended_at) - h.requested_at)::float,
@@ -1365,7 +1386,8 @@ AS $$
       AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
       AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
       AND (p_outcome IS NULL OR h.outcome = p_outcome)
-    ORDER BY h.ended_at DESC LIMIT p_most
+    ORDER BY h.ended_at DESC LIMIT p_most;
+END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.resources()
@@ -1464,22 +1486,31 @@ BEGIN
 END
 $$;
 
--- Removes history older than setting history_days, at most p_most rows a call; and low-water marks that a newer one stands in
--- for, or that nobody has raised for a day.
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and then also
+-- low-water marks that a newer one stands in for, or that nobody has raised for a day: it has to look at all of them.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.low_water AS l
-        WHERE l.made_at < clock_timestamp() - interval '1 day'
-           OR l.made_at < clock_timestamp() - interval '1 minute'
-              AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark)
+        WHERE (SELECT random() < 0.1)
+          AND (l.made_at < clock_timestamp() - interval '1 day'
+               OR l.made_at < clock_timestamp() - interval '1 minute'
+                  AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT p_most FOR UPDATE SKIP LOCKED));
-    WITH gone AS (
+    WITH oldest AS MATERIALIZED (
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
+    gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {schema}.history
-            WHERE ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+            SELECT h.ctid FROM {schema}.history AS h
+            WHERE h.ctid = ANY (ARRAY(
+                SELECT o.place FROM oldest AS o
+                WHERE o.ended_at < clock_timestamp()
+                                   - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+                   OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
+                                          - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+            FOR UPDATE SKIP LOCKED))
         RETURNING 1)
     SELECT count(*) FROM gone
 $$;

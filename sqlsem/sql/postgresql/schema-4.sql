@@ -75,8 +75,10 @@ CREATE INDEX ON {schema}.{table} (member_id, queue_position);
 DROP INDEX {schema}.task_running;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
 
--- A page of a resource's history.
+-- A page of a resource's history, and of what did not end as usual (which costs the usual end nothing).
 CREATE INDEX ON {schema}.history (resource_id, ended_at);
+CREATE INDEX history_outcome ON {schema}.history (outcome, ended_at) WHERE outcome <> 'released';
+CREATE INDEX history_resource_outcome ON {schema}.history (resource_id, outcome, ended_at) WHERE outcome <> 'released';
 
 -- How much history is kept at the most, besides for how long: see prune.
 INSERT INTO {schema}.setting (name, value) VALUES ('history_rows', '1000000') ON CONFLICT DO NOTHING;

@@ -6,6 +6,21 @@
 -- Orders are barriers: what may be claimed are the pending tasks of the lowest order that is open. Until it has ended a
 -- task is open in every state that any snapshot can see, so no snapshot shows a barrier gone before it is; and once it is
 -- gone it stays gone, but for tasks put or retried after that.
+--
+-- Low-water marks (task_low_water). While somebody keeps an old snapshot, what has ended stays in the index of the open tasks,
+-- in front of those that are open, and a claim would walk past all of it. So claims note now and then how far it is: the
+-- newest mark of a queue, the first in its index, says that nothing is open in orders below task_order, and of that order,
+-- below `mark`, only the survivors may be. That stays true while tasks only end:
+--   * A task that runs, failed and holds up, was given back, or waits for its next attempt is open all the while. When a mark
+--     passes it, it is a survivor. Claims look at the survivors first, by their keys, and then from the mark on.
+--   * Numbers grow. A put takes the put lock of its queue, shared and until its transaction ends, before it draws any. Who
+--     writes a mark has that lock alone (and does not wait for it), looks after that, and goes no further than a number that
+--     it sees. So what is put later is beyond the mark, and what was put before is seen, however long its transaction took.
+--   * What opens something below the mark all the same (a put of a lower order, an operator who retries what has ended) takes
+--     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
+--     writes a better one.
+-- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
+-- of task_low_water. The mark is read in the statement that uses it: both are of one moment.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -30,6 +45,173 @@ AS $$
     SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = ANY (SELECT '{schema}_' || r FROM unnest(p_roles) AS r)
                    AND pg_has_role(session_user, oid, 'MEMBER'))
         OR EXISTS (SELECT FROM pg_namespace WHERE oid = '{schema}'::regnamespace AND pg_has_role(session_user, nspowner, 'MEMBER'))
+$$;
+
+-- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
+CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) $$;
+
+-- Holding the put lock: this transaction opens something of this order, from this number on.
+CREATE OR REPLACE FUNCTION {schema}.take_mark_back(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_newest {schema}.task_low_water;
+BEGIN
+    SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
+    IF v_newest.task_order > p_order
+       OR v_newest.task_order = p_order AND p_task < v_newest.mark AND p_task <> ALL (v_newest.survivors)
+       OR current_setting('transaction_isolation') <> 'read committed' THEN  -- a snapshot from before the lock says nothing
+        -- Nothing is deleted: others who put must not wait for us. Who writes the next mark does it; this one says from which
+        -- serial on, by a number below all tasks'.
+        INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
+        VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
+    END IF;
+END
+$$;
+
+-- Whether a claim of the task so far beyond the mark (NULL: there is none; a mark that says nothing is below 0) writes one.
+CREATE OR REPLACE FUNCTION {schema}.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT p_mark OPERATOR(pg_catalog.<) 0
+           OR pg_catalog.random() OPERATOR(pg_catalog.*) 16::double precision OPERATOR(pg_catalog.<) p_most::double precision
+              AND (p_mark IS NULL OR (p_task OPERATOR(pg_catalog.-) p_mark) OPERATOR(pg_catalog.>=) 32)
+$$;
+
+-- Notes that of this order, the lowest that is open, all below p_task, which is open, has ended but for survivors. If it can.
+CREATE OR REPLACE FUNCTION {schema}.make_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_newest {schema}.task_low_water;
+    v_first  record;
+    v_open   bigint[];
+    v_mark   bigint;
+    v_count  integer;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock({schema}.lock_class(6), hashtext(p_queue)) THEN
+        RETURN;
+    END IF;
+    -- Who began before these routines were installed may be putting without the lock.
+    IF NOT (SELECT age(s.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid) FROM {schema}.setting AS s
+            WHERE s.name = 'schema_version') THEN
+        RETURN;
+    END IF;
+    SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
+    v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
+    v_newest.mark := coalesce(v_newest.mark, -1);
+    -- The claim looked before it had the lock: is its order still the lowest?
+    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t WHERE t.task_id = ANY (v_newest.survivors) AND t.is_open ORDER BY 1);
+    SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
+    WHERE t.is_open AND t.queue_name <= p_queue
+      AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_newest.task_order, v_newest.mark)
+    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1;
+    IF p_order <> v_newest.task_order AND v_open <> '{}' OR v_first.task_order IS DISTINCT FROM p_order THEN
+        RETURN;
+    END IF;
+    v_open := v_open || ARRAY(
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.is_open AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, p_order, v_first.task_id)
+          AND (t.queue_name, t.task_order, t.task_id) < (p_queue, p_order, p_task)
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 201 - cardinality(v_open));
+    -- At most 200 survivors; and to look one up costs as much as to walk past two or three.
+    SELECT c.mark, c.below INTO v_mark, v_count
+    FROM (SELECT o.id, o.number - 1 FROM unnest(v_open) WITH ORDINALITY AS o (id, number)
+          UNION ALL SELECT p_task, cardinality(v_open) WHERE cardinality(v_open) <= 200) AS c (mark, below)
+    WHERE c.mark > v_newest.mark OR p_order > v_newest.task_order
+    ORDER BY 5 * c.below + 2 * (p_task - c.mark) LIMIT 1;
+    IF v_mark IS NULL THEN
+        RETURN;
+    END IF;
+    DELETE FROM {schema}.task_low_water
+    WHERE queue_name = p_queue
+      AND serial BETWEEN CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END AND v_newest.serial;
+    INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
+    VALUES (p_queue, p_order, v_mark, v_open[:v_count]);
+END
+$$;
+
+-- The first task that may run now, locked; task_id is NULL where there is none. alone: it is no member of a group. survivors,
+-- beyond: where what follows it is to be found, among these and from that number on.
+CREATE OR REPLACE FUNCTION {schema}.first_task(
+    p_queue varchar, p_most integer,
+    OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_look record;
+BEGIN
+    -- The barrier. What is below it has ended; what comes below it after this moment comes late.
+    -- (Between rows, not equal to: or the index would be walked from the queue's first entry, or another one be taken.)
+    SELECT w.task_order, w.mark, CASE WHEN s.kept THEN w.survivors END AS survivors,
+           n.task_order AS next_order, n.task_id AS next_task
+    INTO v_look
+    FROM (SELECT 1) AS one
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
+           ON true
+    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t WHERE t.task_id = ANY (w.survivors) AND t.is_open) AS kept) AS s
+           ON w.survivors <> '{}'
+    LEFT JOIN LATERAL (SELECT t.task_order, t.task_id FROM {schema}.task AS t
+                       WHERE t.is_open AND t.queue_name <= p_queue
+                         AND (t.queue_name, t.task_order, t.task_id)
+                             >= (p_queue, coalesce(w.task_order, -2147483648), coalesce(w.mark, 0))
+                       ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1) AS n ON true;
+    task_order := CASE WHEN v_look.survivors IS NULL THEN v_look.next_order ELSE v_look.task_order END;
+    survivors := v_look.survivors;
+    beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
+    IF survivors IS NOT NULL THEN
+        SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
+        WHERE t.task_id = ANY (survivors) AND t.is_open AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+    END IF;
+    IF task_id IS NULL AND beyond IS NOT NULL THEN
+        SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
+        WHERE t.is_open AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
+          AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, first_task.task_order, beyond)
+          AND (t.queue_name, t.task_order) <= (p_queue, first_task.task_order)
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+        IF {schema}.is_time_for_mark(v_look.mark, task_id, p_most) THEN
+            PERFORM {schema}.make_mark(p_queue, task_order, task_id);
+        END IF;
+    END IF;
+END
+$$;
+
+-- The tasks of a queue (NULL: of all) that run.
+CREATE OR REPLACE FUNCTION {schema}.running_tasks(p_queue varchar)
+RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF p_queue IS NULL THEN
+        RETURN QUERY SELECT t.task_id, t.attempt, t.member_id, t.claim_uid FROM {schema}.task AS t WHERE t.status = 'running';
+        RETURN;
+    END IF;
+    -- (They are open, so the mark holds for them as well.)
+    RETURN QUERY
+        WITH mark AS MATERIALIZED (
+            SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+            ORDER BY l.serial DESC LIMIT 1)
+        SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
+        FROM mark AS w CROSS JOIN {schema}.task AS t
+        WHERE t.task_id = ANY (w.survivors) AND t.status = 'running'
+        UNION ALL
+        SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
+        FROM {schema}.task AS t
+        WHERE t.status = 'running' AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0));
+END
 $$;
 
 -- Whether a body is JSON that every client can read: not nested deeper than 100, which readers in other languages refuse.
@@ -67,13 +249,20 @@ CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_now  timestamptz := clock_timestamp();
-    v_task record;
+    v_now   timestamptz := clock_timestamp();
+    v_task  record;
+    v_made  bigint[];
+    v_order integer;
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
-    FOR v_task IN SELECT * FROM jsonb_to_recordset(p_tasks)
-        AS r (kind text, body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric)
-    LOOP
+    PERFORM {schema}.hold_marks(p_queue);
+    SELECT * INTO v_task FROM jsonb_to_recordset(p_tasks)
+        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric)
+    WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
+       OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647
+    LIMIT 1;
+    IF FOUND THEN
         IF v_task.body IS NULL THEN
             RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
@@ -83,23 +272,31 @@ BEGIN
                 USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task."order", 0) BETWEEN -2147483648 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
-        ELSIF v_task.kind = 'json' THEN
-            PERFORM {schema}.check_json(v_task.body);
         END IF;
-    END LOOP;
-    INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
-                               put_at, ready_at, put_by)
-    SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
-           coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now, v_now + coalesce(r.after_ms, 0) * interval '1 millisecond',
-           session_user
-    FROM ROWS FROM (jsonb_to_recordset(p_tasks)
-        AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
-            backoff_ms integer, on_failure varchar)) WITH ORDINALITY
-        AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, ordinal)
-    ORDER BY r.ordinal
-    ON CONFLICT (put_uid) DO NOTHING;
+        RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
+    WITH made AS (
+        INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
+                                   put_at, ready_at, put_by)
+        SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
+               coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
+               v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', session_user
+        FROM ROWS FROM (jsonb_to_recordset(p_tasks)
+            AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
+                backoff_ms integer, on_failure varchar)) WITH ORDINALITY
+            AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, ordinal)
+        ORDER BY r.ordinal
+        ON CONFLICT (put_uid) DO NOTHING
+        RETURNING task_id, task_order)
+    SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
+    IF v_made IS NOT NULL THEN
+        PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
+    END IF;
+    IF cardinality(v_made) = jsonb_array_length(p_tasks) THEN
+        RETURN QUERY SELECT m FROM unnest(v_made) AS m;
+        RETURN;
+    END IF;
     RETURN QUERY
         SELECT t.task_id FROM {schema}.task AS t
         WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))
@@ -115,33 +312,23 @@ CREATE OR REPLACE FUNCTION {schema}.claim_task(
     OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
     OUT failures integer, OUT max_attempts integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_order integer;
-    v_task  bigint;
+    v_task bigint;
 BEGIN
     PERFORM {schema}.require_member(p_member);
     IF p_again THEN
         SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
         INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
         FROM {schema}.task AS t
-        WHERE t.queue_name = p_queue AND t.status = 'running' AND t.member_id = p_member AND t.claim_uid = p_uid;
+        WHERE t.task_id = (SELECT r.task_id FROM {schema}.running_tasks(p_queue) AS r
+                           WHERE r.member_id = p_member AND r.claim_uid = p_uid);
         IF FOUND THEN
             RETURN;
         END IF;
     END IF;
-    -- The barrier. What is below it has ended; what comes below it after this moment comes late.
-    SELECT o.task_order INTO v_order FROM {schema}.task AS o WHERE o.queue_name = p_queue AND o.is_open
-    ORDER BY o.task_order LIMIT 1;
-    -- Between rows, not equal to: or the planner might walk the primary key, past all that has ended, to the first task_id.
-    SELECT t.task_id INTO v_task FROM {schema}.task AS t
-    WHERE t.is_open AND t.status = 'pending'
-      AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
-      AND (t.queue_name, t.task_order) >= (p_queue, v_order) AND (t.queue_name, t.task_order) <= (p_queue, v_order)
-    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
-    FOR UPDATE OF t SKIP LOCKED;
-    IF NOT FOUND THEN
+    v_task := (SELECT f.task_id FROM {schema}.first_task(p_queue, 1) AS f);
+    IF v_task IS NULL THEN
         RETURN;
     END IF;
     UPDATE {schema}.task AS t
@@ -246,10 +433,8 @@ AS $$
 DECLARE
     v_member {schema}.member;
     v_count  integer;
-    v_order  integer;
-    v_first  bigint;
-    v_last   bigint;
-    v_alone  boolean;
+    v_first  record;
+    v_ids    bigint[];
 BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     IF json_array_length(p_ends) > 0 THEN
@@ -292,45 +477,44 @@ BEGIN
         SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
                                          t.max_attempts) ORDER BY t.task_id)
         INTO claimed
-        FROM {schema}.task AS t
-        WHERE t.queue_name = p_queue AND t.status = 'running' AND t.member_id = p_member AND t.claim_uid = p_uid;
+        FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id
+        WHERE r.member_id = p_member AND r.claim_uid = p_uid;
         IF claimed IS NOT NULL THEN
             RETURN;
         END IF;
     END IF;
-    -- The first one, as in claim_task.
-    SELECT o.task_order INTO v_order FROM {schema}.task AS o WHERE o.queue_name = p_queue AND o.is_open
-    ORDER BY o.task_order LIMIT 1;
-    SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO v_first, v_alone FROM {schema}.task AS t
-    WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-      AND (t.queue_name, t.task_order) >= (p_queue, v_order) AND (t.queue_name, t.task_order) <= (p_queue, v_order)
-    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
-    FOR UPDATE OF t SKIP LOCKED;
-    IF NOT FOUND THEN
+    SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
+    IF v_first.task_id IS NULL THEN
         RETURN;
     END IF;
-    v_last := v_first;
-    IF p_most > 1 AND NOT v_alone THEN
+    v_ids := ARRAY[v_first.task_id];
+    IF p_most > 1 AND NOT v_first.alone THEN
         -- How far the group goes. Looked at without locks: what is not taken must look free to everybody meanwhile.
-        SELECT max(w.task_id) INTO v_last
+        SELECT array_agg(w.task_id) INTO v_ids
         FROM (SELECT n.task_id,
                      bool_or(n.alone) OVER (ORDER BY n.task_id) AS barred,
                      sum(n.size) OVER (ORDER BY n.task_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
               FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
                     FROM {schema}.task AS t
-                    WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-                      AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_order, v_first)
-                      AND (t.queue_name, t.task_order) <= (p_queue, v_order)
-                    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT p_most) AS n) AS w
+                    WHERE t.task_id = ANY (v_first.survivors) AND t.task_id >= v_first.task_id
+                      AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                    UNION ALL
+                    (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
+                     FROM {schema}.task AS t
+                     WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                       AND (t.queue_name, t.task_order, t.task_id)
+                           >= (p_queue, v_first.task_order, greatest(v_first.beyond, v_first.task_id))
+                       AND (t.queue_name, t.task_order) <= (p_queue, v_first.task_order)
+                       AND v_first.beyond IS NOT NULL
+                     ORDER BY t.queue_name, t.task_order, t.task_id LIMIT p_most)
+                    ORDER BY task_id LIMIT p_most) AS n) AS w
         WHERE NOT w.barred AND coalesce(w.before, 0) <= 1000000;
     END IF;
     WITH chosen AS MATERIALIZED (
         SELECT t.task_id FROM {schema}.task AS t
-        WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-          AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_order, v_first)
-          AND (t.queue_name, t.task_order, t.task_id) <= (p_queue, v_order, v_last)
-          AND (t.task_id = v_first OR t.losses = 0)
-        ORDER BY t.queue_name, t.task_order, t.task_id
+        WHERE t.task_id = ANY (v_ids) AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+          AND (t.task_id = v_first.task_id OR t.losses = 0)
+        ORDER BY t.task_id
         FOR UPDATE OF t SKIP LOCKED),
     taken AS (
         UPDATE {schema}.task AS t
@@ -353,8 +537,8 @@ DECLARE
     v_task  record;
     v_count integer := 0;
 BEGIN
-    FOR v_task IN SELECT task_id, attempt FROM {schema}.task
-        WHERE queue_name = p_queue AND status = 'running' AND member_id = p_member AND claim_uid = p_uid
+    FOR v_task IN SELECT r.task_id, r.attempt FROM {schema}.running_tasks(p_queue) AS r
+        WHERE r.member_id = p_member AND r.claim_uid = p_uid
     LOOP
         IF {schema}.end_task(p_member, v_task.task_id, v_task.attempt, 'returned', NULL, NULL) IS NOT NULL THEN
             v_count := v_count + 1;
@@ -372,24 +556,23 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member bigint;
+    v_tasks  bigint[];
     v_gone   bigint[];
     v_count  integer;
 BEGIN
-    FOR v_member IN SELECT DISTINCT member_id FROM {schema}.task
-        WHERE (p_queue IS NULL OR queue_name = p_queue) AND status = 'running' AND member_id IS DISTINCT FROM p_mine
+    FOR v_member IN SELECT DISTINCT r.member_id FROM {schema}.running_tasks(p_queue) AS r
+        WHERE r.member_id IS DISTINCT FROM p_mine
         ORDER BY 1  -- in one order for everybody: two of these must not wait for each other
     LOOP
         PERFORM {schema}.test_member(v_member, p_mine);
     END LOOP;
     -- By number, which is never used again: what another recovers, and a third claims, after the snapshot below was taken
     -- is looked at again when its row is locked, and only a condition on the row itself is asked again then.
-    v_gone := ARRAY(SELECT DISTINCT t.member_id FROM {schema}.task AS t
-                    WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND t.status = 'running'
-                      AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id));
+    SELECT array_agg(r.task_id), array_agg(DISTINCT r.member_id) INTO v_tasks, v_gone FROM {schema}.running_tasks(p_queue) AS r
+    WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
-        WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND t.status = 'running'
-          AND t.member_id = ANY (v_gone)
+        WHERE t.task_id = ANY (v_tasks) AND t.status = 'running' AND t.member_id = ANY (v_gone)
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
@@ -415,13 +598,25 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
-    SELECT EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'),
-           EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.status = 'running'),
-           EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'
-                   AND t.task_order = (SELECT min(o.task_order) FROM {schema}.task AS o WHERE o.queue_name = p_queue AND o.is_open))
-    INTO pending, running, next_pending;
-    SELECT t.task_id, t.error INTO failed, error FROM {schema}.task AS t
-    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'failed' ORDER BY t.task_order, t.task_id LIMIT 1;
+    WITH mark AS MATERIALIZED (
+        SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+        ORDER BY l.serial DESC LIMIT 1),
+    opened AS NOT MATERIALIZED (
+        SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
+        WHERE t.task_id = ANY (w.survivors) AND t.is_open
+        UNION ALL
+        SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
+        WHERE t.is_open AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0)))
+    SELECT EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'), EXISTS (SELECT FROM {schema}.running_tasks(p_queue)),
+           EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'
+                   AND o.task_order = (SELECT p.task_order FROM opened AS p ORDER BY p.task_order LIMIT 1)),
+           f.task_id, f.error
+    INTO pending, running, next_pending, failed, error
+    FROM (SELECT 1) AS one
+    LEFT JOIN LATERAL (SELECT o.task_id, o.error FROM opened AS o WHERE o.status = 'failed'
+                       ORDER BY o.task_order, o.task_id LIMIT 1) AS f ON true;
 END
 $$;
 
@@ -491,11 +686,14 @@ DECLARE
     v_task   record;
     v_status varchar;
 BEGIN
-    SELECT t.status, t.queue_name, t.put_by INTO v_task FROM {schema}.task AS t WHERE t.task_id = p_task;
+    SELECT t.status, t.queue_name, t.task_order, t.put_by INTO v_task FROM {schema}.task AS t WHERE t.task_id = p_task;
     IF NOT FOUND OR v_task.put_by IS DISTINCT FROM session_user AND NOT {schema}.has_role('operator') THEN
         RETURN -1;
     ELSIF v_task.status = 'running' THEN
         PERFORM {schema}.recover_tasks(v_task.queue_name, NULL);  -- before the task is locked: members come first
+    END IF;
+    IF p_what = 'retry' THEN
+        PERFORM {schema}.hold_marks(v_task.queue_name);
     END IF;
     v_status := (SELECT t.status FROM {schema}.task AS t WHERE t.task_id = p_task FOR UPDATE);
     IF v_status IS NULL THEN
@@ -508,6 +706,7 @@ BEGIN
             ready_at = put_at,  -- from the first, whatever the clock says
             ended_at = NULL
         WHERE task_id = p_task;
+        PERFORM {schema}.take_mark_back(v_task.queue_name, v_task.task_order, p_task);
     ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
         UPDATE {schema}.task SET status = 'cancelled', is_open = false, ended_at = clock_timestamp() WHERE task_id = p_task;
     ELSE
@@ -528,7 +727,11 @@ AS $$
               AND ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
             ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
         RETURNING task_id),
-    log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id)
+    log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
+    -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
+    marks AS (DELETE FROM {schema}.task_low_water
+              WHERE mark >= 0
+                AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day')
     SELECT count(*) FROM gone
 $$;
 

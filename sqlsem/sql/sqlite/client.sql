@@ -54,28 +54,65 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
     OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) AS queued,
        EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
--- name: ahead
--- The rule. Looks at the conflicting rows ahead of a position: their number and weight; by how much that and the weight
--- asked for exceed the lowest limit that anybody declares or the operator sets; whether the resource is paused; and whether
--- the row at that position has been let in meanwhile (by a reader ahead that upgrades).
-SELECT count(*) AS number,
-       coalesce(sum(weight), 0) AS load,
-       coalesce(sum(weight), 0) + :weight
-           - min(coalesce(min(concurrency_limit), 9223372036854775807), coalesce(:limit, 9223372036854775807),
-                 coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS excess,
+-- name: fits
+-- The rule, for a request that would stand at a position: whether it `fits` between the conflicting rows ahead, by weights
+-- and limits; or the row there has been `let_in` already (by who left, or a reader ahead that upgrades). Each row weighs 1 at
+-- the least, so as many of them as there are places keep it out, whoever else there is: no more are read. `edge` is the last
+-- of them.
+SELECT coalesce(sum(weight), 0) + :weight
+           <= min(coalesce(min(concurrency_limit), 9223372036854775807), :places,
+                  coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS fits,
+       max(queue_position) AS edge,
        (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
-       (SELECT granted_at FROM {table} WHERE resource_id = :resource AND queue_position = :position) IS NOT NULL AS let_in
-FROM {table}
-WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+       EXISTS (SELECT 1 FROM {table}
+               WHERE resource_id = :resource AND queue_position = :position AND granted_at IS NOT NULL AND revoked_at IS NULL)
+           AS let_in
+FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
+      WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+      ORDER BY queue_position LIMIT :places)
 
--- name: owners_ahead
-SELECT min(queue_position) AS blocker, member_id FROM {table}
-WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
-GROUP BY coalesce(member_id, -queue_position) ORDER BY 1 LIMIT 32
+-- name: places
+-- For a request that names no limit: it goes by the operator's, or that of the first one ahead that names one.
+SELECT coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource),
+                (SELECT concurrency_limit FROM {table}
+                 WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+                   AND concurrency_limit IS NOT NULL
+                 ORDER BY queue_position LIMIT 1),
+                9223372036854775807) AS places
+
+-- name: rows_between
+-- Conflicting rows from a position on, and before another one.
+SELECT queue_position, member_id FROM {table}
+WHERE resource_id = :resource AND queue_position >= :first AND queue_position < :position
+  AND (:access = 'write' OR access_type <> :access)
+ORDER BY queue_position LIMIT :most
+
+-- name: pass
+-- What the rule needs to know of a resource's rows from a position on, in order.
+SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
+       t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, o.cap, o.paused_at IS NOT NULL AS paused
+FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
+WHERE t.resource_id = :resource AND t.queue_position > :position
+ORDER BY t.queue_position LIMIT :most
+
+-- name: let_in
+-- Who holds a beacon; a lease has to be renewed by its owner in the transaction that lets it in.
+UPDATE {table} SET granted_at = {clock}
+WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
+  AND EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {table}.member_id AND m.lease_until IS NULL)
+
+-- name: settings_of_all
+SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
+
+-- name: mine
+SELECT resource_id, queue_position, concurrency_limit AS "limit", granted_at IS NOT NULL AS granted,
+       revoked_at IS NOT NULL AS revoked
+FROM {table} WHERE member_id = ?
 
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
-WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
+WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'
+  AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
 
 -- name: insert
@@ -83,6 +120,15 @@ INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit,
                      granted_at, note)
 VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid,
         CASE WHEN :granted THEN {clock} END, :note)
+
+-- name: insert_first
+-- Where nobody is on the resource and nothing is set for it: a grant in one statement, which is its own transaction.
+INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
+                     granted_at, note)
+SELECT :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note
+WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
+  AND NOT EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource)
+  AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
 -- name: row
 SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, granted_at IS NOT NULL AS granted,
@@ -189,17 +235,18 @@ WITH q AS (
            AND (count(*) OVER one > 1 OR access_type = 'upgrade') AS busy
     FROM {table} WHERE member_id IS NOT NULL AND revoked_at IS NULL
     WINDOW one AS (PARTITION BY member_id, owner)
+), r AS (
+    SELECT *, max(CASE WHEN busy AND waits THEN queue_position END) OVER (PARTITION BY resource_id) AS last FROM q
 )
-SELECT q.queue_position AS position, q.resource_id AS resource, q.member_id AS member, q.owner, q.access_type AS access,
-       CAST(q.concurrency_limit AS INTEGER) AS "limit", CAST(q.weight AS INTEGER) AS weight,
-       q.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
-FROM q LEFT JOIN {schema}_resource AS o ON o.resource_id = q.resource_id
-LEFT JOIN {schema}_member AS m ON m.member_id = q.member_id
-WHERE q.busy OR q.waits AND q.queue_position < (
-    SELECT max(b.queue_position) FROM q AS b WHERE b.resource_id = q.resource_id AND b.busy AND b.waits)
+SELECT r.queue_position AS position, r.resource_id AS resource, r.member_id AS member, r.owner, r.access_type AS access,
+       CAST(r.concurrency_limit AS INTEGER) AS "limit", CAST(r.weight AS INTEGER) AS weight,
+       r.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
+FROM r LEFT JOIN {schema}_resource AS o ON o.resource_id = r.resource_id
+LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
+WHERE r.busy OR r.waits AND r.queue_position < r.last
 
 -- name: entries
--- The last columns tell who must be looked at. (A bare participant that may enter is not told so here: see `ahead`.)
+-- The last columns tell who must be looked at. (A bare participant that may enter is not told so here.)
 SELECT t.resource_id AS resource, t.queue_position AS position,
        CASE WHEN t.revoked_at IS NOT NULL THEN 'revoked' WHEN t.granted_at IS NOT NULL THEN 'holds' ELSE 'waits' END AS state,
        t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid,
@@ -211,16 +258,34 @@ FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE :resource IS NULL OR t.resource_id = :resource
 ORDER BY t.resource_id, t.queue_position
 
+-- name: outcomes
+-- That there are in the history, by one look at the index for each.
+WITH RECURSIVE o (outcome) AS (
+    SELECT min(outcome) FROM {schema}_history
+    UNION ALL
+    SELECT (SELECT min(outcome) FROM {schema}_history WHERE outcome > o.outcome) FROM o WHERE o.outcome IS NOT NULL
+)
+SELECT outcome FROM o WHERE outcome IS NOT NULL
+
 -- name: past
 SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
        requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
        CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
-       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by
-FROM {schema}_history
-WHERE (:resource IS NULL OR resource_id = :resource) AND (:outcome IS NULL OR outcome = :outcome)
-  AND (:since IS NULL OR ended_at >= {clock} - :since)
-  AND (:until IS NULL OR ended_at <= {clock} - :until)
-ORDER BY rowid DESC LIMIT :most
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
+FROM {schema}_history INDEXED BY {schema}_history_outcome
+WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+ORDER BY ended_at DESC, rowid DESC LIMIT :most
+
+-- name: past_of_resource
+SELECT resource_id AS resource, queue_position AS position, access_type AS access, weight, requesting_id, owner, note,
+       requested_at, granted_at, ended_at, max(0.0, coalesce(granted_at, ended_at) - requested_at) AS waited,
+       CASE WHEN granted_at IS NOT NULL THEN max(0.0, min(ended_at, coalesce(seen_at, ended_at)) - granted_at) END AS held,
+       outcome, concurrency_limit AS "limit", host, pid, program, login, ended_by, rowid
+FROM {schema}_history INDEXED BY {schema}_history_resource
+WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
+  AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: resources
 SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after
@@ -265,11 +330,13 @@ WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NUL
 SELECT beacon FROM {schema}_member
 
 -- name: prune
+-- The oldest rows alone are looked at, however long the history.
 DELETE FROM {schema}_history WHERE rowid IN (
-    SELECT rowid FROM {schema}_history
+    SELECT rowid FROM (SELECT rowid, ended_at FROM {schema}_history ORDER BY rowid LIMIT ?)
     WHERE ended_at < {clock}
                      - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
-    ORDER BY rowid LIMIT ?)
+       OR rowid <= (SELECT max(rowid) FROM {schema}_history)
+                   - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: data_version
 PRAGMA data_version
@@ -284,7 +351,7 @@ VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backof
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
-SELECT task_id FROM {schema}_task WHERE put_uid = ?
+SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open

@@ -1,0 +1,171 @@
+"""What it costs to look: at the queue, at tasks, at the history, for deadlocks. Nothing here prints.
+
+The rows are put into the tables as the routines write them. Each look is timed a few times; the median counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlsem
+from benchmarks import queues
+from sqlsem import cli
+from sqlsem.engines.base import Session
+
+NAME = "looked at"
+TIMES = 5
+
+#: {n} rows of one resource: the first holds, the others wait. {m}: the member.
+_QUEUE = """
+INSERT INTO {queue}
+    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT 'looked at', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'bench.' || i, CASE WHEN i = 1 THEN {now} END
+FROM {numbers}
+"""
+#: {n} finished requests of a hundred resources, one a second until now; each tenth timed out.
+_HISTORY = """
+INSERT INTO {history} (resource_id, queue_position, requesting_id, access_type, weight, owner, requested_at, granted_at,
+                       ended_at, outcome, concurrency_limit, host, pid, program)
+SELECT 'resource ' || i % 100, i, 'bench:' || i, 'write', 1, 'owner', {ago}, {ago}, {ago},
+       CASE WHEN i % 10 = 0 THEN 'timeout' ELSE 'released' END, 1, 'host', 1, 'program'
+FROM {numbers}
+"""
+#: {n} owners, each of whom holds one resource and waits for that of the next one: a chain without a knot.
+_CHAIN = """
+INSERT INTO {queue}
+    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT 'chain ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
+INSERT INTO {queue}
+    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
+SELECT 'chain ' || (i + 1), 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
+"""
+#: {n} owners, each of whom holds a resource of its own and waits for the same one.
+_STAR = """
+INSERT INTO {queue}
+    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid, granted_at)
+SELECT 'star ' || i, 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'held.' || i, {now} FROM {numbers};
+INSERT INTO {queue}
+    (resource_id, requesting_id, access_type, concurrency_limit, member_id, owner, request_uid)
+SELECT 'star', 'bench:' || i, 'write', 1, {m}, 'owner ' || i, 'wanted.' || i FROM {numbers}
+"""
+_WORDS = {
+    "postgresql": {
+        "queue": "sqlsem.ProcessControl",
+        "history": "sqlsem.history",
+        "now": "now()",
+        "ago": "now() - (({n} - i) * interval '1 second')",
+        "numbers": "generate_series(1, {n}) AS i",
+    },
+    "sqlite": {
+        "queue": "ProcessControl",
+        "history": "sqlsem_history",
+        "now": "unixepoch('subsec')",
+        "ago": "(julianday('now') - 2440587.5) * 86400.0 - ({n} - i)",
+        "numbers": "(WITH RECURSIVE r (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < {n}) SELECT i FROM r)",
+    },
+}
+
+
+def _insert(engine: str, url: str, text: str, number: int, member: int | None = None) -> None:
+    words = {name: word.format(n=number) for name, word in _WORDS[engine].items()}
+    statements = text.format(m=member, **words).split(";")
+    if engine == "sqlite":
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+    else:
+        # Autovacuum would do the last one.
+        for statement in (*statements, "VACUUM ANALYZE"):
+            queues.rows(url, statement)
+
+
+def _median(look: Callable[[], Any]) -> float:
+    """Milliseconds."""
+    times = []
+    for _ in range(TIMES):
+        before = time.perf_counter()
+        look()
+        times.append(time.perf_counter() - before)
+        if sum(times) > 10:  # it is slow enough to be seen at once
+            break
+    return 1000 * statistics.median(times)
+
+
+def _command(url: str, *words: str) -> Callable[[], None]:
+    def run() -> None:
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            cli.main(["--url", url, *words], standalone_mode=False)
+        assert shown.getvalue()
+
+    return run
+
+
+@contextlib.contextmanager
+def _prepared(url: str) -> Iterator[tuple[str, sqlsem.Coordinator, Session, int]]:
+    """A fresh database, and a member that lives."""
+    with queues.database(url, "bench_look") as place, sqlsem.connect(place) as coordinator:
+        queues.install(place)
+        session = coordinator.engine.connect("main")
+        try:
+            yield place, coordinator, session, session.enrol("bench", 1, "bench")
+        finally:
+            session.close()
+
+
+def entries(engine: str, url: str, number: int) -> dict[str, float]:
+    """Looks at ``number`` rows of one resource, milliseconds."""
+    with _prepared(url) as (place, coordinator, _, member):
+        _insert(engine, place, _QUEUE, number, member)
+        found = {
+            "entries": _median(lambda: coordinator.entries(NAME)),
+            "entries of all": _median(coordinator.entries),
+            "ls": _median(_command(place, "ls")),
+        }
+        if engine == "postgresql":
+            found["status"] = _median(lambda: queues.rows(place, "SELECT * FROM sqlsem.status()"))
+        return found
+
+
+def tasks(engine: str, url: str, number: int) -> dict[str, float]:
+    """Looks at ``number`` pending tasks, milliseconds."""
+    with _prepared(url) as (place, coordinator, _, _):
+        queue = sqlsem.queue(NAME, coordinator=coordinator)
+        queue.put_many(range(number))
+        if engine == "postgresql":
+            queues.rows(place, "VACUUM ANALYZE")
+        return {
+            "tasks": _median(lambda: coordinator.tasks(NAME)),
+            "all tasks": _median(lambda: coordinator.tasks(NAME, most=number)),
+            "state": _median(queue.state),
+            "command": _median(_command(place, "tasks", NAME)),
+        }
+
+
+def history(engine: str, url: str, number: int) -> dict[str, float]:
+    """A page of 100 of ``number`` finished requests, milliseconds."""
+    with _prepared(url) as (place, coordinator, _, _):
+        _insert(engine, place, _HISTORY, number)
+        return {
+            "page": _median(lambda: coordinator.history(most=100)),
+            "of a resource": _median(lambda: coordinator.history("resource 7", most=100)),
+            "of none": _median(lambda: coordinator.history("resource", most=100)),
+            "by outcome": _median(lambda: coordinator.history(most=100, outcome="timeout")),
+            "of none so ended": _median(lambda: coordinator.history(most=100, outcome="reaped")),
+            "of a time": _median(lambda: coordinator.history(most=100, since=number * 0.6, until=number * 0.5)),
+        }
+
+
+def deadlocks(engine: str, url: str, number: int) -> dict[str, float]:
+    """The search for deadlocks with ``number`` waiting owners, milliseconds."""
+    found = {}
+    for name, text in (("chain", _CHAIN), ("star", _STAR)):
+        with _prepared(url) as (place, _, session, member):
+            _insert(engine, place, text, number, member)
+            found[name] = _median(lambda session=session, member=member: session.find_deadlock(member))  # type: ignore[misc]
+    return found

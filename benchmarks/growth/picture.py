@@ -1,0 +1,150 @@
+"""Draws the slopes: ``python -m benchmarks.growth.picture FIGURES.json PICTURE.svg`` draws what was measured before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.growth import shown
+from benchmarks.printed import ENGINES
+
+COLOURS = {"postgresql": "#336791", "sqlite": "#d9822b"}
+PEERS = {"pg_advisory_lock": "#777777", "SKIP LOCKED": "#777777", "Procrastinate": "#a05195", "PgQueuer": "#4f9d69"}
+#: The same figures make the same file, and words stay words.
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "sqlsem",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 8,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "lines.markersize": 3.5,
+}
+
+
+def draw(figures: dict[str, Any], file: str | Path) -> None:
+    """Write the picture of what `growth` has found (``{engine: {…}}``)."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.2), layout="constrained")
+        for one, panel in zip(axes.flat, (_handoffs, _tries, _pairs, _tasks, _rows, _pages), strict=True):
+            panel(one, {engine: found for engine, found in figures.items() if engine in COLOURS})
+            one.set_xscale("symlog" if panel in (_pairs, _tasks) else "log", **_linear(panel))
+            one.minorticks_off()
+            one.legend(fontsize=6.5, framealpha=0.6)
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        pyplot.close(figure)
+
+
+def _linear(panel: Any) -> dict[str, Any]:
+    """From 0 on, where that is a place on the axis."""
+    return {"linthresh": 1000} if panel in (_pairs, _tasks) else {}
+
+
+def _words(axes: Any, title: str, across: str, up: str) -> None:
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+
+
+def _line(axes: Any, points: Iterable[tuple[float, float]], label: str, colour: str, style: str = "-") -> None:
+    pairs = sorted(points)
+    if pairs:
+        axes.plot(*zip(*pairs, strict=True), style, marker="o", color=colour, label=label)
+
+
+def _target(axes: Any, value: float, label: str) -> None:
+    axes.axhline(value, color="#c0392b", linewidth=0.8, linestyle=":", label=label)
+
+
+def _crowds(found: dict[str, Any], several: bool) -> list[dict[str, Any]]:
+    ours = [one for one in found.get("waiters", ()) if "subject" not in one]
+    fewest = min((one["waiters"] for one in ours), default=0)
+    return [one for one in ours if (one["processes"] > 1) is several or one["waiters"] == fewest]
+
+
+def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "Hand-offs a second", "waiters on one resource", "a second")
+    for engine, found in figures.items():
+        for several, style in ((False, "-"), (True, "--")):
+            form = "processes of 100" if several else "one process"
+            points = [(one["waiters"], one["rate"]) for one in _crowds(found, several)]
+            _line(axes, points, f"{ENGINES[engine]}, {form}", COLOURS[engine], style)
+        raw = [(one["waiters"], one["rate"]) for one in found.get("waiters", ()) if "subject" in one]
+        _line(axes, raw, "pg_advisory_lock, a connection each", PEERS["pg_advisory_lock"])
+    axes.set_ylim(bottom=0)
+
+
+def _tries(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "A try (solid), a registration (dashed)", "waiters on one resource", "µs")
+    for engine, found in figures.items():
+        for what, style in (("attempt", "-"), ("registration", "--")):
+            points = [(one["waiters"], one[what]) for one in _crowds(found, False)]
+            _line(axes, points, ENGINES[engine] if style == "-" else "", COLOURS[engine], style)
+    axes.set_ylim(bottom=0)
+
+
+def _grown(curve: dict[str, Any]) -> list[tuple[float, float]]:
+    first = curve["points"][0]
+    return [
+        (point["done"], point["cost"] / point["without"] * first["without"] / first["cost"])
+        for point in curve["points"]
+    ]
+
+
+def _pairs(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "A pair, under an old snapshot", "pairs done under it", "times the first")
+    styles = {"repeatable read": "-", "prepared": "--", "reader": "-"}
+    for engine, found in figures.items():
+        for kind, curve in found.get("snapshots", {}).get("a pair", {}).get("sqlsem", {}).items():
+            _line(axes, _grown(curve), f"{ENGINES[engine]}, {kind}", COLOURS[engine], styles[kind])
+    _target(axes, shown.SNAPSHOT, "wanted, at most")
+    axes.set_ylim(bottom=0)
+
+
+def _tasks(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "A task (claim and end), under an old snapshot", "tasks done under it", "times the first")
+    for engine, found in figures.items():
+        for subject, kinds in found.get("snapshots", {}).get("a task", {}).items():
+            label = f"sqlsem, {ENGINES[engine]}" if subject == "sqlsem" else subject
+            curve = next(iter(kinds.values()))
+            _line(axes, _grown(curve), label, PEERS.get(subject, COLOURS[engine]))
+    _target(axes, shown.SNAPSHOT, "wanted, at most")
+    axes.set_yscale("log")
+
+
+def _looks(axes: Any, figures: dict[str, Any], what: str, columns: dict[str, str]) -> None:
+    for engine, found in figures.items():
+        looks = found.get("looking", {}).get(what, {})
+        for column, style in columns.items():
+            points = [(float(number), one[column]) for number, one in looks.items() if column in one]
+            _line(axes, points, f"{ENGINES[engine]}, {column} ({what})", COLOURS[engine], style)
+
+
+def _rows(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "Looking at all of them", "how many", "ms")
+    _looks(axes, figures, "rows of one resource", {"entries": "-", "ls": "--"})
+    _looks(axes, figures, "waiting owners", {"chain": ":"})
+    axes.set_yscale("log")
+    _target(axes, shown.ROWS, "wanted for 10,000 rows, at most")
+
+
+def _pages(axes: Any, figures: dict[str, Any]) -> None:
+    _words(axes, "A page of 100", "how many there are", "ms")
+    _looks(axes, figures, "rows of history", {"page": "-", "of a resource": "--"})
+    _looks(axes, figures, "pending tasks", {"tasks": ":"})
+    axes.set_yscale("log")
+    _target(axes, shown.PAGE, "wanted, at most")
+
+
+if __name__ == "__main__":
+    source, target = sys.argv[1:]
+    measured = json.loads(Path(source).read_text(encoding="utf-8"))
+    draw({engine: found["growth"] for engine, found in measured.items() if isinstance(found, dict)}, target)

@@ -1,0 +1,132 @@
+"""``python -m benchmarks growth``: the tables, and how each slope is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.growth import looking, snapshots, waiters
+from benchmarks.printed import ENGINES, console, judged, table
+
+#: Of what it is with the fewest waiters: hand-offs a second at the least, a try and a registration at the most.
+RATE, ATTEMPT = 0.8, 1.3
+#: A second and process; and of a core, the server's for all who wait.
+STATEMENTS, SERVER_CPU = 1.0, 0.05
+#: What a step may grow to, under an old snapshot.
+SNAPSHOT = 1.3
+#: Milliseconds at the most: for 10,000 rows (what is fewer, in proportion), a page of history, 1,000 owners who wait.
+ROWS, PAGE, KNOTS = 500.0, 50.0, 100.0
+PARTS = ("waiters", "snapshots", "looking")
+QUICK = {"crowds": (100, 1000), "under": 5000, "rows": (1000, 4000), "past": (10_000, 100_000), "owners": (10, 100)}
+FULL = {
+    "crowds": (100, 1000, 10_000),
+    "under": 100_000,
+    "rows": (1000, 10_000),
+    "past": (10_000, 100_000, 1_000_000),
+    "owners": (10, 100, 1000),
+}
+
+
+def growth(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """All slopes of one engine."""
+    sizes: dict[str, Any] = {**(QUICK if options["quick"] else FULL)}
+    sizes.update({name: given for name in sizes if (given := options.get(name))})
+    parts: dict[str, Callable[..., Any]] = dict(zip(PARTS, (_waiters, _snapshots, _looking), strict=True))
+    return {name: parts[name](engine, url, sizes, options) for name in options["parts"] or parts}
+
+
+def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+    name, seconds = ENGINES[engine], 4.0 if options["quick"] else 8.0
+    found: list[waiters.Crowd] = []
+    shown = table(
+        f"{name}: waiters on one resource (ratios: of the fewest)",
+        *("waiters", "processes", "hand-offs/s", "a try, µs", "a registration, µs"),
+        *("idle: statements/s, process", "server's CPU, cores", "clients'"),
+    )
+    first: waiters.Crowd | None = None
+    for several in (False, True):
+        for number in sizes["crowds"]:
+            processes = number // 100 if several else 1
+            if several and processes < 2:
+                continue  # it is the same
+            with console.status(f"{name}: {number:,} waiters in {processes} processes"):
+                one = waiters.crowd(engine, url, number, processes, seconds)
+            if one is None:
+                shown.add_row(f"{number:,}", str(processes), f"not in the queue in {waiters.QUEUE_SECONDS:g} s")
+                break
+            first = first or one
+            found.append(one)
+            shown.add_row(
+                *(f"{number:,}", str(one.processes), _beside(one, first, "rate", RATE, least=True)),
+                *(_beside(one, first, what, ATTEMPT) for what in ("attempt", "registration")),
+                *(judged(one.statements, STATEMENTS), judged(one.server_cpu, SERVER_CPU, ".3f")),
+                f"{one.client_cpu:.2f}",
+            )
+    raw = []
+    if engine == "postgresql":
+        for number in sorted({min(number, 500) for number in sizes["crowds"]}):
+            with console.status(f"pg_advisory_lock: {number} waiters"):
+                raw.append(waiters.raw_crowd(url, number))
+            shown.add_row(f"{number:,}", "raw, each a connection", f"{raw[-1].rate:.0f}")
+    console.print(shown)
+    return [asdict(one) for one in found] + [{**asdict(one), "subject": "pg_advisory_lock"} for one in raw]
+
+
+def _beside(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
+    """A figure, and what it is of that of the fewest."""
+    value, base = getattr(one, what), getattr(first, what)
+    return f"{value:.0f}" if one is first else f"{value:.0f}: {judged(value / base, target, least=least)}"
+
+
+def _snapshots(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    most, seconds, name = sizes["under"], options["budget"], ENGINES[engine]
+    works: dict[str, dict[str, snapshots.Work]] = {
+        "a pair": {"sqlsem": snapshots.pairs},
+        "a task": snapshots.subjects(engine),
+    }
+    kinds = snapshots.SNAPSHOTS[engine]
+    shown = table(
+        f"{name}: done one after the other while an old snapshot is open (each at most {seconds:g} s)",
+        *("", "snapshot", "first, µs", "done", "last, µs", "grown, times", "once it is gone, of without, times"),
+    )
+    results: dict[str, Any] = {}
+    for what, subjects in works.items():
+        for subject, work in subjects.items():
+            for kind, snapshot in kinds.items():
+                if subject != "sqlsem" and snapshot is not next(iter(kinds.values())):
+                    continue  # it is the same to them
+                with console.status(f"{name}: {what} of {subject}, {kind}"):
+                    one = snapshots.curve(url, work, snapshot, most, seconds)
+                results.setdefault(what, {}).setdefault(subject, {})[kind] = asdict(one)
+                grown = judged(one.growth, SNAPSHOT) if subject == "sqlsem" else f"{one.growth:.2f}"
+                shown.add_row(
+                    *(f"{what}, {subject}", kind, f"{one.points[0].cost:.0f}", f"{one.points[-1].done:,}"),
+                    *(f"{one.points[-1].cost:.0f}", grown, f"{one.after:.2f}"),
+                )
+    console.print()
+    console.print(shown)
+    return results
+
+
+def _looking(engine: str, url: str, sizes: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    name = ENGINES[engine]
+    looks: dict[str, tuple[Callable[..., dict[str, float]], Any, Callable[[int], float]]] = {
+        "rows of one resource": (looking.entries, sizes["rows"], lambda number: ROWS * max(number, 1000) / 10_000),
+        "pending tasks": (looking.tasks, sizes["rows"], lambda number: ROWS * max(number, 1000) / 10_000),
+        "rows of history": (looking.history, sizes["past"], lambda _: PAGE),
+        "waiting owners": (looking.deadlocks, sizes["owners"], lambda _: KNOTS),
+    }
+    results: dict[str, Any] = {}
+    for what, (look, numbers, target) in looks.items():
+        found = results[what] = {}
+        for number in numbers:
+            with console.status(f"{name}: {number:,} {what}"):
+                found[number] = look(engine, url, number)
+        columns = list(found[numbers[0]])
+        shown = table(f"{name}: looking, ms", what, *columns)
+        for number, one in found.items():
+            shown.add_row(f"{number:,}", *(judged(one[column], target(number), ".1f") for column in columns))
+        console.print()
+        console.print(shown)
+    return results

@@ -1,0 +1,218 @@
+"""Many waiters on one resource. Nothing here prints.
+
+The waiters are tasks of asyncio, all in one process or a hundred in each of several. They wait behind a holder for as
+long as it takes to see what idle waiters cost; then the holder lets go, and each passes the mutex on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlsem
+from benchmarks import measure, servers
+from benchmarks.queues import database, install, rows
+from sqlsem.model import Request
+
+NAME = "crowd"
+#: Hand-offs after which the rate is known, seconds for them, and for all to be in the queue.
+HANDOFFS, HANDOFF_SECONDS, QUEUE_SECONDS = 500, 20.0, 90.0
+#: Tries and registrations that are timed.
+PROBES = 60
+
+
+@dataclass
+class Crowd:
+    """What so many waiters cost."""
+
+    waiters: int
+    processes: int
+    rate: float  # hand-offs a second
+    attempt: float | None = None  # µs, median: a try, which is refused
+    registration: float | None = None  # µs, median: getting into the queue, at its end
+    statements: float | None = None  # a second and process
+    server_cpu: float | None = None  # seconds a second
+    client_cpu: float | None = None  # the same, all waiting processes
+
+
+class _Shared:
+    """What the processes have in common."""
+
+    def __init__(self) -> None:
+        context = measure.processes
+        self.granted = context.Value("l", 0, lock=False)  # whoever counts holds the mutex
+        self.goal = context.Value("l", 0, lock=False)
+        self.first, self.last = context.Value("d", 0, lock=False), context.Value("d", 0, lock=False)
+        self.reached = context.Event()
+        self.calls = context.Queue()
+        self.begin, self.end = context.Event(), context.Event()
+
+    def note_grant(self) -> None:
+        self.granted.value += 1
+        self.last.value = time.monotonic()
+        if self.granted.value == 1:
+            self.first.value = self.last.value
+        if self.granted.value == self.goal.value:
+            self.reached.set()
+
+    def rate(self) -> float:
+        """Hand-offs a second, from the first grant to the goal, or as far as they get in time."""
+        self.reached.wait(HANDOFF_SECONDS)
+        return float((self.granted.value - 1) / max(self.last.value - self.first.value, 1e-6))
+
+
+def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
+    """A process: so many tasks that wait."""
+
+    async def crowd(coordinator: sqlsem.Coordinator, count: list[int]) -> None:
+        lock = coordinator.aio.mutex(NAME)
+
+        async def one() -> None:
+            await lock.acquire()
+            shared.note_grant()
+            await lock.release()
+
+        everybody = asyncio.gather(*(one() for _ in range(number)))
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, shared.begin.wait)
+        before, used = count[0], time.process_time()
+        await loop.run_in_executor(None, shared.end.wait)
+        shared.calls.put((count[0] - before, time.process_time() - used))
+        await everybody
+
+    coordinator = sqlsem.connect(url, retry=60)
+    with measure.counting_calls(coordinator.engine.session_class) as count:
+        asyncio.run(crowd(coordinator, count))
+    coordinator.close()
+
+
+def _in_queue(url: str) -> int:
+    if url.startswith("sqlite"):
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as connection:
+            number: int = connection.execute("SELECT count(*) FROM ProcessControl").fetchone()[0]
+            return number
+    return int(rows(url, "SELECT count(*) FROM sqlsem.ProcessControl")[0][0])
+
+
+@contextlib.contextmanager
+def _started(target: Callable[..., None], number: int, *arguments: Any) -> Iterator[list[Any]]:
+    """So many processes, which are killed at the end: giving up a long queue in order would take long."""
+    children = [measure.processes.Process(target=target, args=arguments, daemon=True) for _ in range(number)]
+    try:
+        for child in children:
+            child.start()
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.join()
+
+
+def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -> Crowd | None:
+    """``waiters`` tasks in so many processes. None when they do not get into the queue in time."""
+    shared = _Shared()
+    shared.goal.value = min(HANDOFFS, waiters)
+    with database(url, "bench_crowd") as place, contextlib.ExitStack() as stack:
+        install(place)
+        holder, other = (stack.enter_context(contextlib.closing(sqlsem.connect(place))) for _ in range(2))
+        lock = holder.mutex(NAME)
+        lock.acquire()
+        began = time.monotonic()
+        arguments = (place, waiters // processes, shared)
+        children = stack.enter_context(_started(_wait_as_tasks, processes, *arguments))
+        while _in_queue(place) <= waiters:
+            if time.monotonic() - began > QUEUE_SECONDS or not all(child.is_alive() for child in children):
+                return None
+            time.sleep(0.2)
+        time.sleep(min(3.0, seconds))  # until the dust has settled
+        found = Crowd(waiters, processes, 0.0)
+        _idle(found, engine, place, shared, seconds)
+        _probe(found, other)
+        lock.release()
+        found.rate = shared.rate()
+    return found
+
+
+def _idle(found: Crowd, engine: str, url: str, shared: _Shared, seconds: float) -> None:
+    """What they cost while nothing happens."""
+    used, counted = servers.cpu_seconds(url), measure.transactions(engine, url)
+    began = time.monotonic()
+    shared.begin.set()
+    time.sleep(seconds)
+    elapsed = time.monotonic() - began
+    used_after, counted_after = servers.cpu_seconds(url), measure.transactions(engine, url)
+    shared.end.set()
+    told = [shared.calls.get(timeout=120) for _ in range(found.processes)]
+    calls, cpu = (sum(part) for part in zip(*told, strict=True))
+    # With a server, its own count (that of a file has nobody but us).
+    found.statements = (calls if counted is None else counted_after - counted) / elapsed / found.processes
+    found.server_cpu = None if used is None or used_after is None else (used_after - used) / elapsed
+    found.client_cpu = cpu / elapsed
+
+
+def _probe(found: Crowd, coordinator: sqlsem.Coordinator) -> None:
+    """What it costs to try, and to get into the queue."""
+    lock = coordinator.mutex(NAME)
+    tries, registrations = [], []
+    for _ in range(PROBES):
+        before = time.perf_counter()
+        lock.acquire(timeout=0)
+        tries.append(time.perf_counter() - before)
+    session = coordinator.engine.connect("main")
+    try:
+        member = session.enrol("bench", os.getpid(), "bench")
+        for number in range(PROBES):
+            before = time.perf_counter()
+            tickets = session.register(member, "bench", "bench", f"bench.{number}", [Request(NAME)], False)
+            registrations.append(time.perf_counter() - before)
+            assert tickets is not None
+            session.release(tickets[0], "cancelled")
+        session.resign(member)
+    finally:
+        session.close()
+    found.attempt = 1e6 * statistics.median(tries[10:])
+    found.registration = 1e6 * statistics.median(registrations[10:])
+
+
+# -- a peer: a connection for each waiter -----------------------------------------------------------------------------
+
+
+def _wait_with_connections(url: str, number: int, shared: _Shared, ready: Any) -> None:
+    import psycopg
+
+    async def main() -> None:
+        connections = [await psycopg.AsyncConnection.connect(url, autocommit=True) for _ in range(number)]
+
+        async def one(connection: Any) -> None:
+            await connection.execute("SELECT pg_advisory_lock(4711)")
+            shared.note_grant()
+            await connection.execute("SELECT pg_advisory_unlock(4711)")
+
+        ready.set()
+        await asyncio.gather(*map(one, connections))
+
+    asyncio.run(main())
+
+
+def raw_crowd(url: str, waiters: int) -> Crowd:
+    """As many connections that wait for ``pg_advisory_lock``, all of one process."""
+    import psycopg
+
+    shared, ready = _Shared(), measure.processes.Event()
+    shared.goal.value = min(HANDOFFS, waiters)
+    with psycopg.connect(url, autocommit=True) as holder:
+        holder.execute("SELECT pg_advisory_lock(4711)")
+        with _started(_wait_with_connections, 1, url, waiters, shared, ready):
+            ready.wait(60)
+            time.sleep(1)
+            holder.execute("SELECT pg_advisory_unlock(4711)")
+            rate = shared.rate()
+    return Crowd(waiters, 1, rate)

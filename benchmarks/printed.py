@@ -1,0 +1,34 @@
+"""How figures are printed: tables, in which what misses its target is red."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["ENGINES", "ahead", "console", "judged", "table"]
+
+ENGINES = {"postgresql": "PostgreSQL", "mssql": "SQL Server", "sqlite": "SQLite"}
+console = Console(highlight=False)
+if not console.is_terminal:
+    console.width = 150
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty one; all columns but the first are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left")
+    return made
+
+
+def judged(value: float | None, target: float, form: str = ".2f", *, least: bool = False) -> str:
+    """A figure, and what it shall be at most, or at ``least``."""
+    if value is None:
+        return "-"
+    good = value >= target if least else value <= target
+    return f"[{'green' if good else 'red'}]{value:{form}}[/] ({'≥' if least else '≤'} {target:g})"
+
+
+def ahead(ratio: float) -> str:
+    """How many times as much ours is."""
+    return f"[{'green' if ratio > 1 else 'red'}]{ratio:.2f}[/]"

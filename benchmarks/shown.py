@@ -1,0 +1,240 @@
+"""The measurements as tables: ``NAME(engine, url, options)`` prints one, and returns its figures."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import faces, measure, queues, subjects
+from benchmarks.printed import ENGINES, ahead, console, judged, table
+
+#: The most that we may take of what the peer takes.
+PAIR = {"postgresql": 1.25, "mssql": 1.5, "sqlite": 1.2}
+HANDOFF = {"postgresql": 1.5, "mssql": 1.8, "sqlite": 1.5}
+HANDOFF_P99 = {"postgresql": 2.0, "mssql": 3.0, "sqlite": 1.0}
+#: A limit's p99 of the mutex's, and the per cent of grants that are seen late.
+LIMIT_P99, LATE = 1.0, 1.0
+STATEMENTS, CONNECTIONS, CLAIM = 1.0, 3, 1.5
+#: Tasks a second of eight threads of those of one, at the least; seconds to put 100,000; ms until one is taken up.
+THREADS, PUT, TAKEN_UP = 0.9, 3.0, 50.0
+#: asyncio's hand-off of that of threads, between processes and in one.
+AIO, AIO_INSIDE = 1.5, 1.3
+
+
+def uncontended(engine: str, url: str, options: dict[str, Any]) -> Any:
+    found = measure.uncontended(engine, url, options["rounds"])
+    _, peer = list(found)[:2]
+    shown = table(f"{ENGINES[engine]}: uncontended, µs (medians)", "", "acquire", "release", "both", f"of {peer}")
+    for name, pair in found.items():
+        ratio = pair.both / found[peer].both
+        against = judged(ratio, PAIR[engine]) if name == "sqlsem" else f"{ratio:.2f}"
+        shown.add_row(name, f"{pair.acquire:.0f}", f"{pair.release:.0f}", f"{pair.both:.0f}", against)
+    console.print(shown)
+    return {name: asdict(pair) for name, pair in found.items()}
+
+
+def handoff(engine: str, url: str, options: dict[str, Any]) -> Any:
+    number, hold = options["processes"], options["hold"]
+    with console.status("") as status:
+        found = measure.handoff(engine, url, number, hold / 1000, options["seconds"], options["turns"], status.update)
+    _, peer = list(found)[:2]
+    shown = table(
+        f"{ENGINES[engine]}: hand-off between {number} processes, {hold:g} ms hold (release called → acquire returned)",
+        *("", "p50 µs, all", "to itself %", "p50 µs, to another", f"of {peer}'s", "p99 µs", f"of {peer}'s"),
+        *("barged %", "longest wait ms", "overlaps"),
+    )
+    for name, one in found.items():
+        # Judged are those to another process, as to oneself, with others waiting, is no hand-off.
+        ratios = (one.to_another / found[peer].to_another, one.to_another_p99 / found[peer].to_another_p99)
+        p50, p99 = (
+            judged(ratio, target[engine]) if name == "sqlsem" else f"{ratio:.2f}"
+            for ratio, target in zip(ratios, (HANDOFF, HANDOFF_P99), strict=True)
+        )
+        shown.add_row(
+            *(name, f"{one.p50:.0f}", f"{one.to_itself:.1f}", f"{one.to_another:.0f}", p50),
+            *(f"{one.to_another_p99:.0f}", p99, f"{one.barged:.1f}", f"{one.longest_wait:.0f}", str(one.overlaps)),
+        )
+    console.print(shown)
+    names = ("p50", "p99", "to_itself", "to_another", "to_another_p99", "barged", "longest_wait", "overlaps")
+    return {
+        name: {what: getattr(one, what) for what in names} | {"grants": len(one.visits)} for name, one in found.items()
+    }
+
+
+def limit(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """A limit of 3 beside a limit of 1."""
+    number, hold = options["crew"], options["hold"]
+    with console.status("limit"):
+        found = measure.admission(url, (3, 1), number, hold / 1000, options["seconds"], options["turns"])
+    shown = table(
+        f"{ENGINES[engine]}: {number} processes want a place, {hold:g} ms hold (release called → acquire returned)",
+        *("", "p50 µs", "p99 µs", "p99 of the mutex's", "seen > 2 ms after a later position's, %", "grants"),
+    )
+    for places, one in found.items():
+        p99 = "" if places == 1 else judged(one.p99 / found[1].p99, LIMIT_P99)
+        late = judged(one.late_share, LATE)
+        name = "mutex" if places == 1 else f"limit of {places}"
+        shown.add_row(name, f"{one.p50:.0f}", f"{one.p99:.0f}", p99, late, str(one.grants))
+    console.print(shown)
+    names = ("p50", "p99", "late_share", "grants")
+    return {places: {what: getattr(one, what) for what in names} for places, one in found.items()}
+
+
+def aio(engine: str, url: str, options: dict[str, Any]) -> Any:
+    number, hold = options["processes"], options["hold"]
+    with console.status(""):
+        pairs = faces.uncontended(url, options["rounds"])
+        forms = {
+            f"{number} processes": faces.handoff(url, number, 1, hold / 1000, options["seconds"], options["turns"]),
+            f"{number} in 1 process": faces.handoff(url, 1, number, hold / 1000, options["seconds"], options["turns"]),
+        }
+    shown = table(
+        f"{ENGINES[engine]}: the faces, µs (medians); hand-off with {hold:g} ms hold",
+        *("", "acquire + release", "times", *(column for form in forms for column in (f"hand-off, {form}", "times"))),
+    )
+    for face in faces.FACES:
+        cells = [f"{pairs[face].both:.0f}", f"{pairs[face].both / pairs['threads'].both:.2f}"]
+        for found, target in zip(forms.values(), (AIO, AIO_INSIDE), strict=True):
+            cells += [f"{found[face].p50:.0f}", judged(found[face].p50 / found["threads"].p50, target)]
+        shown.add_row(face, *cells)
+    console.print(shown)
+    return {
+        "uncontended": {face: asdict(pair) for face, pair in pairs.items()},
+        "handoff": {form: {face: one.p50 for face, one in found.items()} for form, found in forms.items()},
+    }
+
+
+def waiters(engine: str, url: str, options: dict[str, Any]) -> Any:
+    with console.status(f"{options['waiters']} processes wait for {options['wait']:g} s"):
+        found = measure.waiters(engine, url, options["waiters"], options["wait"])
+    shown = table(
+        f"{ENGINES[engine]}: {found.number} waiting processes, for {found.seconds:.0f} s",
+        *("calls/s and waiter", "statements/s and waiter", "server's CPU %", "CPU ms/s of one waiter"),
+    )
+    # Without a server, a call is a wait that looks at the file by itself.
+    shown.add_row(
+        judged(found.calls, STATEMENTS),
+        "-" if found.statements is None else judged(found.statements, STATEMENTS),
+        "-" if found.server_cpu is None else f"{100 * found.server_cpu:.1f}",
+        f"{found.client_cpu:.2f}",
+    )
+    console.print(shown)
+    return asdict(found)
+
+
+def connections(engine: str, url: str, options: dict[str, Any]) -> Any:
+    with console.status("connections"):
+        holding, most = measure.connections(url, options["locks"], options["threads"])
+    shown = table(
+        f"{ENGINES[engine]}: connections of one process",
+        *("", f"{options['locks']} locks held", f"and {options['threads']} threads waiting for others"),
+    )
+    shown.add_row("sqlsem", judged(holding, CONNECTIONS, "d"), str(most))
+    console.print(shown)
+    return {"holding": holding, "waiting": most}
+
+
+def throughput(engine: str, url: str, options: dict[str, Any]) -> Any:
+    numbers = [1, 2, 4, 8, 16, 32]
+    names = list(subjects.SUBJECTS[engine])
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with console.status("") as status:
+        for number in numbers:
+            for name in names:
+                status.update(f"{name}, {number} processes")
+                one = measure.Contention()
+                one.add(measure.contend(engine, name, url, number, 0.0, options["seconds"]))
+                found[name].append(one.rate)
+    shown = table(f"{ENGINES[engine]}: grants a second, no hold, by processes", "", *map(str, numbers))
+    for name, rates in found.items():
+        shown.add_row(name, *(f"{rate:.0f}" for rate in rates))
+    console.print(shown)
+    return {name: dict(zip(numbers, rates, strict=True)) for name, rates in found.items()}
+
+
+def tasks(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """Tasks a second, ours and the peers'."""
+    number, workers = options["tasks"], options["workers"]
+    forms = {"1 worker": (1, 1), f"{workers} processes": (workers, 1), f"{workers} in 1 process": (1, workers)}
+    there = queues.subjects(engine)
+    turns: dict[str, dict[str, list[float]]] = {name: {} for name in there}
+    with console.status("") as status:
+        for turn in range(options["turns"]):
+            for form, (processes, at_once) in forms.items():
+                for name, subject in there.items():
+                    if (processes > 1 and not subject.processes) or (at_once > 1 and not subject.at_once):
+                        continue
+                    status.update(f"{name}, {form}, turn {turn + 1} of {options['turns']}")
+                    found = queues.rate(engine, name, url, number, processes, at_once)
+                    turns[name].setdefault(form, []).append(found)
+    rates = {name: {form: statistics.median(each) for form, each in one.items()} for name, one in turns.items()}
+    shown = table(
+        f"{ENGINES[engine]}: {number:,} empty Python tasks, done a second (medians of {options['turns']})",
+        "",
+        *(column for form in forms for column in (form, "sqlsem's, times", "with the same batches")),
+    )
+    for name, one in rates.items():
+        cells = []
+        for form in forms:
+            cells.append(f"{one[form]:.0f}" if form in one else "-")
+            for ours in ("sqlsem", queues.ours(name)):
+                peer = form in one and there[name].package != "sqlsem"
+                cells.append(ahead(rates[ours][form] / one[form]) if peer else "")
+        shown.add_row(f"{name} ({queues.version(there[name])})", *cells)
+    console.print(shown)
+    alone, together = (rates["sqlsem"][form] for form in ("1 worker", f"{workers} in 1 process"))
+    console.print(f"{workers} threads of one process, of one: {judged(together / alone, THREADS, least=True)}")
+    return {"rates": turns}
+
+
+def puts(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """Putting many tasks at once."""
+    number = options["put"]
+    found: dict[str, float] = {}
+    for name, subject in queues.subjects(engine).items():
+        if subject.package not in {queues.subjects(engine)[one].package for one in found}:
+            with console.status(f"{name} puts {number:,} tasks"):
+                found[name] = queues.put_seconds(engine, name, url, number)
+    shown = table(f"{ENGINES[engine]}: {number:,} tasks put at once, s", "", "seconds", "sqlsem's, times")
+    for name, seconds in found.items():
+        most = PUT * number / 100_000
+        ours = name == "sqlsem"
+        shown.add_row(
+            *(name, judged(seconds, most) if ours else f"{seconds:.2f}"),
+            "" if ours else ahead(seconds / found["sqlsem"]),
+        )
+    console.print(shown)
+    return found
+
+
+def idle(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """Workers that have nothing to do, until another process puts something."""
+    results = {}
+    shown = table(
+        f"{ENGINES[engine]}: idle workers, and what another process puts",
+        *("processes, threads of each", "idle: statements/s and process", "put → begun: p50 ms", "p99 ms"),
+    )
+    for processes, threads in ((1, 1), (1, options["workers"]), (options["workers"], 1)):
+        with console.status(f"{processes} processes with {threads} threads have nothing to do"):
+            one = queues.idle(engine, url, processes, threads, options["idle"], options["puts"])
+        results[f"{processes} x {threads}"] = asdict(one)
+        shown.add_row(
+            *(f"{processes}, {threads}", judged(one.statements, STATEMENTS)),
+            *(f"{one.p50:.1f}", judged(one.p99, TAKEN_UP, ".1f")),
+        )
+    console.print(shown)
+    return results
+
+
+def claim(engine: str, url: str, options: dict[str, Any]) -> Any:
+    """What a claim costs in a large table."""
+    with console.status("the cost of a claim"):
+        cost = queues.claim_cost(engine, url, options["pending"], options["finished"], options["claims"])
+    shown = table(
+        f"{ENGINES[engine]}: one claim and its end, µs (medians)",
+        *("", "1,000 pending", f"{options['pending']:,} pending, {options['finished']:,} finished", "ratio"),
+    )
+    shown.add_row("sqlsem", f"{cost.few:.0f}", f"{cost.many:.0f}", judged(cost.many / cost.few, CLAIM))
+    console.print(shown)
+    return asdict(cost)

@@ -1,0 +1,239 @@
+"""Low-water marks of the work queue on PostgreSQL: claims stay cheap beside old snapshots, and miss nothing by that."""
+
+import contextlib
+import itertools
+
+import pytest
+
+from sqlsem.model import End, NewTask
+
+pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
+
+#: Instead of now and then.
+AT_EVERY_CLAIM = """
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+LANGUAGE sql AS 'SELECT true'
+"""
+
+
+class Bench:
+    """One who puts, claims and ends in a queue, without a coordinator."""
+
+    def __init__(self, database, queue):
+        self.database, self.queue = database, queue
+        self.session = database.session(grace=0)
+        self.member = self.session.enrol("host", 1, "test")
+        self.uids = itertools.count()
+
+    def uid(self):
+        return f"{self.queue}.{self.member}.{next(self.uids)}"
+
+    def put(self, count=1, order=0, **options):
+        new = NewTask("call", "1", order, 0.0, options.get("most", 1), 0.0, "stop", None)
+        return self.session.put_tasks(self.queue, self.uid(), [new] * count)
+
+    def claim(self):
+        return self.session.claim_task(self.member, self.queue, "test", self.uid(), False)
+
+    def end(self, task, outcome="finished"):
+        return self.session.end_task(self.member, End(task.task_id, task.attempt, outcome))
+
+    def work(self, count):
+        """Claim and finish so many, one by one: their numbers."""
+        done = []
+        for _ in range(count):
+            task = self.claim()
+            assert self.end(task) == "finished"
+            done.append(task.task_id)
+        return done
+
+    def marks(self):
+        """(order, mark, survivors), the newest first."""
+        statement = (
+            "SELECT task_order, mark, survivors FROM sqlsem.task_low_water WHERE queue_name = ? ORDER BY serial DESC"
+        )
+        return self.database.rows(statement, self.queue)
+
+
+@pytest.fixture
+def bench(make_database, postgres_server, name):
+    import psycopg
+
+    database = make_database(postgres_server)
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(AT_EVERY_CLAIM)
+    made = Bench(database, str(name))
+    yield made
+    made.session.close()
+
+
+@contextlib.contextmanager
+def transaction(bench, isolation="READ_COMMITTED"):
+    """An open transaction with a snapshot of its own."""
+    import psycopg
+
+    with psycopg.connect(bench.database.url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel[isolation]
+        connection.execute("SELECT count(*) FROM sqlsem.task")
+        yield connection
+
+
+def put_in(connection, bench, order=0):
+    statement = "SELECT sqlsem.put(%s, '1', 'call', \"order\" => %s)"
+    return connection.execute(statement, (bench.queue, order)).fetchone()[0]
+
+
+# -- what a claim must not miss --------------------------------------------------------------------------------------
+
+
+def test_a_mark_follows_the_claims(bench):
+    numbers = bench.put(50)
+    assert bench.work(40) == numbers[:40]
+    assert bench.marks() == [(0, numbers[39], [])]
+
+
+def test_what_is_put_in_a_long_transaction_is_not_passed_by(bench):
+    first = bench.put(20)
+    with transaction(bench) as connection:
+        late = put_in(connection, bench)
+        second = bench.put(20)
+        assert bench.work(30) == first + second[:10]
+        connection.commit()
+    assert bench.work(2) == [late, second[10]]
+
+
+@pytest.mark.parametrize("isolation", ["READ_COMMITTED", "REPEATABLE_READ"])
+def test_a_lower_order_comes_first(bench, isolation):
+    with transaction(bench, isolation) as connection:
+        higher = bench.put(20, order=1)
+        assert bench.work(10) == higher[:10]
+        lower = [put_in(connection, bench), put_in(connection, bench)]
+        assert bench.work(1) == higher[10:11]
+        connection.commit()
+    assert bench.work(3) == [*lower, higher[11]]
+    assert bench.marks() == [(1, higher[11], [])]
+
+
+def test_two_lower_orders_that_come_at_once(bench):
+    higher = bench.put(20, order=5)
+    assert bench.work(10) == higher[:10]
+    with transaction(bench) as one, transaction(bench) as other:
+        third, second = put_in(one, bench, 3), put_in(other, bench, 2)
+        other.commit()
+        one.commit()
+    assert bench.work(3) == [second, third, higher[10]]
+
+
+@pytest.mark.parametrize("outcome", ["returned", "failed"])
+def test_what_comes_back_comes_first(bench, outcome):
+    numbers = bench.put(60, most=2)
+    held = bench.claim()
+    assert bench.work(20) == numbers[1:21]
+    assert bench.marks() == [(0, numbers[20], [numbers[0]])]
+    assert bench.work(20) == numbers[21:41], "the survivor is one of the next mark's, too"
+    assert bench.end(held, outcome) == "pending"
+    assert bench.work(2) == [numbers[0], numbers[41]]
+
+
+def test_survivors_hold_up_what_comes_later(bench):
+    numbers, later = bench.put(30), bench.put(3, order=1)
+    held = bench.claim()
+    assert bench.work(29) == numbers[1:]
+    assert bench.claim() is None
+    assert bench.end(held, "failed") == "failed"
+    assert bench.claim() is None
+    assert bench.session.set_task(numbers[0], "cancel") == 0
+    assert bench.work(3) == later
+    assert bench.session.set_task(numbers[0], "retry") == 0
+    assert bench.work(1) == numbers[:1]
+
+
+def test_what_was_retried_is_a_survivor_as_well(bench):
+    numbers = bench.put(60)
+    assert bench.work(30) == numbers[:30]
+    held = [bench.claim()]
+    assert bench.end(held[0], "failed") == "failed"
+    assert bench.work(5) == numbers[31:36]
+    assert bench.session.set_task(numbers[30], "cancel") == 0
+    assert bench.work(5) == numbers[36:41]
+    assert bench.session.set_task(numbers[30], "retry") == 0
+    held = bench.claim()
+    assert held.task_id == numbers[30]
+    assert bench.work(10) == numbers[41:51]
+    assert bench.end(held, "returned") == "pending"
+    assert bench.work(2) == [numbers[30], numbers[51]]
+
+
+def test_more_than_can_be_named(bench):
+    numbers = bench.put(700)
+    held = [bench.claim() for _ in range(300)]
+    assert bench.work(300) == numbers[300:600]
+    ((_, _, survivors),) = bench.marks()
+    assert len(survivors) <= 200
+    for task in held:
+        assert bench.end(task, "returned") == "pending"
+    assert bench.work(400) == numbers[:300] + numbers[600:]
+
+
+def test_marks_survive_a_dump(bench, make_database, postgres_server, name):
+    if not postgres_server.mine:
+        pytest.skip("the server's programs are not there")
+    numbers = bench.put(30)
+    assert bench.work(20) == numbers[:20]
+    other = make_database(postgres_server)
+    postgres_server.restore(postgres_server.dump(bench.database.url), other.url)
+    restored = Bench(other, bench.queue)
+    late = restored.put(1)
+    assert restored.work(11) == numbers[20:] + late
+    restored.session.close()
+
+
+# -- what a claim costs ----------------------------------------------------------------------------------------------
+
+
+def cost(bench, statement, *parameters):
+    """How many pages a call visits. It is undone."""
+    import psycopg
+
+    with psycopg.connect(bench.database.url) as connection:
+        for _ in range(2):  # until the catalog is known
+            ((plan,),) = connection.execute(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+            ).fetchall()
+            connection.rollback()
+    found = plan[0]["Plan"]
+    return found["Shared Hit Blocks"] + found["Shared Read Blocks"]
+
+
+def costs(bench):
+    bench.session.ping(bench.member)
+    claim = "SELECT * FROM sqlsem.claim_task(%s, %s, 'test', 'uid', %s)"
+    group = "SELECT * FROM sqlsem.next_tasks(%s, '[]', %s, 'test', 'uid', %s, 20)"
+    return {
+        "claim": cost(bench, claim, bench.member, bench.queue, False),
+        "claim again": cost(bench, claim, bench.member, bench.queue, True),
+        "group": cost(bench, group, bench.member, bench.queue, False),
+        "recovery": cost(bench, "SELECT sqlsem.recover_tasks(%s, %s)", bench.queue, bench.member),
+        "what a lost claim left": cost(bench, "SELECT sqlsem.return_claim(%s, %s, 'x')", bench.member, bench.queue),
+    }
+
+
+@pytest.mark.parametrize("often", [True, False], ids=["every claim", "now and then"])
+def test_an_old_snapshot_makes_nothing_dearer(bench, often):
+    if not often:
+        bench.database.install()  # as it is
+    bench.put(3200)
+    with transaction(bench, "REPEATABLE_READ"):
+        bench.work(100)
+        before = costs(bench)
+        left = 2900
+        while left > 0:
+            _, claimed = bench.session.next_tasks(bench.member, [], bench.queue, "test", bench.uid(), False, 50)
+            ends = [End(one.task_id, one.attempt, "finished") for one in claimed]
+            bench.session.next_tasks(bench.member, ends, bench.queue, "test", bench.uid(), False, 0)
+            left -= len(claimed)
+            bench.work(10)
+            left -= 10
+        after = costs(bench)
+    # What has ended makes some 6,000 entries in the index of the open ones. Between two marks there are some 200.
+    assert {what: number for what, number in after.items() if number > 1.3 * before[what] + 300} == {}

@@ -1,0 +1,62 @@
+"""Who of one process need not look, as an earlier one of it would be let in first: compared with the rule itself."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlsem.model import Request
+
+ACCESS = ("write", "read", "stage:1")
+LIMITS = (None, 1, 2, 3)
+#: All requests of a small world.
+SMALL = [
+    Request("x", access, limit, weight)
+    for access, limit, weight in itertools.product(ACCESS, LIMITS, (1, 2, 3))
+    if limit is None or weight <= limit
+]
+CAPS = (None, 1, 2, 3, 4)
+
+
+def overtakes(earlier, later, ahead, between=(), cap=None):
+    """Whether the later one may go in while the earlier one may not."""
+    return later.fits((*ahead, earlier, *between), cap) and not earlier.fits(ahead, cap)
+
+
+@pytest.mark.parametrize("later", SMALL, ids=str)
+def test_it_says_so_exactly_where_the_rule_does(later):
+    """In a small world, one row ahead and a cap show all there is to see: too little would be said as well."""
+    ahead = [(), *((one,) for one in SMALL), *((dataclasses.replace(one, weight=3, limit=None),) for one in SMALL)]
+    for earlier in SMALL:
+        seen = any(overtakes(earlier, later, rows, cap=cap) for rows in ahead for cap in CAPS)
+        assert earlier.keeps_out(later) is not seen, earlier
+
+
+requests = st.builds(
+    lambda access, limit, weight: Request("x", access, limit, weight if limit is None else min(weight, limit)),
+    st.sampled_from([*ACCESS, "stage:2"]),
+    st.one_of(st.none(), st.integers(1, 12)),
+    st.integers(1, 8),
+)
+queues = st.lists(requests, max_size=6)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(queues, requests, queues, requests, st.one_of(st.none(), st.integers(1, 12)))
+def test_nobody_is_let_in_who_is_kept_out(ahead, earlier, between, later, cap):
+    if earlier.keeps_out(later):
+        assert not overtakes(earlier, later, ahead, between, cap)
+
+
+@settings(max_examples=500, deadline=None)
+@given(queues, requests, st.integers(0, 5), st.integers(0, 5))
+def test_a_longer_queue_and_another_one_ahead_never_help(ahead, one, number, place):
+    """What stops reading at the row that decides says what the sum over all would."""
+    rows = [*ahead, *ahead[:number]]
+    beside = [other for other in rows if not (one.shared and other.access == one.access)]
+    limits = [other.limit for other in (one, *beside) if other.limit is not None]
+    assert one.fits(rows, None) is (not limits or sum(x.weight for x in (one, *beside)) <= min(limits))
+    if one.fits(rows, None):
+        assert one.fits(rows[:place], None)

@@ -1,0 +1,121 @@
+"""What people are shown of a queue, checked against the rule; and what is read for it, counted."""
+
+import contextlib
+import io
+import itertools
+import sys
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from support import random_name
+
+from sqlsem.model import Entry, Request
+from sqlsem.terminal.queues import by_resource, render_queues
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "write", "read", "stage:1"]),
+        st.one_of(st.none(), st.integers(1, 5)),  # the limit
+        st.integers(1, 3),  # the weight
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@example(words=[("read", 1, 1), ("read", 5, 2), ("write", 2, 1)], cap=None, paused=False)
+@example(words=[("stage:1", 4, 1), ("read", 5, 3), ("stage:1", 4, 2), ("read", 5, 2)], cap=None, paused=False)
+@given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())
+def test_bare_participants_are_shown_as_the_rule_has_it(database, words, cap, paused):
+    resource = random_name()
+    with contextlib.closing(database.raw()) as connection, contextlib.closing(database.session()) as operator:
+        cursor = connection.cursor()
+        operator.set_resource(resource, "cap", cap)
+        operator.set_resource(resource, "paused", int(paused))
+        requests = []
+        for access, limit, weight in words:
+            weighing = weight if limit is None else min(weight, limit)
+            requests.append(Request(resource, access, limit, weighing))
+            columns = {"access_type": access, "weight": weighing}
+            if limit is not None:
+                columns["concurrency_limit"] = limit
+            database.insert_bare(cursor, resource, "bare", **columns)
+        found = operator.entries(resource)
+        told = [one.state for one in found]
+        expected = [
+            "holds" if request.fits(found[:number], cap) and not paused else "waits"
+            for number, request in enumerate(requests)
+        ]
+        assert told == expected
+        shown = next((one for one in operator.resources() if one.resource == resource), None)
+        assert (shown is None) == (not words and cap is None and not paused)
+        if shown is not None:
+            assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))
+        operator.set_resource(resource, "cap", None)
+        operator.set_resource(resource, "paused", 0)
+        cursor.execute(database.sql("DELETE FROM {table} WHERE resource_id = ?"), (resource,))
+
+
+@pytest.mark.engines("postgresql")
+def test_a_page_of_history_is_found_by_an_index(database):
+    """Whatever is asked for: what is read is what is shown, and not the rest."""
+    database.rows(
+        "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, requested_at, "
+        "ended_at, outcome) SELECT CASE WHEN mod(g, 500) = 0 THEN 'rare' ELSE 'usual' END, g, 'x', 'write', 1, now(), "
+        "now() - g * interval '1 second', CASE WHEN mod(g, 700) = 0 THEN 'timeout' ELSE 'released' END "
+        "FROM generate_series(1, 20000) AS g"
+    )
+    with contextlib.closing(database.raw()) as connection:
+
+        def entries_read():
+            connection.execute("SELECT pg_stat_force_next_flush()")
+            return connection.execute(
+                "SELECT sum(idx_tup_read + seq_tup_read) FROM pg_stat_user_tables AS t JOIN pg_stat_user_indexes AS i "
+                "ON i.relid = t.relid WHERE t.relid = 'sqlsem.history'::regclass"
+            ).fetchone()[0]
+
+        for resource, outcome, since in itertools.product((None, "rare", "usual"), (None, "timeout"), (None, 15000.0)):
+            before = entries_read()
+            rows = connection.execute(
+                "SELECT * FROM sqlsem.past(%s, 10, %s, NULL, %s)", (resource, since, outcome)
+            ).fetchall()
+            assert rows
+            assert entries_read() - before <= 20, (resource, outcome, since)
+
+
+def calls_of(function):
+    """How many calls of Python functions it makes."""
+    count = 0
+
+    def counted(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_row_of_a_long_list_costs_as_much_as_one_of_a_short_one():
+    moment = datetime.now(timezone.utc)
+    waiting = [
+        Entry("a", n, "waits", "write", 3, 1, "x", 1, "t", "host", 7, "p", None, moment, None, 1.0, None, 5.0)
+        for n in range(2000)
+    ]
+
+    def show(number):
+        Console(file=io.StringIO(), width=120).print(render_queues(by_resource(waiting[:number], [], None), 120))
+
+    show(10)  # what is made once
+    few, many = (calls_of(lambda n=n: show(n)) for n in (500, 2000))
+    assert many / 2000 <= 1.1 * few / 500
+    assert many / 2000 <= 150

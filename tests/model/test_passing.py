@@ -1,0 +1,178 @@
+"""The rule on SQLite reads a few rows, or all in one pass: on random queues both must say what `Request.fits` does."""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import random_name
+
+from sqlsem.engines.sqlite import locks
+from sqlsem.engines.sqlite.passing import Pass
+from sqlsem.model import Request, Ticket
+
+NEVER = threading.Event()
+WORDS = st.tuples(
+    st.sampled_from(["write", "write", "read", "read", "stage:1", "stage:2"]),
+    st.one_of(st.none(), st.integers(1, 5)),  # the limit
+    st.integers(1, 4),  # the weight
+)
+CAPS = st.one_of(st.none(), st.none(), st.integers(1, 5))
+
+
+def request(resource, words):
+    access, limit, weight = words
+    return Request(resource, access, limit, weight if limit is None else min(weight, limit))
+
+
+@settings(max_examples=500, deadline=None)
+@given(words=st.lists(WORDS, max_size=12), cap=CAPS, asked=WORDS)
+def test_one_pass_says_of_each_row_what_the_rule_does(words, cap, asked):
+    line, ahead = Pass(cap, False), []
+    for one in [*words, asked]:
+        wanted = request("x", one)
+        fits = wanted.fits(ahead, cap)
+        assert line.fits(wanted.access, wanted.limit, wanted.weight) == fits
+        assert not (line.closed and fits), "somebody behind would never be looked at"
+        assert not Pass(cap, True).fits(wanted.access, wanted.limit, wanted.weight)
+        line.go_by(wanted.access, wanted.limit, wanted.weight)
+        ahead.append(wanted)
+
+
+def test_a_pass_ends_where_nobody_behind_can_be_let_in():
+    line = Pass(None, False)
+    for _ in range(3):
+        assert not line.closed
+        line.go_by("write", 3, 1)
+    assert line.closed
+    line = Pass(None, False)
+    for _ in range(9):
+        line.go_by("read", 1, 1)
+        assert not line.closed, "another reader may come"
+    line.go_by("write", 1, 1)
+    assert line.closed
+    assert Pass(None, True).closed
+
+
+@pytest.mark.engines("sqlite")
+@pytest.mark.parametrize("step", [1, locks.FIRST_STEP])
+def test_who_is_let_in(database, monkeypatch, step):
+    """By looking one at a time, and at all at once, from any part of the queue."""
+    monkeypatch.setattr(locks, "FIRST_STEP", step)  # a pass that is read in many parts, too
+    with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
+        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(
+            rows=st.lists(st.tuples(WORDS, st.sampled_from(["ours", "ours", "theirs", "bare"])), max_size=10),
+            cap=CAPS,
+            paused=st.sampled_from([0, 0, 0, 1]),
+            leaving=st.sets(st.integers(0, 9), max_size=6),
+            asked=st.sets(st.integers(0, 9)),
+        )
+        def check(rows, cap, paused, leaving, asked):
+            resource = random_name()
+            queue = []
+            for number, (words, who) in enumerate(rows):
+                wanted = request(resource, words)
+                if who == "bare":
+                    with contextlib.closing(database.raw()) as raw:
+                        columns = {"access_type": wanted.access, "weight": wanted.weight}
+                        if wanted.limit is not None:
+                            columns["concurrency_limit"] = wanted.limit
+                        database.insert_bare(raw.cursor(), resource, "bare", **columns)
+                        (position,) = raw.execute("SELECT max(queue_position) FROM ProcessControl").fetchone()
+                    ticket = Ticket(resource, position, "bare", False)
+                else:
+                    by, member = (session, ours) if who == "ours" else (other, theirs)
+                    (ticket,) = by.register(member, "r", "o", f"{resource}.{number}", [wanted], False)
+                    assert ticket.granted == wanted.fits([one.wanted for one in queue], None)
+                queue.append(SimpleNamespace(wanted=wanted, ticket=ticket, who=who, granted=ticket.granted))
+            gone = [one for number, one in enumerate(queue) if number in leaving]
+
+            def fits(one, cap):
+                return one.wanted.fits([ahead.wanted for ahead in queue[: queue.index(one)]], cap)
+
+            def may_enter(one):
+                return one.granted or (not paused and fits(one, cap))
+
+            for one in gone:
+                session.release(one.ticket, "released")
+                queue.remove(one)
+                inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
+                for behind in queue:
+                    # Who leaves lets in those that may go, but not all of many.
+                    let_in = behind.ticket.position in inside and not behind.granted
+                    assert not let_in or fits(behind, None)
+                    behind.granted = behind.granted or (let_in and behind.who != "bare")
+            if gone and len(queue) <= locks.LET_IN:
+                first = next((one for one in queue if one.who != "bare"), None)
+                assert first is None or first.granted or not fits(first, None)
+            session.set_resource(resource, "cap", cap)
+            session.set_resource(resource, "paused", paused)
+
+            chosen = [one for number, one in enumerate([*queue, *gone]) if number in asked and one.who == "ours"]
+            told = session.look(ours, [one.ticket for one in chosen])
+            expected = {
+                one.ticket.position: None if one in gone else True for one in chosen if one in gone or may_enter(one)
+            }
+            assert told == expected
+            states = {one.position: one.state for one in session.entries(resource)}
+            for one in queue:
+                holds = may_enter(one) if one.who == "bare" or one in chosen else one.granted
+                assert states[one.ticket.position] == ("holds" if holds else "waits")
+                if one.who != "bare":
+                    assert session.wait(one.ticket, 0, NEVER) is may_enter(one)
+            for one in queue:
+                assert session.release(one.ticket, "released")
+            session.set_resource(resource, "cap", None)
+            session.set_resource(resource, "paused", 0)
+
+        check()
+        session.resign(ours)
+        other.resign(theirs)
+
+
+@pytest.mark.engines("sqlite")
+def test_what_a_look_and_a_registration_read_does_not_grow(database):
+    """Counted in steps of SQLite's machine, not in milliseconds."""
+    cost = {}
+    with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
+        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+        (holder,) = session.register(ours, "r", "o", "uid.holder", [Request("q")], False)
+        tickets = []
+
+        def steps(name, call):
+            count = [0]
+
+            def step():
+                count[0] += 1
+                return 0
+
+            session.connection.set_progress_handler(step, 1)
+            call()
+            session.connection.set_progress_handler(None, 1)
+            cost.setdefault(name, []).append(count[0])
+
+        def measure(length):
+            while len(tickets) < length:
+                number = len(tickets)
+                tickets.extend(other.register(theirs, "r", "o", f"uid.{number}", [Request("q")], False))
+            (mine,) = session.register(ours, "r", "o", f"mine.{length}", [Request("q")], False)
+            steps("register", lambda: session.register(ours, "r", "o", f"late.{length}", [Request("q")], False))
+            steps("try", lambda: session.register(ours, "r", "o", f"try.{length}", [Request("q")], True))
+            steps("look at one", lambda: session.wait(mine, 0, NEVER))
+            steps("look at all of ours", lambda: session.look(ours, [mine]))
+            steps("ping", lambda: session.ping(ours))
+            session.cancel(ours, f"late.{length}", "cancelled")
+            steps("release", lambda: session.release(mine, "released"))
+
+        measure(1000)
+        measure(3000)
+        session.release(holder, "released")
+        other.resign(theirs)
+        session.resign(ours)
+    for name, counts in cost.items():
+        assert counts[-1] <= 1.1 * counts[0] + 20, (name, cost)

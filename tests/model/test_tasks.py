@@ -1,0 +1,273 @@
+"""The work queue, checked against a model of it: whatever is put, claimed, ended and retried, claims get what the model
+says. On PostgreSQL once with low-water marks as they are written, and once with a new one at every claim.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from sqlsem.model import End, NewTask
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+#: Instead of now and then.
+AT_EVERY_CLAIM = """
+CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+LANGUAGE sql AS 'SELECT true'
+"""
+
+
+@dataclass
+class Task:
+    number: int
+    order: int
+    kind: str
+    most: int = 1
+    on_failure: str = "stop"
+    status: str = "pending"
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    member: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("pending", "running") or (self.status == "failed" and self.on_failure == "stop")
+
+
+@dataclass
+class Model:
+    """The queue as it should be."""
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+
+    def pending(self) -> list[Task]:
+        """What may be claimed, in order."""
+        lowest = min((one.order for one in self.tasks.values() if one.is_open), default=None)
+        found = [one for one in self.tasks.values() if one.status == "pending" and one.order == lowest]
+        return sorted(found, key=lambda one: one.number)
+
+    def group(self, most: int) -> list[Task]:
+        alone = [one.losses > 0 or one.kind == "json" for one in self.pending()]
+        fitting = (
+            1 if alone[:1] == [True] else next(itertools.chain(itertools.compress(itertools.count(), alone), [most]))
+        )
+        return self.pending()[: min(most, fitting)]
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "model"
+    examples = itertools.count()
+
+    orders = st.sampled_from([-1, 0, 0, 0, 0, 0, 1, 2])
+    kinds = st.sampled_from(["call", "call", "call", "json"])
+
+    @initialize()
+    def begin(self):
+        self.queue = f"{self.name}-{next(self.examples)}"
+        self.model = Model()
+        self.uids = itertools.count()
+        self.session = self.database.session(grace=0)
+        self.others = []  # connections with an open put: (connection, its tasks)
+        self.members = [self.join(), self.join()]
+
+    def join(self):
+        session = self.database.session(grace=0)
+        return session.enrol("host", 1, "model"), session
+
+    def teardown(self):
+        if not hasattr(self, "members"):
+            return
+        for connection, _ in self.others:
+            connection.close()
+        for member, session in self.members:
+            session.resign(member)
+            session.close()
+        self.session.close()
+
+    def uid(self):
+        return f"{self.queue}.{next(self.uids)}"
+
+    # -- putting
+
+    @rule(order=orders, kind=kinds, count=st.integers(1, 4), most=st.integers(1, 3), stops=st.booleans())
+    def put(self, order, kind, count, most, stops):
+        on_failure = "stop" if stops else "continue"
+        new = [NewTask(kind, "1", order, 0.0, most, 0.0, on_failure, None)] * count
+        for number in self.session.put_tasks(self.queue, self.uid(), new):
+            self.model.tasks[number] = Task(number, order, kind, most, on_failure)
+
+    @rule(order=orders, kind=kinds, isolation=st.sampled_from(["READ_COMMITTED", "REPEATABLE_READ"]))
+    @precondition(lambda self: self.database.engine == "postgresql" and len(self.others) < 3)
+    def begin_to_put(self, order, kind, isolation):
+        import psycopg
+
+        connection = psycopg.connect(self.database.url)
+        connection.isolation_level = psycopg.IsolationLevel[isolation]
+        connection.execute("SELECT 1 FROM sqlsem.task LIMIT 1")
+        self.others.append((connection, []))
+        self.put_more(order, kind, len(self.others) - 1)
+
+    @rule(order=orders, kind=kinds, which=st.integers(0, 2))
+    @precondition(lambda self: self.others)
+    def put_more(self, order, kind, which):
+        connection, tasks = self.others[which % len(self.others)]
+        statement = 'SELECT sqlsem.put(%s, %s, %s, "order" => %s)'
+        ((number,),) = connection.execute(statement, (self.queue, "1", kind, order)).fetchall()
+        tasks.append(Task(number, order, kind))
+
+    @rule(which=st.integers(0, 2), kept=st.booleans())
+    @precondition(lambda self: self.others)
+    def end_to_put(self, which, kept):
+        connection, tasks = self.others.pop(which % len(self.others))
+        (connection.commit if kept else connection.rollback)()
+        connection.close()
+        if kept:
+            self.model.tasks.update((one.number, one) for one in tasks)
+
+    # -- working
+
+    @rule(who=st.integers(0, 1), again=st.booleans())
+    def claim(self, who, again):
+        member, session = self.members[who]
+        uid = self.uid()
+        claimed = session.claim_task(member, self.queue, "model", uid, False)
+        if claimed is not None and again:
+            assert session.claim_task(member, self.queue, "model", uid, True) == claimed
+        self.claimed(member, [] if claimed is None else [claimed], self.model.pending()[:1])
+
+    @rule(who=st.integers(0, 1), most=st.integers(2, 5), ending=st.booleans(), again=st.booleans())
+    def claim_group(self, who, most, ending, again):
+        member, session = self.members[who]
+        uid = self.uid()
+        mine = [one for one in self.model.tasks.values() if one.member == member] if ending else []
+        ends = [End(one.number, one.attempt, "finished") for one in mine]
+        statuses, claimed = session.next_tasks(member, ends, self.queue, "model", uid, False, most)
+        assert statuses == ["finished"] * len(ends)
+        for one in mine:
+            one.status, one.member = "finished", None
+        if claimed and again:
+            assert session.next_tasks(member, ends, self.queue, "model", uid, True, most) == (statuses, claimed)
+        self.claimed(member, claimed, self.model.group(most))
+
+    def claimed(self, member, found, expected):
+        assert [one.task_id for one in found] == [one.number for one in expected]
+        for one in expected:
+            one.status, one.member, one.attempt = "running", member, one.attempt + 1
+        assert [one.attempt for one in found] == [one.attempt for one in expected]
+
+    @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned"]))
+    def end(self, data, outcome):
+        running = [one for one in self.model.tasks.values() if one.status == "running"]
+        if not running:
+            return
+        task = data.draw(st.sampled_from(running))
+        session = dict(self.members)[task.member]
+        status = {"finished": "finished", "returned": "pending"}.get(outcome)
+        if status is None:
+            task.failures += 1
+            status = "pending" if task.failures < task.most else "failed"
+        assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
+        task.status, task.member = status, None
+
+    @rule(who=st.integers(0, 1))
+    def die(self, who):
+        member, session = self.members[who]
+        session.resign(member)
+        session.close()
+        lost = [one for one in self.model.tasks.values() if one.member == member]
+        assert self.session.recover_tasks(self.queue, None) == len(lost)
+        for one in lost:
+            one.losses += 1
+            one.status, one.member = "pending" if one.losses < 5 else "failed", None
+        self.members[who] = self.join()
+
+    @rule(who=st.integers(0, 1))
+    def lose_an_answer(self, who):
+        member, session = self.members[who]
+        uid = self.uid()
+        expected = self.model.group(3)
+        _, claimed = session.next_tasks(member, [], self.queue, "model", uid, False, 3)
+        assert session.return_claim(member, self.queue, uid) == len(claimed) == len(expected)
+        for one in expected:
+            one.attempt += 1
+
+    # -- mending and looking
+
+    @rule(data=st.data(), what=st.sampled_from(["retry", "retry", "cancel"]))
+    def mend(self, data, what):
+        fitting = {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]
+        there = [one for one in self.model.tasks.values() if one.status in fitting]
+        if not there:
+            return
+        task = data.draw(st.sampled_from(there))
+        assert self.session.set_task(task.number, what) == 0
+        task.status = {"retry": "pending", "cancel": "cancelled"}[what]
+        if what == "retry":
+            task.failures = task.losses = 0
+
+    @rule()
+    def look(self):
+        tasks = sorted(self.model.tasks.values(), key=lambda one: (one.order, one.number))
+        state = self.session.queue_state(self.queue)
+        assert state.pending == any(one.status == "pending" for one in tasks)
+        assert state.running == any(one.status == "running" for one in tasks)
+        assert state.next_pending == bool(self.model.pending())
+        holding = [one.number for one in tasks if one.status == "failed" and one.is_open]
+        assert state.failed == (holding[0] if holding else None)
+        assert [one.task_id for one in self.session.list_tasks(self.queue, None, 1000) if one.ended_at is None] == [
+            one.number for one in tasks if one.is_open and one.status != "failed"
+        ]
+
+
+@pytest.fixture(params=["now and then", "at every claim"])
+def marked(request, engine_name, database):
+    if engine_name != "postgresql":
+        if request.param == "at every claim":
+            pytest.skip("there are no marks")
+        yield database
+        return
+    own = request.getfixturevalue("make_database")(request.getfixturevalue("postgres_server"))
+    if request.param == "at every claim":
+        execute(own, AT_EVERY_CLAIM)
+    yield own
+
+
+def execute(database, text, *parameters):
+    import psycopg
+
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        cursor = connection.execute(text, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.leaves_rows
+def test_claims_follow_the_model(marked, name):
+    run(marked, name, max_examples=40, stateful_step_count=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.leaves_rows
+def test_claims_follow_the_model_for_long(marked, name):
+    run(marked, name, max_examples=2000, stateful_step_count=80)
+
+
+def run(database, name, **limits):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            **limits,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

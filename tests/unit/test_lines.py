@@ -1,0 +1,515 @@
+"""Many who wait in one process: who is looked for, how many statements that takes, and that nobody is forgotten."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+import sqlsem.testing
+from sqlsem.core import acquire, lines, steps
+from sqlsem.core.lines import Lines, Place, Waiter
+from sqlsem.engines.memory import MemorySession
+from sqlsem.model import Request, Ticket
+
+
+@pytest.fixture
+def pair():
+    """Two processes in one memory."""
+    with sqlsem.testing.memory("lines") as one, sqlsem.testing.memory("lines") as other:
+        yield one, other
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Of each look: the positions asked for. Waits without time that are no looks are among them, too."""
+    asked = []
+    look, wait = MemorySession.look, MemorySession.wait
+
+    def looking(self, member_id, tickets):
+        asked.append([ticket.position for ticket in tickets])
+        return look(self, member_id, tickets)
+
+    def waiting(self, ticket, timeout, nudge):
+        if timeout == 0:
+            asked.append([ticket.position])
+        return wait(self, ticket, timeout, nudge)
+
+    monkeypatch.setattr(MemorySession, "look", looking)
+    monkeypatch.setattr(MemorySession, "wait", waiting)
+    return asked
+
+
+def without_sessions(coordinator, monkeypatch):
+    monkeypatch.setattr(coordinator.process.waiting_room, "_places", 0)
+
+
+def waiters(coordinator):
+    return len(coordinator.process.lines.waiters())
+
+
+@contextlib.contextmanager
+def crowd(locks):
+    """Each lock is acquired, and released at once, by a thread of its own; at the end all have had theirs."""
+
+    def enter(lock):
+        with lock:
+            return True
+
+    with ThreadPoolExecutor(len(locks)) as pool:
+        done = [pool.submit(enter, lock) for lock in locks]
+        yield done
+        assert all(one.result(PATIENCE) for one in done)
+
+
+@pytest.mark.parametrize(("holder", "kind"), [("mutex", "mutex"), ("write", "read"), ("read", "write")])
+def test_who_is_behind_another_one_of_ours_sleeps(pair, looks, monkeypatch, holder, kind):
+    """Thousands may wait behind the first one; each look would be a statement."""
+    monkeypatch.setattr(acquire, "KEPT_OUT_SECONDS", 0.05)  # each comes round again and again
+    one, other = pair
+    assert getattr(one, holder)("a").acquire()
+    with crowd([getattr(other, kind)("a") for _ in range(6)]):
+        until(lambda: waiters(other) == 6, "all wait")
+        time.sleep(0.3)
+        assert looks == []
+        one.process.close()
+
+
+def test_readers_are_let_in_together(pair, looks):
+    one, other = pair
+    assert one.write("a").acquire()
+    inside = threading.Barrier(21)
+
+    def read():
+        with other.read("a"):
+            inside.wait(PATIENCE)
+
+    with ThreadPoolExecutor(20) as pool:
+        done = [pool.submit(read) for _ in range(20)]
+        until(lambda: waiters(other) == 20, "all wait")
+        one.process.close()
+        inside.wait(PATIENCE)
+        for each in done:
+            each.result(PATIENCE)
+    assert len(looks) <= 4, "one statement lets in all those behind the first"
+    assert max(map(len, looks)) >= 15
+
+
+@pytest.mark.parametrize("resources", [30, 300])
+def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatch, resources):
+    one, other = pair
+    without_sessions(other, monkeypatch)
+    names = [f"r{number}" for number in range(resources)]
+    held = [one.mutex(name) for name in names]
+    assert all(lock.acquire() for lock in held)
+    grants = [lock.grant for lock in held]
+
+    async def enter(name):
+        async with other.mutex(name):
+            pass
+
+    async def main():
+        monkeypatch.setattr(other.process.loops.places, "_value", 0)
+        tasks = [asyncio.create_task(enter(name)) for name in names]
+        while waiters(other) < resources:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
+        looks.clear()
+        await asyncio.sleep(2)
+        number, most = len(looks), max(map(len, looks))
+        looks.clear()
+        began = time.monotonic()
+        await asyncio.gather(*(asyncio.to_thread(grant.release) for grant in grants))
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        return number, most, time.monotonic() - began
+
+    number, most, took = asyncio.run(main())
+    assert number <= 40, "about the twentieth part of the time for which they have stood"
+    assert most >= resources * 0.8, "one statement for all"
+    assert len(looks) <= 60
+    assert took < 5
+    assert one.entries() == []
+
+
+def test_ten_thousand_tasks_on_one_resource(pair, looks):
+    """As fast as few, and nobody looks."""
+    one, other = pair
+    rates = {}
+
+    async def main(number, name, grant):
+        done = []
+
+        async def enter():
+            async with other.mutex(name):
+                done.append(name)
+
+        tasks = [asyncio.create_task(enter()) for _ in range(number)]
+        while waiters(other) < number:
+            await asyncio.sleep(0.05)
+        assert looks == [], "nobody looks, while they only wait"
+        began = time.process_time()
+        await asyncio.to_thread(grant.release)
+        await asyncio.gather(*tasks)
+        assert len(done) == number
+        assert max(map(len, looks), default=0) <= 1
+        assert len(looks) <= number, "at most one look for each hand-over"
+        looks.clear()
+        return number / (time.process_time() - began)
+
+    for number in (300, 10_000):
+        lock = one.mutex(f"many{number}")
+        assert lock.acquire()
+        rates[number] = asyncio.run(main(number, f"many{number}", lock.grant))
+    assert rates[10_000] > 0.6 * rates[300], rates
+
+
+# -- one by one -------------------------------------------------------------------------------------------------------
+
+
+class Room:
+    """Lines without a process, on a clock of our own."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(lines, "monotonic", lambda: self.now)
+        self.lines = Lines(threading.Lock())
+        self.granted, self.gone, self.asked = set(), set(), []
+
+    def waiter(self, position, resource="a", access="write", limit=1, weight=1, enter=True):
+        ticket = Ticket(resource, position, "me", False)
+        waiter = Waiter(ticket, Request(resource, access, limit, weight), threading.Event())
+        if enter:
+            self.lines.enter(waiter)
+        return waiter
+
+    def look(self, member_id, tickets):
+        self.asked.append([ticket.position for ticket in tickets])
+        answers = {ticket.position: True for ticket in tickets if ticket.position in self.granted}
+        return answers | {ticket.position: None for ticket in tickets if ticket.position in self.gone}
+
+    def wait(self, ticket, timeout, nudge):
+        assert timeout == 0
+        return self.look(1, [ticket]).get(ticket.position, False)
+
+    def looks_for(self, waiter, last=False):
+        """Whom this one looks for, and the look is carried out."""
+        chosen = self.lines.begin_look(waiter, last)
+        if chosen:
+            self.lines.looking(chosen)(self, 1)
+            self.lines.end_look()
+        return [one.position for one in chosen]
+
+
+@pytest.fixture
+def room(monkeypatch):
+    return Room(monkeypatch)
+
+
+def woken(*waiters):
+    found = [waiter.position for waiter in waiters if waiter.event.is_set()]
+    for waiter in waiters:
+        waiter.event.clear()
+    return found
+
+
+def test_each_gets_its_own_answer(room):
+    several = [room.waiter(number, f"r{number}") for number in range(10)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    room.granted, room.gone = {3, 7}, {5}
+    room.now += 1
+    assert sorted(room.looks_for(several[0])) == list(range(10)), "all, and nobody is left out"
+    answers = {waiter.position: waiter.answer for waiter in several}
+    assert answers == {**dict.fromkeys(range(10), False), 3: True, 7: True, 5: None}
+    assert set(woken(*several)) == {3, 5, 7}
+    assert [one.position for one in room.lines.waiters()] == [0, 1, 2, 4, 6, 8, 9], "who is answered is in no line"
+    assert [room.lines.place(several[number]) for number in (3, 5, 4)] == [*[Place.ANSWERED] * 2, Place.FIRST]
+
+
+def test_one_looks_for_all_and_no_more_often_than_needed(room):
+    several = [room.waiter(number, f"r{number}") for number in range(50)]
+    sleeps = {waiter: room.now + room.lines.stand(waiter) for waiter in several}
+    looks, until_then = 0, room.now + 300
+    while room.now < until_then:
+        waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
+        looks += bool(room.looks_for(waiter))
+        sleeps[waiter] = room.now + room.lines.stand(waiter)
+    assert len(room.asked) == looks < 250
+    late = [one for one in room.asked if len(one) < 50]
+    assert len(late) < 20
+    before = looks
+    while room.now < until_then + 100:
+        waiter, room.now = min(sleeps.items(), key=lambda item: item[1])
+        looks += bool(room.looks_for(waiter))
+        sleeps[waiter] = room.now + room.lines.stand(waiter)
+    assert looks - before <= 100 / lines.LONGEST_SECONDS * 2.1, "one statement a slice, or little more"
+
+
+def test_when_the_one_that_leads_leaves_another_one_does(room):
+    several = [room.waiter(number, f"r{number}") for number in range(3)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    (leader,) = [waiter for waiter in several if room.lines.leads(waiter)]
+    room.lines.leave([leader])
+    rest = [waiter for waiter in several if waiter is not leader]
+    (next_one,) = [waiter for waiter in rest if room.lines.leads(waiter)]
+    assert woken(*rest) == [next_one.position]
+    assert room.lines.stand(next_one) < 1
+    room.now += 1
+    assert sorted(room.looks_for(next_one)) == [waiter.position for waiter in rest]
+
+
+def test_when_the_one_that_leads_is_lost_another_one_does(room):
+    """Its loop stands still, say; or it began to look, and was struck before it had asked."""
+    several = [room.waiter(number, f"r{number}") for number in range(3)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    room.now += 1
+    assert room.lines.begin_look(several[0])
+    assert room.lines.begin_look(several[1]) == [], "while one looks no other does"
+    room.now += 3 * lines.LONGEST_SECONDS
+    assert len(room.looks_for(several[1])) == 3
+    room.now += 10 * lines.LONGEST_SECONDS
+    room.lines.tend()
+    assert len(woken(*several)) == 3, "the pulse sees that nobody looks"
+
+
+def test_a_look_that_fails_says_nothing_and_is_made_again(room):
+    several = [room.waiter(number, f"r{number}") for number in range(3)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    room.now += 1
+    chosen = room.lines.begin_look(several[0])
+    assert len(chosen) == 3
+    room.lines.end_look()
+    room.granted = {0, 1, 2}
+    assert len(room.looks_for(several[1])) == 3
+    assert all(waiter.answer for waiter in several)
+
+
+def test_who_withdraws_meanwhile_gets_no_answer_and_those_behind_come_forward(room):
+    first, second, third = (room.waiter(number) for number in (1, 2, 3))
+    room.lines.stand(first)
+    room.now += 1
+    chosen = room.lines.begin_look(first)
+    room.lines.leave([first])
+    assert woken(first, second, third) == [2]
+    room.granted = {1}
+    room.lines.looking(chosen)(room, 1)
+    room.lines.end_look()
+    assert first.answer is not True
+    assert [room.lines.place(one) for one in (second, third)] == [Place.FIRST, Place.KEPT_OUT]
+    room.lines.leave([first])
+    assert room.lines.waiters() == [second, third]
+
+
+def test_a_nudge_asks_for_a_look_now(room):
+    several = [room.waiter(number, f"r{number}") for number in range(3)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    room.now += 50
+    room.looks_for(several[0])
+    room.now += 0.001
+    assert room.lines.begin_look(several[1]) == []
+    room.lines.nudge("r1")
+    assert woken(*several) == [1]
+    assert room.looks_for(several[1]) == [1], "and for nobody else"
+
+
+def test_the_last_look_of_one_whose_time_is_up(room):
+    waiter = room.waiter(1)
+    room.lines.stand(waiter)
+    room.now += 50
+    room.looks_for(waiter)
+    assert room.looks_for(waiter) == []
+    room.granted = {1}
+    assert room.looks_for(waiter, last=True) == [1]
+    assert waiter.answer is True
+
+
+def test_a_thousand_in_one_statement_and_the_others_in_the_next(room):
+    several = [room.waiter(number, f"r{number}") for number in range(2500)]
+    for waiter in several:
+        room.lines.stand(waiter)
+    room.now += 1
+    asked = []
+    while chosen := room.looks_for(several[0]):
+        asked += chosen
+    assert sorted(asked) == list(range(2500))
+    assert {len(one) for one in room.asked} == {1000, 500}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exposed_are_those_that_no_earlier_one_keeps_out(room, seed):
+    chance = random.Random(seed)
+    kinds = [
+        {"access": access, "limit": limit, "weight": weight}
+        for access in ("write", "read", "stage:1")
+        for limit in (None, 1, 2, 4)
+        for weight in (1, 2)
+        if limit is None or weight <= limit
+    ]
+    there = [room.waiter(position, **chance.choice(kinds), enter=False) for position in range(12)]
+    for waiter in chance.sample(there, len(there)):
+        room.lines.enter(waiter)
+    while there:
+        exposed = [
+            later
+            for number, later in enumerate(there)
+            if not any(earlier.request.keeps_out(later.request) for earlier in there[:number])
+        ]
+        found = [waiter for waiter in there if room.lines.place(waiter) is not Place.KEPT_OUT]
+        assert found == exposed
+        assert room.lines.place(there[0]) is Place.FIRST
+        woken(*there)
+        gone = there.pop(chance.randrange(len(there)))
+        room.lines.leave([gone])
+        now_exposed = {one.position for one in there if room.lines.place(one) is not Place.KEPT_OUT}
+        assert set(woken(*there)) == now_exposed - {one.position for one in exposed}
+    assert room.lines._lines == {}
+
+
+def test_who_waits_for_us_is_let_in_by_who_gives_back(room):
+    """In the same call; and where somebody else came first, the next ones wait in the database."""
+    held = Request("a")
+    first, second = room.waiter(1), room.waiter(2)
+    assert room.lines.stay(first, [held])
+    room.granted = {1}
+    room.lines.hand_over("a", room, 1)
+    assert first.answer is True
+    assert room.asked == [[1]]
+    assert woken(first, second) == [1, 2]
+    # The grant of the first one is not in the books yet: the second one waits for it all the same.
+    assert room.lines.place(second) is Place.FIRST
+    assert room.lines.stay(second, [])
+    room.lines.leave([first])
+    assert woken(second) == []
+    room.lines.hand_over("a", room, 1)
+    assert woken(second) == [2], "another process came first: to the database"
+    assert not room.lines.stay(second, [held])
+    for _ in range(lines.NOT_AT_HOME):
+        stays = room.lines.stay(second, [held])
+    assert stays
+
+
+def test_nobody_waits_at_home_for_two_slices(room):
+    """What is believed to be ours may be nobody's."""
+    waiter = room.waiter(1)
+    assert [room.lines.stay(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
+
+
+def test_nobody_waits_at_home_who_might_be_let_in(room):
+    three = room.waiter(5, limit=3)
+    assert not room.lines.stay(three, [])
+    assert not room.lines.stay(three, [Request("a", limit=3)] * 2)
+    assert room.lines.stay(three, [Request("a", limit=3)] * 3)
+    other = room.waiter(3, "b", "read")
+    assert not room.lines.stay(other, [Request("b", "read")] * 9)
+    assert room.lines.stay(other, [Request("b", "read"), Request("b", "write")])
+
+
+def test_a_hand_over_that_fails_harms_nobody(room):
+    waiter = room.waiter(1)
+    assert room.lines.stay(waiter, [Request("a")])
+    session = mock.Mock()
+    session.wait.side_effect = sqlsem.Unavailable("gone")
+    room.lines.hand_over("a", session, 1)
+    assert woken(waiter) == [1]
+    assert waiter.answer is False
+    assert not room.lines.stay(waiter, [Request("a")])
+
+
+def test_what_an_interrupt_left_in_line_does_not_keep_others_out(room):
+    first, second = room.waiter(1), room.waiter(2)
+    first.answer = True  # and then it was struck
+    room.lines.tend()
+    assert woken(second) == [2]
+    assert room.lines.place(second) is Place.FIRST
+
+
+def test_one_of_two_that_was_granted_keeps_nobody_out_while_it_waits_for_the_other(pair):
+    """All or nothing: it has the first and waits for the second, while there is room on the first one."""
+    one, other = pair
+    first = one.limit("a", 2, weight=2)
+    assert first.acquire()
+    assert one.mutex("b").acquire()
+    with ThreadPoolExecutor(2) as pool:
+        both = other.all_of(other.limit("a", 2), other.mutex("b"))
+
+        def have_both():
+            with both:
+                return True
+
+        def have_one():
+            with other.limit("a", 2):
+                return True
+
+        slow = pool.submit(have_both)
+        until(lambda: waiters(other) == 1, "it waits")
+        quick = pool.submit(have_one)
+        until(lambda: waiters(other) == 2, "the other one waits behind it")
+        first.release()
+        assert quick.result(PATIENCE)
+        assert not slow.done()
+        one.process.close()
+        assert slow.result(PATIENCE)
+
+
+def test_a_row_that_is_gone_is_told_to_who_sleeps_behind_another_one(pair, monkeypatch):
+    """Nobody looks for it: the ping of its process finds out."""
+    one, other = pair
+    assert one.mutex("a").acquire()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
+        until(lambda: waiters(other) == 1, "the first one waits")
+        second = pool.submit(other.mutex("a").acquire, timeout=PATIENCE)
+        until(lambda: waiters(other) == 2, "the second one waits")
+        last = max(waiter.position for waiter in other.process.lines.waiters())
+        (ticket,) = [one for one in other.process.member.tickets.values() if one.position == last]
+        session = other.process.engine.connect("look")
+        assert session.release(ticket, "revoked")
+        session.close()
+        other.process.member.ping()
+        with pytest.raises(sqlsem.LockLost, match="taken out of the queue"):
+            second.result(5)
+        one.process.close()
+        assert first.result(PATIENCE)
+
+
+def test_struck_while_it_looks_the_others_go_on(pair, monkeypatch):
+    """Whatever strikes the one that looks for all: its own row goes, and the answers of the others come."""
+    one, other = pair
+    without_sessions(other, monkeypatch)
+    held = [one.mutex(f"r{number}") for number in range(4)]
+    assert all(lock.acquire() for lock in held)
+    process, struck = other.process, []
+
+    class Struck(BaseException):
+        pass
+
+    perform = process.perform
+
+    def strike(operation):
+        if isinstance(operation, steps.Call) and operation.what == "wait" and len(struck) < 2:
+            struck.append(threading.current_thread())
+            raise Struck
+        return perform(operation)
+
+    monkeypatch.setattr(process, "perform", strike)
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(other.mutex(f"r{number}").acquire) for number in range(4)]
+        until(lambda: len(struck) == 2, "two were struck")
+        for lock in held:
+            lock.release()
+        outcomes = [type(one.exception(PATIENCE)) for one in done]
+    assert sorted(outcomes, key=str) == sorted([Struck, Struck, type(None), type(None)], key=str)
+    assert len(process.holdings.grants()) == 2
+    assert not process.lines.waiters()
+    rows = [entry for entry in other.entries() if entry.resource.startswith("r")]
+    assert len(rows) == 2
