@@ -239,7 +239,7 @@ def test_marks_are_true_after_crashes(own_postgres_server, make_database):
                 session = database.session(grace=0)
                 member = session.enrol("host", number, "churn")
                 kept = collections.deque()
-                for step in itertools.count():
+                for step in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
                     one = any_request(f"r{step % 2}")
                     (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [one], False)
                     session.wait(ticket, 0, NEVER)
