@@ -49,8 +49,21 @@ $$;
 
 -- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) $$;
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) THEN
+        IF current_setting('lock_timeout') = '0' THEN  -- anybody can take that lock, and keep it
+            PERFORM set_config('lock_timeout', '60s', true);
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+            PERFORM set_config('lock_timeout', '0', true);
+        ELSE
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+        END IF;
+    END IF;
+    PERFORM set_config('{schema}.put_lock', p_queue, true);  -- for number_bare_task
+END
+$$;
 
 -- Holding the put lock: this transaction opens something of this order, from this number on.
 CREATE OR REPLACE FUNCTION {schema}.take_mark_back(p_queue varchar, p_order integer, p_task bigint) RETURNS void
@@ -67,6 +80,28 @@ BEGIN
         -- serial on, by a number below all tasks'.
         INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
         VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
+    END IF;
+END
+$$;
+
+-- Tasks that are not put by these routines (by those of an earlier version, which were waiting while the tables were upgraded;
+-- by hand; from a dump) have their numbers before they come here.
+CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.hold_marks(NEW.queue_name);
+    PERFORM {schema}.take_mark_back(NEW.queue_name, NEW.task_order, NEW.task_id);
+    RETURN NEW;
+END
+$$;
+DO $$
+BEGIN
+    -- Only once: it locks the table. (And so waits for those who put without it.)
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_task' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER number_bare_task BEFORE INSERT ON {schema}.task FOR EACH ROW
+            WHEN (NEW.queue_name IS DISTINCT FROM current_setting('{schema}.put_lock', true))
+            EXECUTE FUNCTION {schema}.number_bare_task();
     END IF;
 END
 $$;
@@ -94,11 +129,6 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed'
        OR NOT pg_try_advisory_xact_lock({schema}.lock_class(6), hashtext(p_queue)) THEN
-        RETURN;
-    END IF;
-    -- Who began before these routines were installed may be putting without the lock.
-    IF NOT (SELECT age(s.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid) FROM {schema}.setting AS s
-            WHERE s.name = 'schema_version') THEN
         RETURN;
     END IF;
     SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
