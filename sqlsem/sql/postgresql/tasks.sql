@@ -20,7 +20,8 @@
 --     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
 --     writes a better one.
 -- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
--- of task_low_water. The mark is read in the statement that uses it: both are of one moment.
+-- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
+-- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -135,7 +136,8 @@ BEGIN
     v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
     v_newest.mark := coalesce(v_newest.mark, -1);
     -- The claim looked before it had the lock: is its order still the lowest?
-    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t WHERE t.task_id = ANY (v_newest.survivors) AND t.is_open ORDER BY 1);
+    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
+                    WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
     SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
     WHERE t.is_open AND t.queue_name <= p_queue
       AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_newest.task_order, v_newest.mark)
@@ -184,7 +186,8 @@ BEGIN
     FROM (SELECT 1) AS one
     LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
            ON true
-    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t WHERE t.task_id = ANY (w.survivors) AND t.is_open) AS kept) AS s
+    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t
+                                      WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)) AS kept) AS s
            ON w.survivors <> '{}'
     LEFT JOIN LATERAL (SELECT t.task_order, t.task_id FROM {schema}.task AS t
                        WHERE t.is_open AND t.queue_name <= p_queue
@@ -196,7 +199,7 @@ BEGIN
     beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
     IF survivors IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
-        WHERE t.task_id = ANY (survivors) AND t.is_open AND t.status = 'pending'
+        WHERE t.task_id = ANY (survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
@@ -234,7 +237,7 @@ BEGIN
             ORDER BY l.serial DESC LIMIT 1)
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.status = 'running'
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.status, '') = 'running'
         UNION ALL
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM {schema}.task AS t
@@ -416,7 +419,7 @@ BEGIN
         ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts) <> 'pending'
                         THEN clock_timestamp() END,
         error = p_error, result = p_result, member_id = NULL, claim_uid = NULL
-    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND status = 'running'
+    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
     RETURNING t.owner, t.claimed_at, t.status INTO v_before;
     IF NOT FOUND THEN
         -- Ended before, by us?
@@ -481,7 +484,7 @@ BEGIN
                 error = e.error, result = e.result, member_id = NULL, claim_uid = NULL
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
             WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
-              AND t.status = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
+              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
             RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result),
         kept AS (
             INSERT INTO {schema}.task_log
@@ -527,7 +530,7 @@ BEGIN
               FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
                     FROM {schema}.task AS t
                     WHERE t.task_id = ANY (v_first.survivors) AND t.task_id >= v_first.task_id
-                      AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                      AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
                     UNION ALL
                     (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
                      FROM {schema}.task AS t
@@ -542,7 +545,8 @@ BEGIN
     END IF;
     WITH chosen AS MATERIALIZED (
         SELECT t.task_id FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_ids) AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        WHERE t.task_id = ANY (v_ids) AND coalesce(t.is_open, false) AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
           AND (t.task_id = v_first.task_id OR t.losses = 0)
         ORDER BY t.task_id
         FOR UPDATE OF t SKIP LOCKED),
@@ -602,7 +606,7 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_tasks) AND t.status = 'running' AND t.member_id = ANY (v_gone)
+        WHERE t.task_id = ANY (v_tasks) AND coalesce(t.status, '') = 'running' AND t.member_id = ANY (v_gone)
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
@@ -633,7 +637,7 @@ BEGIN
         ORDER BY l.serial DESC LIMIT 1),
     opened AS NOT MATERIALIZED (
         SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.is_open
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
         UNION ALL
         SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
