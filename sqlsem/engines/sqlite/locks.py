@@ -293,7 +293,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
         while position < last:
             rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
-            if len(rows) == 1 and rows[0]["position"] == without:
+            if len(rows) == 1 < step and rows[0]["position"] == without:
                 break  # the usual case: nobody else is there
             for row in rows:
                 line = line or Pass(row["cap"], bool(row["paused"]))
