@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 from sqlsem.core.main_session import MainSession
+from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
-from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Ticket, monotonic
 
@@ -44,8 +44,6 @@ CLOSE_JOIN_SECONDS = 10.0
 #: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
 #: (Not so with a lease, which nobody renews meanwhile.)
 REST_SECONDS = 60.0
-#: Every so many pings, prune the history.
-PRUNE_EVERY_PINGS = 200
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
 #: Seconds for which the database is asked after a pause, before the worst is believed.
@@ -70,8 +68,8 @@ class Owner(Protocol):
     def undone(self) -> Iterable[Callable[[Session, int], object]]:
         """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
 
-    def returned(self, ticket: Ticket) -> None:
-        """A number was given back."""
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """A number was given back, on this session, by the thread that calls."""
 
     def tidy(self) -> None:
         """Give up what belonged to somebody who is no more."""
@@ -105,6 +103,7 @@ class Membership:
         self.closing = self.main.closing
         self._proved = monotonic()
         self._activity = 0
+        self._retention = Retention(engine, self.main, self._ping_every / 3)
         self._threads: list[threading.Thread] = []
         self._beat = threading.Event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
@@ -179,7 +178,7 @@ class Membership:
             attempts.append(member_id)
             there = session.release(ticket, outcome)
             self.forget([ticket])
-            self._owner.returned(ticket)
+            self._owner.returned(ticket, session, member_id)
             # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
             return there or (len(attempts) > 1 and attempts[0] == member_id)
 
@@ -228,7 +227,7 @@ class Membership:
                 self._proofs.notify_all()
 
     def _pulse(self) -> None:
-        beats = seen = 0
+        seen = 0
         while not self.closing.is_set():
             # Rest only after a whole round without activity, so that a busy process is not woken at every lock.
             self._resting = seen == self._activity
@@ -247,12 +246,7 @@ class Membership:
             try:
                 self.ping()
                 self._give_back_late()
-                beats += 1
-                if beats % PRUNE_EVERY_PINGS == 0:
-                    if self.engine.has(Administration):
-                        self.call("prune", lambda session, _: session.prune(1000), 0.0)
-                    if self.engine.has(TaskSession):
-                        self.call("prune", lambda session, _: session.prune_tasks(1000), 0.0)
+                self._retention.after_ping(self._activity)
             except SqlsemError as exc:
                 if not self.closing.is_set():
                     log.warning("The ping of %s failed: %s", self.engine.where, exc)
@@ -315,15 +309,15 @@ class Membership:
             self.leftovers.popleft()
         for ticket in list(self._late):
 
-            def release(session: Session, _: int, ticket: Ticket = ticket) -> None:
+            def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
                 session.release(ticket, "released")
                 with self.state_lock:
                     self.tickets.pop(ticket.position, None)
                     self._late.remove(ticket)
+                self._owner.returned(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
-                self._owner.returned(ticket)
 
     def _watch(self) -> None:
         while not self.closing.wait(max(0.01, self._until_doubt())):

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlsem.engines.base import Busy, Disconnected
@@ -112,6 +112,14 @@ class SqliteConnection(LockSession):
     def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run a statement of client.sql."""
         return self.run_text(self._queries[name], parameters)
+
+    def run_many(self, name: str, parameters: Sequence[Any]) -> None:
+        """Run a statement of client.sql once with each of these; in a transaction, which nobody else can hold up."""
+        try:
+            with fork.held_off:
+                self._open().executemany(self._queries[name], parameters)
+        except sqlite3.Error as exc:
+            raise self.translate(exc) from exc
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         """Its rows, whose columns have names."""

@@ -1482,22 +1482,31 @@ BEGIN
 END
 $$;
 
--- Removes history older than setting history_days, at most p_most rows a call; and low-water marks that a newer one stands in
--- for, or that nobody has raised for a day.
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and then also
+-- low-water marks that a newer one stands in for, or that nobody has raised for a day: it has to look at all of them.
 CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM {schema}.low_water AS l
-        WHERE l.made_at < clock_timestamp() - interval '1 day'
-           OR l.made_at < clock_timestamp() - interval '1 minute'
-              AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark)
+        WHERE (SELECT random() < 0.1)
+          AND (l.made_at < clock_timestamp() - interval '1 day'
+               OR l.made_at < clock_timestamp() - interval '1 minute'
+                  AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT p_most FOR UPDATE SKIP LOCKED));
-    WITH gone AS (
+    WITH oldest AS MATERIALIZED (
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
+    gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {schema}.history
-            WHERE ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
-            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+            SELECT h.ctid FROM {schema}.history AS h
+            WHERE h.ctid = ANY (ARRAY(
+                SELECT o.place FROM oldest AS o
+                WHERE o.ended_at < clock_timestamp()
+                                   - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+                   OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
+                                          - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+            FOR UPDATE SKIP LOCKED))
         RETURNING 1)
     SELECT count(*) FROM gone
 $$;

@@ -351,7 +351,7 @@ VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backof
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
-SELECT task_id FROM {schema}_task WHERE put_uid = ?
+SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open

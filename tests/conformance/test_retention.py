@@ -1,0 +1,84 @@
+"""What is kept of the history: for so many days, and so many rows."""
+
+import pytest
+from support import until
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+
+@pytest.fixture
+def setting(database):
+    """Changes settings, and puts back what they were."""
+    before = dict(database.rows(f"SELECT name, value FROM {database.beside('setting')}"))
+
+    def change(name, value):
+        database.rows(f"UPDATE {database.beside('setting')} SET value = ? WHERE name = '{name}'", value)
+
+    yield change
+    for name, value in before.items():
+        change(name, value)
+
+
+def positions(database):
+    rows = database.rows(f"SELECT queue_position FROM {database.beside('history')} ORDER BY queue_position")
+    return [row[0] for row in rows]
+
+
+def prune_all(session):
+    while session.prune(7):
+        pass
+
+
+def test_the_newest_rows_are_kept(database, connect, name, setting):
+    lock = connect().mutex(name)
+    done = []
+    for _ in range(40):
+        with lock as grant:
+            done.append(grant.position)
+    setting("history_rows", "10")
+    session = database.session()
+    assert session.prune(7) == 7
+    prune_all(session)
+    session.close()
+    assert positions(database) == done[-10:]
+
+
+def test_what_is_little_and_new_is_kept(database, connect, name, setting):
+    lock = connect().mutex(name)
+    for _ in range(5):
+        with lock:
+            pass
+    before = positions(database)
+    setting("history_rows", str(max(before) - min(before) + 1))
+    session = database.session()
+    assert session.prune(1000) == 0
+    session.close()
+    assert positions(database) == before
+
+
+def test_old_rows_go_however_few_they_are(database, connect, name, setting):
+    lock = connect().mutex(name)
+    for _ in range(5):
+        with lock:
+            pass
+    setting("history_days", "-1")  # all that ended before tomorrow
+    session = database.session()
+    prune_all(session)
+    session.close()
+    assert positions(database) == []
+
+
+def test_who_adds_much_prunes_as_much(database, connect, name, setting):
+    """Without a word of anybody: the pulse does it."""
+    setting("history_rows", "100")
+    lock = connect(grace=1.0).mutex(name)
+
+    def few():
+        for _ in range(50):
+            with lock:
+                pass
+        return len(positions(database)) <= 200 and max(positions(database)) > 800
+
+    for _ in range(20):
+        few()
+    until(few, "history of about a hundred rows")
