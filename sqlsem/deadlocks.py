@@ -15,10 +15,10 @@ SQLite engine runs.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlsem.model import WRITE
 
@@ -55,6 +55,16 @@ class Row:
         """Whether its owner waits for something."""
         return not self.granted or self.access == UPGRADE
 
+    def is_in_the_way_of(self, row: Row) -> bool:
+        """Whether it may keep out another row, which waits: one ahead of it that conflicts with it; or, for one that
+        upgrades, any other one that is inside.
+        """
+        if self.resource != row.resource:
+            return False
+        if row.access == UPGRADE:
+            return self.granted and self is not row and self != row
+        return self.position < row.position and (row.access == WRITE or self.access != row.access)
+
 
 Party = tuple[int, str, int]
 #: A row that waits, and one that is in its way.
@@ -66,31 +76,42 @@ class Knot:
     """Some who wait for each other, and for nobody else."""
 
     parties: frozenset[Party]
-    edges: tuple[Edge, ...]
+    rows: tuple[Row, ...]  # theirs, by position
+    blocked: tuple[Row, ...]  # of these, those that wait and are kept out
 
     @property
     def victim(self) -> Row:
         """The youngest request in it."""
-        return max((waiter for waiter, _ in self.edges), key=lambda row: row.position)
+        return max(self.blocked, key=lambda row: row.position)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All of them: about the square of the number of rows."""
+        return tuple((row, one) for row in self.blocked for one in self.rows if one.is_in_the_way_of(row))
 
     def cycle(self, start_row: Row | None = None) -> list[Edge]:
         """The shortest way from the victim's row (or another one) back to its owner (the first such, by positions)."""
         victim = start_row or self.victim
         start = victim.party
-        edges = sorted(self.edges, key=lambda edge: (edge[0].position, edge[1].position))
+        waiting: dict[Party | None, list[Row]] = defaultdict(list)
+        for row in self.blocked:
+            waiting[row.party].append(row)
+        # Of each queue, by labels, the rows of those that are not reached yet: each is met once.
+        left: dict[str, dict[str, deque[Row]]] = defaultdict(lambda: defaultdict(deque))
+        for row in self.rows:
+            left[row.resource][row.access].append(row)
         came: dict[Party, Edge] = {}
-        frontier = {start}
+        frontier = [victim]
         while start not in came:
             found: dict[Party, Edge] = {}
-            for edge in edges:
-                source, target = edge[0].party, edge[1].party
-                assert target is not None
-                if source in frontier and target not in came and (came or edge[0] == victim):
-                    found.setdefault(target, edge)
+            for row in sorted(frontier, key=lambda row: row.position):
+                for one in sorted(_taken(left[row.resource], row), key=lambda one: one.position):
+                    if one.party is not None and one.party not in came:
+                        found.setdefault(one.party, (row, one))
             assert found, "in a knot, everybody reaches everybody"
             came.update(found)
-            frontier = set(found)
-        path = [came[start]]
+            frontier = [row for party in found for row in waiting[party]]
+        path = [came[start]] if start is not None else []
         while path[0][0] != victim:
             source = path[0][0].party
             assert source is not None
@@ -98,73 +119,189 @@ class Knot:
         return path
 
 
-def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Knot]:
-    """All knots among these rows; ``caps`` are the limits that operators have set."""
-    caps = caps or {}
-    queues: dict[str, list[Row]] = defaultdict(list)
-    requests: dict[Party, list[Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.position):
-        queues[row.resource].append(row)
-        if row.waits and row.party is not None:
-            requests[row.party].append(row)
+def _taken(queue: Mapping[str, deque[Row]], row: Row) -> list[Row]:
+    """The rows that are in the way of one, taken out of a queue."""
+    if row.access == UPGRADE:
+        found = [one for rows in queue.values() for one in rows if one.is_in_the_way_of(row)]
+        for one in found:
+            queue[one.access].remove(one)
+        return found
+    found = []
+    for label, rows in queue.items():
+        if row.access == WRITE or label != row.access:
+            while rows and rows[0].position < row.position:
+                found.append(rows.popleft())
+    return found
 
-    def in_the_way(row: Row) -> list[Row]:
-        """The stuck rows that keep this one out; empty when it would be let in once all others have left."""
-        queue = queues[row.resource]
-        if row.access == UPGRADE:
-            return [one for one in queue if one.granted and one is not row and one.party in requests]
-        ahead = [
-            one
-            for one in queue
-            if one.position < row.position
-            and (row.access == WRITE or one.access != row.access)
-            and one.party in requests
-        ]
-        limits = [one.limit for one in (row, *ahead) if one.limit is not None]
-        cap = caps.get(row.resource)
+
+class _Group:
+    """Rows that wait in one queue, of which the first that is kept out keeps out all the others (see
+    `Request.keeps_out`), and what is in the way of that one.
+    """
+
+    def __init__(self, access: str) -> None:
+        self.access = access
+        self.waiting: list[int] = []  # places in the queue
+        self.next = 0  # of these
+        self.counted = 0  # the places before this one have been counted
+        self.load = self.number = 0
+        self.limits: Counter[int] = Counter()
+
+    def count(self, row: Row, times: int) -> None:
+        """A row ahead is there, or (-1) has gone."""
+        if self.access == WRITE or row.access != self.access:
+            self.load += times * row.weight
+            self.number += times
+            if row.limit is not None:
+                self.limits[row.limit] += times
+                if not self.limits[row.limit]:
+                    del self.limits[row.limit]
+
+    def lets_in(self, row: Row, cap: int | None) -> bool:
+        limits = [*self.limits, *([] if row.limit is None else [row.limit])]
         if cap is not None and cap >= row.weight:  # a lower one keeps it out for as long as the operator likes
             limits.append(cap)
-        blocked = ahead and limits and sum(one.weight for one in ahead) + row.weight > min(limits)
-        return ahead if blocked else []
+        return not self.number or not limits or self.load + row.weight <= min(limits)
 
-    before = -1
-    while len(requests) != before:
-        before = len(requests)
-        # In the order of the queues, so that one pass is enough for those who wait in line.
-        for party in list(requests):
-            if not any(in_the_way(row) for row in requests[party]):
-                del requests[party]
 
-    # A row that points to a blocked row of access write need not point past it, to those that one points to itself: so
-    # the graph is small, however long the queue.
-    graph: dict[Party, set[Party]] = {party: set() for party in requests}
-    for queue in queues.values():
-        passed: list[Row] = []
-        for row in queue:
-            if row.party not in requests:
+class _Queue:
+    """The rows of one resource, by position, of parties that wait."""
+
+    def __init__(self, cap: int | None) -> None:
+        self.cap = cap
+        self.rows: list[Row] = []
+        self.parties: list[Party] = []
+        self.kept_out: list[bool] = []
+        self.groups: dict[object, _Group] = {}
+        self.upgrades: list[int] = []
+        self.inside = 0
+
+    def add(self, row: Row, party: Party) -> None:
+        if row.access == UPGRADE:
+            self.upgrades.append(len(self.rows))
+        elif row.waits:
+            # (With a cap, those that are too heavy for it are a group of their own.)
+            kind = (row.limit, row.weight) if row.access != WRITE else self.cap is not None and row.weight > self.cap
+            self.groups.setdefault((row.access, kind), _Group(row.access)).waiting.append(len(self.rows))
+        self.rows.append(row)
+        self.parties.append(party)
+        self.kept_out.append(row.waits)
+        self.inside += row.granted
+
+    def leave(self, place: int) -> None:
+        """The owner of a row has left."""
+        self.inside -= self.rows[place].granted
+        for group in self.groups.values():
+            if place < group.counted:
+                group.count(self.rows[place], -1)
+
+    def let_in(self, stuck: Mapping[Party, int]) -> Iterator[int]:
+        """The places of those who are let in now. Who leaves by that may be told in between."""
+        for group in self.groups.values():
+            while group.next < len(group.waiting):
+                place = group.waiting[group.next]
+                for number in range(group.counted, place):
+                    if self.parties[number] in stuck:
+                        group.count(self.rows[number], 1)
+                group.counted = place
+                if self.parties[place] in stuck:
+                    if not group.lets_in(self.rows[place], self.cap):
+                        break
+                    self.kept_out[place] = False
+                    yield place
+                group.next += 1
+        for place in self.upgrades:
+            if self.kept_out[place] and self.parties[place] in stuck and self.inside == 1:
+                self.kept_out[place] = False
+                yield place
+
+
+def find(rows: Iterable[Row], caps: Mapping[str, int] | None = None) -> list[Knot]:
+    """All knots among these rows; ``caps`` are the limits that operators have set. In about linear time."""
+    rows = sorted(rows, key=lambda row: row.position)
+    owners = [row.party for row in rows]
+    stuck = Counter(party for row, party in zip(rows, owners, strict=True) if row.waits and party is not None)
+    queues: dict[str, _Queue] = {}
+    places: dict[Party, list[tuple[_Queue, int]]] = defaultdict(list)
+    for row, party in zip(rows, owners, strict=True):
+        if party in stuck:
+            assert party is not None
+            queue = queues.get(row.resource)
+            if queue is None:
+                queue = queues[row.resource] = _Queue((caps or {}).get(row.resource))
+            places[party].append((queue, len(queue.rows)))
+            queue.add(row, party)
+
+    # Who is let in everywhere leaves; in the queues that it has left, others may be let in.
+    changed = dict.fromkeys(queues.values())
+    while changed:
+        queue, _ = changed.popitem()
+        for place in queue.let_in(stuck):
+            party = queue.parties[place]
+            stuck[party] -= 1
+            if not stuck[party]:
+                del stuck[party]
+                for its_queue, its_place in places[party]:
+                    its_queue.leave(its_place)
+                    changed[its_queue] = None
+
+    graph = _graph(queues.values(), stuck)
+    knots = []
+    for part in _components(graph):
+        if all(target in part for node in part for target in graph[node]):
+            theirs = [
+                (queue.rows[place], queue.kept_out[place])
+                for node in part
+                if node in stuck
+                for queue, place in places[cast("Party", node)]
+            ]
+            theirs.sort(key=lambda one: one[0].position)
+            knots.append(
+                Knot(
+                    frozenset(cast("Party", node) for node in part if node in stuck),
+                    tuple(row for row, _ in theirs),
+                    tuple(row for row, kept_out in theirs if kept_out),
+                )
+            )
+    return knots
+
+
+#: A party; or all those of one label, from some place of a queue upwards.
+Node = Party | tuple[str, str, int]
+
+
+def _graph(queues: Iterable[_Queue], stuck: Mapping[Party, int]) -> dict[Node, list[Node]]:
+    """Who of the stuck waits for whom. What is in the way of a row is the last row of each label, from which the one
+    before it can be reached, and so on; and behind a row of access write that is kept out nobody need point past it.
+    """
+    graph: dict[Node, list[Node]] = {party: [] for party in stuck}
+    for queue in queues:
+        last: dict[str, Node] = {}
+        for place, (row, party) in enumerate(zip(queue.rows, queue.parties, strict=True)):
+            if party not in stuck:
                 continue
-            found = in_the_way(row) if row.waits else []
-            near = found if row.access == UPGRADE else [one for one in passed if one in found] if found else []
-            graph[row.party].update(one.party for one in near if one.party is not None)
-            if found and row.access == WRITE:
-                passed = []
-            passed.append(row)
-    return [
-        Knot(
-            frozenset(part),
-            tuple((row, one) for party in part for row in requests[party] for one in in_the_way(row)),
-        )
-        for part in _components(graph)
-        if all(target in part for party in part for target in graph[party])
-    ]
+            if queue.kept_out[place] and row.access == UPGRADE:
+                graph[party] += [
+                    other
+                    for other, one in zip(queue.parties, queue.rows, strict=True)
+                    if other in stuck and one.is_in_the_way_of(row)
+                ]
+            elif queue.kept_out[place]:
+                graph[party] += [node for label, node in last.items() if row.access == WRITE or label != row.access]
+                if row.access == WRITE:
+                    last = {}
+            here = (row.resource, row.access, place)
+            graph[here] = [party, last[row.access]] if row.access in last else [party]
+            last[row.access] = here
+    return graph
 
 
-def _components(graph: Mapping[Party, Iterable[Party]]) -> Iterator[set[Party]]:
+def _components(graph: Mapping[Node, Iterable[Node]]) -> Iterator[set[Node]]:
     """Strongly connected components (Tarjan's algorithm, without recursion)."""
-    number: dict[Party, int] = {}
-    lowest: dict[Party, int] = {}
-    stack: list[Party] = []
-    on_stack: set[Party] = set()
+    number: dict[Node, int] = {}
+    lowest: dict[Node, int] = {}
+    stack: list[Node] = []
+    on_stack: set[Node] = set()
     for root in graph:
         if root in number:
             continue
@@ -188,8 +325,9 @@ def _components(graph: Mapping[Party, Iterable[Party]]) -> Iterator[set[Party]]:
                 if path:
                     lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[party])
                 if lowest[party] == number[party]:
-                    part = set(stack[stack.index(party) :])
-                    del stack[-len(part) :]
+                    part = {party}
+                    while (one := stack.pop()) != party:
+                        part.add(one)
                     on_stack -= part
                     yield part
 

@@ -177,7 +177,7 @@ class Request:
         """Whether nobody else at all can be inside at the same time."""
         return not self.shared and self.limit is not None and self.weight >= self.limit
 
-    def fits(self, ahead: Iterable[Entry], cap: int | None) -> bool:
+    def fits(self, ahead: Iterable[Entry | Request], cap: int | None) -> bool:
         """The rule: whether this may proceed, with these rows of its resource ahead of it."""
         room, load = self.limit, self.weight
         if cap is not None:

@@ -101,6 +101,9 @@ def import_by_name(name: str) -> Any:
     return found
 
 
+_as_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
 def encode(body: Any) -> tuple[str, str]:
     """The kind of a body, and its text as it is kept. Raises `ConfigurationError` for what cannot be kept."""
     if isinstance(body, Sql | Shell):
@@ -119,7 +122,7 @@ def encode(body: Any) -> tuple[str, str]:
         if isinstance(body, Call):
             kind, body = "call", {"function": body.function, "args": body.args, "kwargs": body.kwargs}
         try:
-            text = json.dumps(body, allow_nan=False, ensure_ascii=False)
+            text = _as_json(body)
         except (TypeError, ValueError, RecursionError) as exc:
             raise ConfigurationError(f"This cannot be kept as JSON: {exc}; put what it is made of") from exc
     try:

@@ -247,6 +247,8 @@ class Acquisition(WaitingVerb, Generic[G]):
             lines.settle(waiter, (yield from self.look_or_give_up(waiter)))
         elif place is Place.KEPT_OUT:
             yield Sleep(waiter, self.seconds_left(KEPT_OUT_SECONDS))
+        elif place is Place.FIRST and lines.stay(waiter, self.process.holdings.ahead_of(ticket)):
+            yield Sleep(waiter, self.seconds_left())
         elif place is not Place.FIRST or lines.leads(waiter) or not (yield from self._wait_in_session(waiter)):
             yield from self._stand(waiter, place)
         return waiter.answer

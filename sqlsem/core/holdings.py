@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,9 @@ from sqlsem.model import READ, WRITE, Request, Ticket
 __all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
 
 log = logging.getLogger("sqlsem")
+
+#: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
+MOST_AHEAD = 64
 
 #: Called with the grant, from another thread, when the lock is lost.
 LostCallback = Callable[[Any], object]
@@ -141,6 +145,8 @@ class Holdings:
         self._grants: set[BaseGrant] = set()
         #: Of each thread or task, by resource, what it has, until that is released.
         self._by_caller: dict[int, dict[str, list[BaseGrant]]] = {}
+        #: Those of each resource, by position.
+        self._by_resource: dict[str, dict[int, BaseGrant]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._grants)
@@ -206,13 +212,27 @@ class Holdings:
                 )
         return False
 
+    def ahead_of(self, ticket: Ticket) -> list[Request]:
+        """What we hold of its resource with rows ahead of this one; of much only a part."""
+        with self._state_lock:
+            return [
+                one
+                for position, grant in itertools.islice(self._by_resource.get(ticket.resource, {}).items(), MOST_AHEAD)
+                if position < ticket.position
+                for one in grant.holding.requests
+                if one.resource == ticket.resource
+            ]
+
     def add(self, grant: BaseGrant) -> None:
         """It has been acquired."""
+        # (In this order: what an interrupt breaks off is found by `with_tickets`, and taken back.)
         with self._state_lock:
-            self._grants.add(grant)
             held = self._by_caller.setdefault(grant.holding.caller.number, {})
             for ticket in grant.holding.tickets:
                 held.setdefault(ticket.resource, []).append(grant)
+            self._grants.add(grant)
+            for ticket in grant.holding.tickets:
+                self._by_resource.setdefault(ticket.resource, {})[ticket.position] = grant
 
     def with_tickets(self, caller: Caller, tickets: Sequence[Ticket]) -> list[BaseGrant]:
         """What stands on these rows."""
@@ -266,7 +286,7 @@ class Holdings:
         """It is released, as far as this process is concerned."""
         with self._state_lock:
             grant.holding.released = True
-            self._grants.discard(grant)
+            self._drop(grant)
             number = grant.holding.caller.number
             held = self._by_caller.get(number, {})
             for ticket in grant.holding.tickets:
@@ -291,5 +311,14 @@ class Holdings:
             ]
             for grant in lost:
                 grant.holding.lose(why)
-                self._grants.discard(grant)
+                self._drop(grant)
         return lost
+
+    def _drop(self, grant: BaseGrant) -> None:
+        """With the state lock: it is held no more."""
+        self._grants.discard(grant)
+        for ticket in grant.holding.tickets:
+            grants = self._by_resource.get(ticket.resource, {})
+            grants.pop(ticket.position, None)
+            if not grants:
+                self._by_resource.pop(ticket.resource, None)

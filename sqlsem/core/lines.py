@@ -3,9 +3,11 @@
 Who of a line waits *exposed* is not kept out by an earlier one of ours (`Request.keeps_out`), so something has to look
 for it. All others sleep until those before them have left: thousands may wait, and cost nothing.
 
-The first of a line waits in the database, in a session of its own, as long as there are any. The other exposed ones
-*stand*: they are looked at together, one statement for as many as are due. One of them *leads*: it sleeps no longer
-than until somebody is due, and looks then for all. The answers are handed out by whoever carries out the statement.
+The first of a line waits in the database, in a session of its own, as long as there are any. Where it cannot be let in
+before this process itself has given something back, it waits *at home*: it sleeps, and whoever
+gives that back looks for it in the same call (`Lines.hand_over`). The other exposed ones *stand*: they are looked at
+together, one statement for as many as are due. One of them *leads*: it sleeps no longer than until somebody is due, and
+looks then for all. The answers are handed out by whoever carries out the statement.
 
 Invariants
     The state lock guards everything here.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import logging
 import math
 import random
 import threading
@@ -26,9 +29,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from sqlsem.engines.base import Session
+from sqlsem.errors import SqlsemError
 from sqlsem.model import Request, Ticket, monotonic
 
 __all__ = ["Lines", "Place", "Waiter"]
+
+log = logging.getLogger("sqlsem")
 
 #: The longest pause between two looks at one that stands, and the sleep of those that do not lead.
 LONGEST_SECONDS = 4.0
@@ -38,6 +44,8 @@ FIRST_SECONDS, SHARE = 0.005, 0.05
 BUSY = 0.05
 #: At the most so many in one statement.
 MOST_IN_A_LOOK = 1000
+#: Where what was given back went to another process, the next so many of ours do not wait at home.
+NOT_AT_HOME = 16
 
 _position = attrgetter("position")
 
@@ -58,7 +66,7 @@ class Waiter:
     ``answer``: True when it is granted, None when its row is gone; False until that is known.
     """
 
-    __slots__ = ("answer", "event", "kind", "position", "request", "since", "ticket")
+    __slots__ = ("answer", "at_home", "event", "kind", "position", "request", "since", "ticket")
 
     def __init__(self, ticket: Ticket, request: Request, event: threading.Event) -> None:
         self.ticket = ticket
@@ -67,6 +75,7 @@ class Waiter:
         self.kind = (request.access, request.limit, request.weight)
         self.event = event
         self.answer: bool | None = False
+        self.at_home = False
         self.since = math.inf  # it has stood
 
 
@@ -78,6 +87,10 @@ class _Line:
         self._kinds: dict[tuple[str, int | None, int], list[Waiter]] = {}
         #: The kind of the one that was let in last, where others of its kind may be let in with it.
         self.opened: tuple[str, int | None, int] | None = None
+        #: Those that were let in, and whose grants are not in the books yet.
+        self.let_in: list[Waiter] = []
+        #: So many do not wait at home.
+        self.strangers = 0
 
     def add(self, waiter: Waiter) -> None:
         insort(self.waiters, waiter, key=_position)
@@ -152,6 +165,10 @@ class Lines:
                 if waiter.answer is False:
                     waiter.answer = None  # from now on, should an interrupt come in between
             woken = [one for waiter in waiters for one in self._remove(waiter)]
+            for waiter in waiters:
+                line = self._lines.get(waiter.ticket.resource)
+                if line is not None and waiter in line.let_in:
+                    line.let_in.remove(waiter)
         _wake(woken)
 
     def settle(self, waiter: Waiter, answer: bool | None) -> None:
@@ -192,7 +209,7 @@ class Lines:
         self.leave([one for one in firsts if one.answer is not False])
         with self._state_lock:
             late = bool(self._standing) and monotonic() > self._look_at + LONGEST_SECONDS
-            woken = [one for one in firsts if one not in self._standing or late]
+            woken = [one for one in firsts if late or not (one in self._standing or one.at_home)]
         _wake(woken)
 
     def _remove(self, waiter: Waiter) -> list[Waiter]:
@@ -202,10 +219,9 @@ class Lines:
         if line is not None:
             before = line.exposed()
             if line.remove(waiter):
-                if line.waiters:
-                    woken += [one for one in line.exposed() if one not in before]
-                else:
-                    del self._lines[waiter.ticket.resource]
+                woken += [one for one in line.exposed() if one not in before]
+            if not line.waiters:
+                del self._lines[waiter.ticket.resource]
         return woken
 
     def _answer(self, waiter: Waiter, answer: bool | None) -> list[Waiter]:
@@ -215,7 +231,47 @@ class Lines:
         line = self._lines.get(waiter.ticket.resource)
         if line is not None:
             line.opened = waiter.kind if answer and waiter.request.shared else None
+            if answer:
+                line.let_in.append(waiter)
         return [waiter, *self._remove(waiter)]
+
+    # -- handing over -------------------------------------------------------------------------------------------
+
+    def stay(self, waiter: Waiter, held: Iterable[Request]) -> bool:
+        """Whether it waits at home for a slice: it cannot be let in, whoever else is there, while we hold these, with
+        what was just let in. Not where others came first when we gave back of late, and not for two slices on end, so
+        that nobody depends on what was believed to be ours.
+        """
+        with self._state_lock:
+            line = self._lines.get(waiter.ticket.resource)
+            if waiter.answer is not False or line is None:
+                return False
+            if waiter.at_home or line.strangers:
+                line.strangers = max(0, line.strangers - 1)
+                waiter.at_home = False
+                return False
+            ours = [*held, *(one.request for one in line.let_in if one.position < waiter.position)]
+            waiter.at_home = not waiter.request.fits(ours, None)
+            return waiter.at_home
+
+    def hand_over(self, resource: str, session: Session, member_id: int) -> None:
+        """On the main session, right after something of ours has left: let those in who waited for that at home."""
+        with self._state_lock:
+            line = self._lines.get(resource)
+            if line is None:
+                return
+            chosen = [one for one in line.exposed() if one.at_home]
+            for waiter in chosen:
+                waiter.at_home = False
+        try:
+            if chosen:
+                self.looking(chosen)(session, member_id)
+        except SqlsemError as exc:  # what has left has left; who is not let in now sees to itself
+            log.debug("Could not look for the next one of %r: %s", resource, exc)
+        finally:
+            if not chosen or chosen[0].answer is False:
+                line.strangers = NOT_AT_HOME if chosen else line.strangers
+                self.nudge(resource)
 
     # -- looks at those that stand ------------------------------------------------------------------------------
 
@@ -284,7 +340,11 @@ class Lines:
 
         def look(session: Session, member_id: int) -> None:
             began = monotonic()
-            answers = session.look(member_id, [waiter.ticket for waiter in waiters])
+            if len(waiters) == 1:  # as it is after each hand-over: there is a shorter way
+                (one,) = waiters
+                answers = {one.position: session.wait(one.ticket, 0.0, threading.Event())}
+            else:
+                answers = session.look(member_id, [waiter.ticket for waiter in waiters])
             self._hand_out(waiters, answers, began)
 
         return look
@@ -293,7 +353,8 @@ class Lines:
         woken = []
         with self._state_lock:
             now = monotonic()
-            self._rest_until = now + min((now - began) / BUSY, LONGEST_SECONDS)
+            if self._looking_until > now:
+                self._rest_until = now + min((now - began) / BUSY, LONGEST_SECONDS)
             for waiter in waiters:
                 answer = answers.get(waiter.position, False)
                 if answer is not False:

@@ -68,8 +68,8 @@ class Owner(Protocol):
     def undone(self) -> Iterable[Callable[[Session, int], object]]:
         """What was done of late and cannot be told from our rows: calls to do it again, if the server forgot."""
 
-    def returned(self, ticket: Ticket) -> None:
-        """A number was given back."""
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """A number was given back, on this session, by the thread that calls."""
 
     def tidy(self) -> None:
         """Give up what belonged to somebody who is no more."""
@@ -178,7 +178,7 @@ class Membership:
             attempts.append(member_id)
             there = session.release(ticket, outcome)
             self.forget([ticket])
-            self._owner.returned(ticket)
+            self._owner.returned(ticket, session, member_id)
             # Gone at a second attempt means that only the answer to the first was lost, as long as nobody gave us up.
             return there or (len(attempts) > 1 and attempts[0] == member_id)
 
@@ -309,15 +309,15 @@ class Membership:
             self.leftovers.popleft()
         for ticket in list(self._late):
 
-            def release(session: Session, _: int, ticket: Ticket = ticket) -> None:
+            def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
                 session.release(ticket, "released")
                 with self.state_lock:
                     self.tickets.pop(ticket.position, None)
                     self._late.remove(ticket)
+                self._owner.returned(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
                 self.call("release", release, 0.0)
-                self._owner.returned(ticket)
 
     def _watch(self) -> None:
         while not self.closing.wait(max(0.01, self._until_doubt())):

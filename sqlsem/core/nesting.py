@@ -149,7 +149,7 @@ def _search(session: Session, member: int) -> Found | None:
     ]
     plain = {party for knot in deadlocks.find(rows, caps) for party in knot.parties}
     for knot in deadlocks.find([*rows, *_until_they_end(rows)], caps):
-        below = [row for row, _ in knot.edges if row.position > 0 and _parent(row) is not None]
+        below = [row for row in knot.blocked if row.position > 0 and _parent(row) is not None]
         if not below or plain & knot.parties:  # the usual search finds it, and tells somebody
             continue
         # The youngest of those who can find it.

@@ -167,6 +167,9 @@ class Process:
                 except Exception:
                     log.exception("on_lost of %r failed", grant.resource)
         self.lines.wake(positions)
+        for grant in lost:  # those that waited for what was ours wait for others now
+            for ticket in grant.holding.tickets:
+                self.lines.nudge(ticket.resource)
 
     def forgot(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
@@ -179,9 +182,11 @@ class Process:
             uid = f"{self.secret}{os.getpid():x}.again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
-    def returned(self, ticket: Ticket) -> None:
-        """A number was given back. (Told by the thread that did it: a task would only hear of it a moment later.)"""
-        self.lines.nudge(ticket.resource)
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
+        hear of it a moment later.)
+        """
+        self.lines.hand_over(ticket.resource, session, member_id)
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sqlsem.bodies import encode
@@ -98,17 +97,13 @@ class Queue:
         check_count("max_attempts", max_attempts)
         if note is not None:
             check_name("The note", note, MAX_NOTE)
-        common = NewTask(
-            "json",
-            "",
-            order,
-            check_duration("after", after, most=LONGEST_SECONDS),
-            max_attempts,
-            check_duration("backoff", backoff, most=300.0),
-            self._on_failure if on_failure is None else _check_on_failure(on_failure),
-            note,
-        )
-        tasks = [replace(common, kind=kind, body=text) for kind, text in map(encode, bodies)]
+        seconds = check_duration("after", after, most=LONGEST_SECONDS)
+        pause = check_duration("backoff", backoff, most=300.0)
+        failing = self._on_failure if on_failure is None else _check_on_failure(on_failure)
+        tasks = [
+            NewTask(kind, text, order, seconds, max_attempts, pause, failing, note)
+            for kind, text in map(encode, bodies)
+        ]
         task_ids: list[int] = []
         for some in _portions(tasks):
             uid = os.urandom(12).hex()

@@ -1,14 +1,18 @@
 """Workers: they carry out the tasks of a queue, in threads of this process.
 
-A thread claims one task, runs it, and claims the next in the call that ends it. When tasks turn out to be short it
-claims and ends them in groups, as many as take some 10 ms. None is kept from other workers for much longer than that:
-when one of a group takes long after all, another thread ends what is done and gives back what has not begun.
+One thread leads: it claims a task, runs it, and claims the next in the call that ends it. When tasks turn out to be
+short it claims and ends them in groups, as many as take some 10 ms, and runs them alone: threads that share Python's
+lock, and a connection, would only hold each other up. When a task takes longer, the next thread takes the lead, and
+goes on with what is left of the group; who leads records what others have done. Where most tasks are long the lead is
+handed on as soon as one begins. Nothing is kept from other workers for much longer than those 10 ms: what has not begun
+after 50 ms, as all threads are busy, is given back by one more thread, which also ends what is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 
@@ -27,7 +31,9 @@ log = logging.getLogger("sqlsem")
 MOST_THREADS = 1000
 #: Between two looks at groups that may be late.
 GROUP_LOOK_SECONDS = 0.01
-#: For how long an idle thread looks for a task before the next one does.
+#: For how long a thread that leads keeps the lead when its task does not end.
+LEAD_SECONDS = 0.005
+#: For how long an idle thread looks for a task before it asks itself whether to leave.
 TURN_SECONDS = 0.5
 #: Between two attempts to reach a database that is away, each of which takes its time.
 AWAY_SECONDS = 0.5
@@ -84,9 +90,14 @@ class Worker:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for what follows
         self._busy = 0  # threads that have not left, or record what was done
-        self._groups: set[Group] = set()  # each thread's, if it has one
+        self._group = Group()
+        self._pace = Pace(self._most)
         self._stops: dict[int, Stop] = {}  # by task
-        self._turnstile = threading.Lock()  # one idle thread looks for all
+        self._leader: int | None = None  # the thread that claims
+        #: When it began its task. Not to be relieved: it is claiming (inf), or at rest (None).
+        self._began: float | None = None
+        self._line = threading.Condition(self._lock)  # for the next to lead
+        self._turnstile = threading.Lock()  # who has it is the next
         self._stopping = threading.Event()
         self._aborted = False
         self._over = threading.Event()
@@ -131,13 +142,12 @@ class Worker:
         self._stopping.set()
         with self._lock:
             self._aborted = True
-            stops, groups = list(self._stops.items()), list(self._groups)
+            stops = list(self._stops.items())
         # The thread that runs a command or SQL gives it back when it has ended (or finishes it, if that came first):
         # given back earlier, it would run on beside its next attempt. All are told at once, as each may take a while.
         for task_id, stop in stops:
             threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
-        for group in groups:
-            self._lighten(group)
+        self._lighten()
         self._claiming.process.bell.notify()  # for those who wait for tasks
         with self._changed:
             # All threads leave, but those in Python code.
@@ -166,26 +176,105 @@ class Worker:
     # -- the crew -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        pace = Pace(self._most)
-        group: Group | None = None
         try:
             with self._at_work():
-                while True:
-                    group = group or self._wait()
-                    if group is None:
-                        return
-                    while not self._stopping.is_set() and (task := group.begin()) is not None:
+                try:
+                    while (task := self._next()) is not None:
                         began = monotonic()
-                        group.done(self._perform(task))
-                        pace.took(monotonic() - began)
-                    try:
-                        group = self._follow(group, pace)
-                    except Unavailable as exc:  # what was done ends as soon as that can be
-                        self._require_patience(exc)
-                        group = None
+                        end = self._perform(task)
+                        self._pace.took(monotonic() - began)
+                        self._group.done(end)
+                finally:
+                    self._hand_on()
         except BaseException as exc:
             self._errors.append(exc)
             self._stopping.set()
+
+    def _next(self) -> Task | None:
+        """The next task for the thread that asks, which leads then; None when it shall leave."""
+        me = threading.get_ident()
+        with self._lock:
+            if leads := self._leader == me:
+                self._began = math.inf
+        if not leads:
+            if self._group.keeps():
+                self._claiming.process.bell.notify()  # who leads may be at rest
+            self._take_lead(me)
+        while True:
+            task = None if self._stopping.is_set() else self._group.begin()
+            if task is not None:
+                break
+            if not self._go_on():
+                return None
+        with self._lock:
+            self._began = monotonic()
+            if self._pace.is_slow():
+                self._leader = None
+                self._line.notify()
+        return task
+
+    def _take_lead(self, me: int) -> None:
+        """Wait until nobody leads, or who does has been busy with one task for too long."""
+        with self._turnstile, self._line:
+            while self._leader is not None:
+                left = None if self._began is None else self._began + LEAD_SECONDS - monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._line.wait(None if left is None else min(left, LEAD_SECONDS))
+            self._leader, self._began = me, math.inf
+
+    def _hand_on(self) -> None:
+        with self._line:
+            if self._leader == threading.get_ident():
+                self._leader = None
+                self._line.notify()
+
+    def _go_on(self) -> bool:
+        """Leading: record what was done, and claim what comes next, if need be with a rest; False when it is over."""
+        try:
+            if self._stopping.is_set():
+                self._end(self._group.take(), 0)
+                return False
+            if not self._group.keeps() or not self._follow(self._pace.most()):
+                self._rest()
+        except Unavailable as exc:  # what was done ends as soon as that can be
+            self._require_patience(exc)
+        return True
+
+    def _follow(self, most: int) -> bool:
+        """End what was done, and claim up to so many in the same call; whether there were any."""
+        ends = self._group.take(ahead=False)
+        following: list[Task] = []
+        try:
+            following = self._end(ends, most)
+        finally:
+            with self._changed:
+                if ends or following:
+                    self._active = monotonic()
+                if following:
+                    self._group.add(following)
+                    self._changed.notify_all()
+        return bool(following)
+
+    def _rest(self) -> None:
+        """Wait for a task. What other threads have done meanwhile is recorded at once."""
+        with self._line:
+            self._began = None
+        try:
+            found = self._claiming.look_until(lambda: self._follow(1) or None, TURN_SECONDS, stop=self._stopping)
+        finally:
+            with self._line:
+                self._began = math.inf
+                self._line.notify()
+        if not found:
+            if self.running or self._group.keeps():
+                self._active = monotonic()
+            elif self._is_idle():
+                if self._claiming.recover(now=True):
+                    self._active = monotonic()  # somebody has died and left something to be done
+                else:
+                    self._stopping.set()
+        self._is_back()
 
     def _require_patience(self, exc: Unavailable) -> None:
         """The database is away. Wait a moment, or raise when that was long enough."""
@@ -219,34 +308,9 @@ class Worker:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _wait(self) -> Group | None:
-        while not self._stopping.is_set():
-            with self._turnstile:
-                if self._stopping.is_set():
-                    break
-                try:
-                    task = self._claiming.wait_for_task(TURN_SECONDS, self._stopping)
-                    if task is None and self._is_idle() and self._claiming.recover(now=True):
-                        self._active = monotonic()  # somebody has died and left something to be done
-                        continue
-                except Unavailable as exc:
-                    self._require_patience(exc)
-                    continue
-                self._is_back()
-                with self._lock:
-                    if task is not None:
-                        group = Group([task])
-                        self._groups.add(group)
-                        return group
-                    if self._groups:
-                        self._active = monotonic()
-                    elif self._is_idle():
-                        self._stopping.set()
-        return None
-
     def _is_idle(self) -> bool:
         """Whether it has been idle for long enough to leave."""
-        return self.idle_exit is not None and not self._groups and monotonic() - self._active >= self.idle_exit
+        return self.idle_exit is not None and monotonic() - self._active >= self.idle_exit
 
     def _perform(self, task: Task) -> TaskEnd:
         """Run a task, unless it is too late for that."""
@@ -277,21 +341,6 @@ class Worker:
         if error is not None and aborted:
             return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
         return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
-
-    def _follow(self, group: Group, pace: Pace) -> Group | None:
-        """End what a thread had, and claim what it does next in the same call; None when there is none at once."""
-        following: list[Task] = []
-        try:
-            following = self._end(group.take(), 0 if self._stopping.is_set() else pace.most())
-        finally:
-            with self._changed:
-                self._groups.discard(group)
-                self._active = monotonic()
-                if following:
-                    group = Group(following)
-                    self._groups.add(group)
-                    self._changed.notify_all()
-        return group if following else None
 
     def _end(self, ends: list[TaskEnd], most: int) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
@@ -346,24 +395,20 @@ class Worker:
     # -- the relief ---------------------------------------------------------------------------------------------
 
     def _relieve(self) -> None:
-        """Thread: a task that takes long must not keep those that were claimed with it."""
+        """Thread: tasks that take long must not keep those that were claimed with them."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over.is_set() or any(group.keeps() for group in self._groups))
+                self._changed.wait_for(lambda: self._over.is_set() or self._group.keeps())
             if self._over.wait(GROUP_LOOK_SECONDS):
                 return
-            with self._lock:
-                late = [
-                    group for group in self._groups if group.keeps() and monotonic() - group.since > GROUP_LATE_SECONDS
-                ]
-            for group in late:
-                self._lighten(group)
+            if self._group.keeps() and monotonic() - self._group.since > GROUP_LATE_SECONDS:
+                self._lighten()
 
-    def _lighten(self, group: Group) -> None:
-        """End what of a group is done, and give back what has not begun."""
+    def _lighten(self) -> None:
+        """End what is done, and give back what has not begun."""
         try:
             with self._at_work():
-                self._end(group.take(), 0)
+                self._end(self._group.take(), 0)
         except Exception as exc:
             later = "Tasks of %r end when the database can be reached again: %s"
             log.warning(later, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))

@@ -220,6 +220,70 @@ def test_the_pace():
     assert pace.most() == 1, "too long for a group, whatever it was"
 
 
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+together = threading.Barrier(8)
+by: list[int] = []
+
+
+def meet(number):
+    together.wait(PATIENCE)
+    done.append(number)
+
+
+def sign(number):
+    done.append(number)
+    by.append(threading.get_ident())
+
+
+def test_short_tasks_are_run_by_one_thread(queue, monkeypatch):
+    """Several would only wait for each other."""
+    monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
+    monkeypatch.setattr(groups, "LONG_SECONDS", PATIENCE)
+    by.clear()
+    queue.put_many([sqlsem.Call(sign, number) for number in range(300)])
+    Worker(queue, threads=8, idle_exit=0).run()
+    assert done == list(range(300))
+    assert len(set(by)) == 1
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_long_tasks_are_run_by_all_threads(queue, group):
+    queue.put_many([sqlsem.Call(meet, number) for number in range(32)])
+    worker = Worker(queue, threads=8, idle_exit=0, group=group)
+    worker.run()
+    assert sorted(done) == list(range(32))
+    assert worker.finished == 32
+
+
+def test_the_next_thread_goes_on_with_the_group(queue, eager, unhurried):
+    """And records what others have done."""
+    numbers = with_a_slow_one(queue)
+    thread = working(Worker(queue, threads=2, idle_exit=0))
+    assert reached.wait(PATIENCE)
+    until(lambda: Counter(statuses(queue)) == {"finished": 9, "running": 1})
+    assert done == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+    go.set()
+    thread.join(PATIENCE)
+    assert [outcomes(queue, number) for number in numbers] == [["finished"]] * 10
+
+
+def test_what_ends_while_others_rest_is_recorded_at_once(queue):
+    """Who waits for a task ends it, and does not finish its rest first."""
+    queue.put(sqlsem.Call(hold, 1))
+    queue.put(sqlsem.Call(note, 2), order=1)
+    thread = working(Worker(queue, threads=3, idle_exit=0))
+    assert reached.wait(PATIENCE)
+    time.sleep(0.3)
+    assert done == []
+    began = time.monotonic()
+    go.set()
+    until(lambda: done == [1, 2])
+    assert time.monotonic() - began < slack(0.4)
+    thread.join(PATIENCE)
+    assert set(statuses(queue)) == {"finished"}
+
+
 # -- when one of a group takes long, or the worker is to leave --------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import time
 
 import knots
 import pytest
@@ -213,6 +214,44 @@ def test_a_long_queue_takes_no_time():
     random.Random(7).shuffle(rows)
     (knot,) = find(rows)
     assert knot.victim.position == 2002
+
+
+def crowds(size):
+    """Many owners who wait while each holds something: with and without knots, sparse and dense."""
+    own = [holds(n + 1, f"own{n:05}", f"w{n}") for n in range(size)]
+    inside = [holds(n + 1, "big", f"w{n}", "read") for n in range(size)]
+    pool = [holds(n + 1, "pool", f"w{n}", "write", size) for n in range(size)]
+
+    def wait(resource, first=0, limit=1):
+        return [row(size + 1 + n, resource(n), f"w{n}", "write", limit) for n in range(first, size)]
+
+    yield "line", 0, own + wait(lambda n: f"own{n + 1:05}")[:-1]
+    yield "line, the other way", 0, own + wait(lambda n: f"own{n - 1:05}", 1)
+    yield "ring", 1, own + wait(lambda n: f"own{(n + 1) % size:05}")
+    yield "pairs", size // 2, own + wait(lambda n: f"own{n ^ 1:05}")
+    yield "all behind one", 0, own + wait(lambda n: "own00000", 1)
+    yield "all behind one that waits", 1, [*own, row(size + 1, "own00001", "w0"), *wait(lambda n: "own00000", 1)]
+    yield "readers who would write", 1, inside + wait(lambda n: "big")
+    yield "a pool with somebody who leaves", 0, pool + wait(lambda n: "pool", 1, size)
+    yield "a pool", 1, pool + wait(lambda n: "pool", 0, size)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_twice_as_many_take_about_twice_as_long(number):
+    def seconds(size):
+        name, expected, rows = list(crowds(size))[number]
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            found = find(rows)
+            cycle = found[0].cycle() if found else []
+            best = min(best, time.process_time() - began)
+            assert len(found) == expected, name
+            assert not found or cycle[0][0] == found[0].victim
+        return best
+
+    few, many = seconds(500), seconds(2000)
+    assert many < 9 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"  # the square would be sixteen times
 
 
 def test_the_words():

@@ -91,15 +91,27 @@ def test_who_is_let_in(database, monkeypatch, step):
                     assert ticket.granted == wanted.fits([one.wanted for one in queue], None)
                 queue.append(SimpleNamespace(wanted=wanted, ticket=ticket, who=who, granted=ticket.granted))
             gone = [one for number, one in enumerate(queue) if number in leaving]
-            for one in gone:
-                session.release(one.ticket, "released")
-            session.set_resource(resource, "cap", cap)
-            session.set_resource(resource, "paused", paused)
-            queue = [one for one in queue if one not in gone]
+
+            def fits(one, cap):
+                return one.wanted.fits([ahead.wanted for ahead in queue[: queue.index(one)]], cap)
 
             def may_enter(one):
-                ahead = [other.wanted for other in queue[: queue.index(one)]]
-                return one.granted or (not paused and one.wanted.fits(ahead, cap))
+                return one.granted or (not paused and fits(one, cap))
+
+            for one in gone:
+                session.release(one.ticket, "released")
+                queue.remove(one)
+                inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
+                for behind in queue:
+                    # Who leaves lets in those that may go, but not all of many.
+                    let_in = behind.ticket.position in inside and not behind.granted
+                    assert not let_in or fits(behind, None)
+                    behind.granted = behind.granted or (let_in and behind.who != "bare")
+            if gone and len(queue) <= locks.LET_IN:
+                first = next((one for one in queue if one.who != "bare"), None)
+                assert first is None or first.granted or not fits(first, None)
+            session.set_resource(resource, "cap", cap)
+            session.set_resource(resource, "paused", paused)
 
             chosen = [one for number, one in enumerate([*queue, *gone]) if number in asked and one.who == "ours"]
             told = session.look(ours, [one.ticket for one in chosen])

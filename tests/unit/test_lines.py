@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 from support import PATIENCE, until
@@ -151,17 +152,20 @@ def test_ten_thousand_tasks_on_one_resource(pair, looks):
         tasks = [asyncio.create_task(enter()) for _ in range(number)]
         while waiters(other) < number:
             await asyncio.sleep(0.05)
+        assert looks == [], "nobody looks, while they only wait"
         began = time.process_time()
         await asyncio.to_thread(grant.release)
         await asyncio.gather(*tasks)
         assert len(done) == number
+        assert max(map(len, looks), default=0) <= 1
+        assert len(looks) <= number, "at most one look for each hand-over"
+        looks.clear()
         return number / (time.process_time() - began)
 
     for number in (300, 10_000):
         lock = one.mutex(f"many{number}")
         assert lock.acquire()
         rates[number] = asyncio.run(main(number, f"many{number}", lock.grant))
-    assert looks == []
     assert rates[10_000] > 0.6 * rates[300], rates
 
 
@@ -188,6 +192,10 @@ class Room:
         self.asked.append([ticket.position for ticket in tickets])
         answers = {ticket.position: True for ticket in tickets if ticket.position in self.granted}
         return answers | {ticket.position: None for ticket in tickets if ticket.position in self.gone}
+
+    def wait(self, ticket, timeout, nudge):
+        assert timeout == 0
+        return self.look(1, [ticket]).get(ticket.position, False)
 
     def looks_for(self, waiter, last=False):
         """Whom this one looks for, and the look is carried out."""
@@ -365,6 +373,56 @@ def test_exposed_are_those_that_no_earlier_one_keeps_out(room, seed):
         now_exposed = {one.position for one in there if room.lines.place(one) is not Place.KEPT_OUT}
         assert set(woken(*there)) == now_exposed - {one.position for one in exposed}
     assert room.lines._lines == {}
+
+
+def test_who_waits_for_us_is_let_in_by_who_gives_back(room):
+    """In the same call; and where somebody else came first, the next ones wait in the database."""
+    held = Request("a")
+    first, second = room.waiter(1), room.waiter(2)
+    assert room.lines.stay(first, [held])
+    room.granted = {1}
+    room.lines.hand_over("a", room, 1)
+    assert first.answer is True
+    assert room.asked == [[1]]
+    assert woken(first, second) == [1, 2]
+    # The grant of the first one is not in the books yet: the second one waits for it all the same.
+    assert room.lines.place(second) is Place.FIRST
+    assert room.lines.stay(second, [])
+    room.lines.leave([first])
+    assert woken(second) == []
+    room.lines.hand_over("a", room, 1)
+    assert woken(second) == [2], "another process came first: to the database"
+    assert not room.lines.stay(second, [held])
+    for _ in range(lines.NOT_AT_HOME):
+        stays = room.lines.stay(second, [held])
+    assert stays
+
+
+def test_nobody_waits_at_home_for_two_slices(room):
+    """What is believed to be ours may be nobody's."""
+    waiter = room.waiter(1)
+    assert [room.lines.stay(waiter, [Request("a")]) for _ in range(4)] == [True, False, True, False]
+
+
+def test_nobody_waits_at_home_who_might_be_let_in(room):
+    three = room.waiter(5, limit=3)
+    assert not room.lines.stay(three, [])
+    assert not room.lines.stay(three, [Request("a", limit=3)] * 2)
+    assert room.lines.stay(three, [Request("a", limit=3)] * 3)
+    other = room.waiter(3, "b", "read")
+    assert not room.lines.stay(other, [Request("b", "read")] * 9)
+    assert room.lines.stay(other, [Request("b", "read"), Request("b", "write")])
+
+
+def test_a_hand_over_that_fails_harms_nobody(room):
+    waiter = room.waiter(1)
+    assert room.lines.stay(waiter, [Request("a")])
+    session = mock.Mock()
+    session.wait.side_effect = sqlsem.Unavailable("gone")
+    room.lines.hand_over("a", session, 1)
+    assert woken(waiter) == [1]
+    assert waiter.answer is False
+    assert not room.lines.stay(waiter, [Request("a")])
 
 
 def test_what_an_interrupt_left_in_line_does_not_keep_others_out(room):

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlsem.engines.base import Busy, Disconnected
@@ -16,6 +16,13 @@ from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+
+#: After so many transactions of this connection the log is written back into the file, when nobody waits for it.
+CHECKPOINT_EVERY = 256
+#: After so many pages SQLite does that by itself, at the end of whatever transaction it is.
+CHECKPOINT_PAGES = 16_000
+#: The log's file is cut to so many bytes when it begins anew, should somebody's long look have made it grow.
+LOG_BYTES = 32 * 2**20
 
 
 class SqliteConnection(LockSession):
@@ -27,6 +34,8 @@ class SqliteConnection(LockSession):
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
         self.beacon: Beacon | None = None
+        self.member_id: int | None = None  # of the main session: whose it is
+        self._written = 0  # transactions since the log was last written back
         self.interrupted = False
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
@@ -40,29 +49,31 @@ class SqliteConnection(LockSession):
             connection = self.engine.open()
             self.connection = connection
             if self.engine.creates:
+                # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
+                self.run_text("PRAGMA page_size = 1024")
                 # One host only, so several may read while one writes.
                 self.rows_of_text("PRAGMA journal_mode = WAL")
             # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
             self.rows_of_text("PRAGMA synchronous = NORMAL")
+            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self.rows_of_text(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         return self.connection
 
     # -- statements ---------------------------------------------------------------------------------------------
 
     def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
         with fork.held_off:
-            cursor = self._open().execute(statement, parameters)
+            cursor = (self.connection or self._open()).execute(statement, parameters)
             return cursor.fetchall() if fetch else cursor
 
-    def _try(self, statement: str, parameters: Any, fetch: bool) -> Any:
-        try:
-            return self._execute(statement, parameters, fetch)
-        except sqlite3.Error as exc:
-            if "Could not decode" in str(exc) and fetch and self.connection is not None:
-                # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
-                self.connection.text_factory = as_text
-                return self._try(statement, parameters, fetch)
-            if not is_busy(exc):
-                raise self.translate(exc) from exc
+    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+        """A statement has failed: try again for as long as the file is locked, or say what is wrong."""
+        if "Could not decode" in str(failure) and fetch and self.connection is not None:
+            # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
+            self.connection.text_factory = as_text
+            return self.rows_of_text(statement, parameters)
+        if not is_busy(failure):
+            raise self.translate(failure) from failure
         # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
         deadline = time.monotonic() + self.options.patience
         pause = 0.0001
@@ -82,17 +93,33 @@ class SqliteConnection(LockSession):
 
     def run_text(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
         """For statements that return no rows."""
-        cursor: sqlite3.Cursor = self._try(statement, parameters, False)
+        cursor: sqlite3.Cursor
+        try:
+            cursor = self._execute(statement, parameters, False)
+        except sqlite3.Error as exc:
+            cursor = self._try_again(exc, statement, parameters, False)
         return cursor
 
     def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
         """For those that return some."""
-        found: list[Any] = self._try(statement, parameters, True)
+        found: list[Any]
+        try:
+            found = self._execute(statement, parameters, True)
+        except sqlite3.Error as exc:
+            found = self._try_again(exc, statement, parameters, True)
         return found
 
     def run(self, name: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run a statement of client.sql."""
         return self.run_text(self._queries[name], parameters)
+
+    def run_many(self, name: str, parameters: Sequence[Any]) -> None:
+        """Run a statement of client.sql once with each of these; in a transaction, which nobody else can hold up."""
+        try:
+            with fork.held_off:
+                self._open().executemany(self._queries[name], parameters)
+        except sqlite3.Error as exc:
+            raise self.translate(exc) from exc
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         """Its rows, whose columns have names."""
@@ -100,7 +127,7 @@ class SqliteConnection(LockSession):
 
     def row(self, name: str, parameters: Any = ()) -> Any:
         """Its first row, or None."""
-        rows = self.rows(name, parameters)
+        rows = self.rows_of_text(self._queries[name], parameters)
         return rows[0] if rows else None
 
     @contextlib.contextmanager
@@ -113,11 +140,21 @@ class SqliteConnection(LockSession):
             self.run_text("BEGIN IMMEDIATE")
             yield
             self.run_text("COMMIT")
+            self._written += 1
         except GeneratorExit:
             raise  # dropped by an interrupt some time ago; the next transaction has rolled this one back
         except BaseException:
             self._roll_back()
             raise
+
+    def write_back(self, most: int = CHECKPOINT_EVERY) -> None:
+        """Write the log back into the file, after that many transactions. It waits for the disk, and stops nobody else:
+        to be called where nobody waits for us.
+        """
+        if self._written >= most and self.connection is not None and not self.connection.in_transaction:
+            self._written = 0
+            with contextlib.suppress(sqlite3.Error), fork.held_off:
+                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _roll_back(self) -> None:
         if self.connection is not None and self.connection.in_transaction:

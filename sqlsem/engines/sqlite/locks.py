@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
@@ -17,12 +17,15 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.passing import Pass
-from sqlsem.engines.sqlite.values import shown
+from sqlsem.engines.sqlite.rings import Rings
+from sqlsem.engines.sqlite.values import named, shown
 from sqlsem.model import Entry, Request, Resource, Ticket
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
 #: looks so many times more seldom: as many must leave before, one after the other.
 SHORTEST, LONGEST = 0.0001, 0.02
+#: The same at first, where the last wait of the session was ended by a ring.
+SHORTEST_RUNG = 0.002
 #: What looking seldom may cost: this share of the time for which nothing has happened at all, but no more than so long.
 SHARE, SLOWEST = 0.05, 0.5
 #: How far a waiter counts those before it; further back makes no difference.
@@ -34,15 +37,18 @@ TESTED = 32
 #: So many resources a session remembers as tested.
 MOST_TESTS = 1000
 #: So many rows of a queue are read at a time, at first and at the most.
-FIRST_STEP, STEP = 8, 256
+FIRST_STEP, STEP = 2, 256
+#: Who leaves lets in those that may go among so many rows that come first; the others find that out themselves.
+LET_IN = 8
 LAST = 2**63 - 1
 _WAITING = [field.name for field in dataclasses.fields(deadlocks.Row)]
 
 
 class Turn(NamedTuple):
-    """Whether a request may enter; and the last one of those ahead that alone keep it out, if anybody is there."""
+    """Whether a request may enter, and is in already; the last one of those ahead that alone keep it out, if any."""
 
     come: bool
+    let_in: bool
     edge: int | None
 
 
@@ -61,6 +67,11 @@ class Place:
         """These have to leave, or more."""
         self.distance = max(1, len(rows))
         self._middle = rows[len(rows) // 2]["queue_position"] if len(rows) > 1 else None
+
+    def pause(self, quiet: float, rung: bool) -> float:
+        """Until the next look, where nothing has happened for so long; ``rung``: who lets it in will ring, it seems."""
+        shortest = (SHORTEST_RUNG if rung else SHORTEST) * self.distance
+        return min(max(shortest, quiet * SHARE), LONGEST * self.distance, SLOWEST)
 
 
 class Tests:
@@ -89,10 +100,18 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         # How the last wait ended: position, the file's version then, quiet since when.
         self._left: tuple[int, Any, float] | None = None
         self._tests = Tests()
+        self.rings = Rings(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
+        who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
+        if len(requests) == 1 and self.options.lease is None:
+            self.give_sign(member_id, known=True)
+            with fork.held_off:
+                done = self.run("insert_first", {**who, **_columns(requests[0]), "uid": uid})
+                if done.rowcount == 1 and done.lastrowid is not None:
+                    return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
         if only_if_free:
             # The dead must not stand in the way of a try.
             for request in requests:
@@ -116,41 +135,36 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if only_if_free and not all(granted):
                 return None
             tickets = []
-            for number, request in enumerate(requests, 1):
-                position = self.run(
-                    "insert",
-                    {
-                        "resource": request.resource,
-                        "requesting_id": requesting_id,
-                        "access": request.access,
-                        "limit": request.limit,
-                        "weight": request.weight,
-                        "member": member_id,
-                        "owner": owner,
-                        "uid": uid if len(requests) == 1 else f"{uid}.{number}",
-                        "granted": granted[number - 1],
-                        "note": request.note,
-                    },
-                ).lastrowid
+            for number, (request, free) in enumerate(zip(requests, granted, strict=True), 1):
+                its = uid if len(requests) == 1 else f"{uid}.{number}"
+                position = self.run("insert", {**who, **_columns(request), "uid": its, "granted": free}).lastrowid
                 assert position is not None
-                tickets.append(Ticket(request.resource, position, requesting_id, granted[number - 1]))
+                tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
     def _turn(self, request: Request, position: int) -> Turn:
         """Whether a request at that position may enter now."""
-        values = {
-            "resource": request.resource,
-            "position": position,
-            "access": request.access,
-            "limit": request.limit,
-            "weight": request.weight,
-        }
-        found = self.row("fits", values)
-        return Turn(bool(found["let_in"]) or bool(found["fits"] and not found["paused"]), found["edge"])
+        values = {"resource": request.resource, "position": position, "access": request.access}
+        places = request.limit or self.row("places", values)["places"]
+        found = self.row("fits", {**values, "weight": request.weight, "places": places})
+        there = bool(found["let_in"])
+        return Turn(there or bool(found["fits"] and not found["paused"]), there, found["edge"])
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
-        with fork.held_off, self.writing():
-            return self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        with fork.held_off:
+            with self.writing():
+                come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
+                if come:
+                    # Another process wakes up while this one writes; a thread of ours would only be in the way.
+                    self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
+                there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+                for row in come if there else ():
+                    # Those who may go now need not write that themselves.
+                    self.run("let_in", {"position": row["position"]})
+            if come:
+                self.rings.ring(row["position"] for row in come)
+            self.write_back()
+        return there
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         with fork.held_off, self.writing():
@@ -160,6 +174,14 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return len(rows)
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        if timeout > 0:
+            self.rings.listen(ticket.position)
+        try:
+            return self._wait(ticket, timeout, nudge)
+        finally:
+            self.rings.stop()
+
+    def _wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         row = self.row("row", key)
@@ -171,17 +193,23 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         seen, known, quiet_since = None, None, time.monotonic()
         if self._left is not None and self._left[0] == ticket.position:
             _, known, quiet_since = self._left  # one long wait comes in slices
-        place = Place()
+        place, rung = Place(), False
         while True:
+            if rung and self._is_let_in(key):
+                self.rings.trusted = True
+                return True
             version = self.version()
             now = time.monotonic()
-            if version != seen or nudge.is_set():
+            if version != seen or rung or nudge.is_set():
                 nudge.clear()
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
                 turn = self._turn(request, ticket.position)
                 if turn.come:
+                    self.rings.trusted = rung
+                    if turn.let_in and self.options.lease is None:
+                        return True
                     with fork.held_off, self.writing():
                         self.give_sign(member_id, known=True)
                         return True if self.run("grant", key).rowcount == 1 else None
@@ -196,9 +224,31 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 if self._test_ahead(request, ticket.position, member_id):
                     seen = None
                     continue
-            distance = place.distance
-            pause = min(max(SHORTEST * distance, (now - quiet_since) * SHARE), LONGEST * distance, SLOWEST)
-            nudge.wait(min(pause * random.uniform(0.8, 1.2), deadline - now))
+            pause = place.pause(now - quiet_since, self.rings.trusted)
+            rung = self.rings.wait(min(pause * random.uniform(0.8, 1.2), deadline - now), nudge)
+
+    def _is_let_in(self, key: dict[str, Any]) -> bool:
+        """Whether who has rung lets this row in, which it may be just about to write."""
+        if self.options.lease is not None:
+            return False
+        until = time.monotonic() + self.rings.patience()
+        while True:
+            row = self.row("row", key)
+            if row is not None and row["granted"] and row["revoked_at"] is None:
+                return True
+            if time.monotonic() >= until:
+                return False
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.rings.wake()
+
+    def abandon(self) -> None:
+        self.rings.close()
+
+    def close(self) -> None:
+        super().close()
+        self.rings.close()
 
     def version(self) -> tuple[int, int]:
         """What changes when another connection has written."""
@@ -216,7 +266,11 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 found[position] = True
             else:
                 waiting.setdefault(row["resource_id"], set()).add(position)
-        come = [(resource, one) for resource, all_of_it in waiting.items() for one in self._come(resource, all_of_it)]
+        come = [
+            (resource, row["position"])
+            for resource, positions in waiting.items()
+            for row in self._come(resource, positions)
+        ]
         if come:
             with fork.held_off, self.writing():
                 self.give_sign(member_id, known=True)
@@ -230,24 +284,33 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 self._test_ahead(Request(resource, limit=widest), max(positions), member_id)
         return found
 
-    def _come(self, resource: str, waiting: set[int]) -> list[int]:
-        """Whose turn has come, of these positions: one pass along the queue, as far as anybody can be let in."""
-        settings = self.row("settings_of", (resource,))
-        line = Pass(*(settings or (None, False)))
-        come: list[int] = []
-        last, position, most = max(waiting), 0, FIRST_STEP
-        while position < last and not line.closed:
-            rows = self.rows("pass", {"resource": resource, "position": position, "most": most})
+    def _come(self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0) -> list[Any]:
+        """The rows whose turn has come, of those at these positions or of all: one pass along the queue, as far as
+        anybody can be let in, over so many rows at the most, and as if one of them had left.
+        """
+        come: list[Any] = []
+        line: Pass | None = None
+        last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
+        while position < last:
+            rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
+            if len(rows) == 1 and rows[0]["position"] == without:
+                break  # the usual case: nobody else is there
             for row in rows:
+                line = line or Pass(row["cap"], bool(row["paused"]))
+                if line.closed or position >= last:
+                    return come
                 position = row["position"]
-                if position in waiting and line.fits(row["access"], row["limit"], row["weight"]):
-                    come.append(position)
-                line.go_by(row["access"], row["limit"], row["weight"])
-                if position >= last or line.closed:
-                    break
-            if len(rows) < most:
+                if position == without:
+                    continue
+                asked = row["access"], row["limit"], row["weight"]
+                asks = not (row["granted"] or row["revoked"]) and (wanted is None or position in wanted)
+                if asks and line.fits(*asked):
+                    come.append(row)
+                line.go_by(*asked)
+            most -= len(rows)
+            if len(rows) < step or most <= 0:
                 break
-            most = min(most * 4, STEP)
+            step = min(step * 4, STEP, most)
         return come
 
     def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
@@ -286,7 +349,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         found: list[Entry] = []
         lines = {row["resource"]: Pass(row["cap"], bool(row["paused"])) for row in self.rows("settings_of_all")}
         tested: dict[int, tuple[bool, float | None]] = {}
-        for row in self.rows("entries", {"resource": resource}):
+        for row in named(self.rows("entries", {"resource": resource})):
             member_id = row["member_id"]
             if member_id not in tested:
                 tested[member_id] = self.missing(row)
@@ -322,3 +385,14 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             )
             for row in self.rows("resources")
         ]
+
+
+def _columns(request: Request) -> dict[str, Any]:
+    """What a request says of itself."""
+    return {
+        "resource": request.resource,
+        "access": request.access,
+        "limit": request.limit,
+        "weight": request.weight,
+        "note": request.note,
+    }

@@ -38,10 +38,12 @@ class SqliteMembers(SqliteConnection):
         with fork.held_off, self.writing():
             number = self.run("enrol", values).lastrowid
         assert number is not None
+        self.member_id = number
         return number
 
     def resume(self, member_id: int) -> bool:
         beacon = self._light()
+        self.member_id = member_id
         with fork.held_off, self.writing():
             return self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
 
@@ -58,6 +60,7 @@ class SqliteMembers(SqliteConnection):
             with fork.held_off, self.writing():
                 if self.run("renew", (member_id,)).rowcount != 1:
                     return Pulse(False)
+        self.write_back(1)
         rows = self.rows("positions", (member_id,))
         return Pulse(
             True,

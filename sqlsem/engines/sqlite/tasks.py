@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import random
 import re
 import sqlite3
@@ -36,26 +37,27 @@ class SqliteTasks(SqliteMembers, TaskSession):
         self._cancelled = threading.Event()
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        numbers: list[int] = []
         login = user_name()
+        uids = [f"{uid}.{number}" for number in range(1, len(tasks) + 1)]
+        values = [
+            {
+                "queue": queue,
+                "order": task.order,
+                "kind": task.kind,
+                "body": task.body,
+                "note": task.note,
+                "on_failure": task.on_failure,
+                "max_attempts": task.max_attempts,
+                "backoff": round(task.backoff * 1000),
+                "uid": one,
+                "after": task.after,
+                "login": login,
+            }
+            for one, task in zip(uids, tasks, strict=True)
+        ]
         with fork.held_off, self.writing():
-            for number, task in enumerate(tasks, 1):
-                values = {
-                    "queue": queue,
-                    "order": task.order,
-                    "kind": task.kind,
-                    "body": task.body,
-                    "note": task.note,
-                    "on_failure": task.on_failure,
-                    "max_attempts": task.max_attempts,
-                    "backoff": round(task.backoff * 1000),
-                    "uid": f"{uid}.{number}",
-                    "after": task.after,
-                    "login": login,
-                }
-                self.run("put_task", values)
-                numbers.append(self.row("put_before", (values["uid"],))["task_id"])
-        return numbers
+            self.run_many("put_task", values)
+            return [row["task_id"] for row in self.rows("put_before", {"uids": json.dumps(uids)})]
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -35,6 +36,12 @@ _user_names: dict[int, str] = {}
 def as_text(value: bytes) -> str:
     """Bytes that should have been text."""
     return value.decode("utf-8", "replace")
+
+
+def named(rows: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Many rows as dicts: SQLite's own look through the names of all columns each time."""
+    names = rows[0].keys() if rows else ()
+    return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def shown(kind: type[T], row: Any, **known: Any) -> T:

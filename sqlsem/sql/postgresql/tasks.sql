@@ -249,14 +249,20 @@ CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_now  timestamptz := clock_timestamp();
-    v_task record;
+    v_now   timestamptz := clock_timestamp();
+    v_task  record;
+    v_made  bigint[];
+    v_order integer;
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.hold_marks(p_queue);
-    FOR v_task IN SELECT * FROM jsonb_to_recordset(p_tasks)
-        AS r (kind text, body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric)
-    LOOP
+    SELECT * INTO v_task FROM jsonb_to_recordset(p_tasks)
+        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric)
+    WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
+       OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647
+    LIMIT 1;
+    IF FOUND THEN
         IF v_task.body IS NULL THEN
             RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
@@ -266,25 +272,31 @@ BEGIN
                 USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task."order", 0) BETWEEN -2147483648 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
-        ELSIF v_task.kind = 'json' THEN
-            PERFORM {schema}.check_json(v_task.body);
         END IF;
-    END LOOP;
-    INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
-                               put_at, ready_at, put_by)
-    SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
-           coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now, v_now + coalesce(r.after_ms, 0) * interval '1 millisecond',
-           session_user
-    FROM ROWS FROM (jsonb_to_recordset(p_tasks)
-        AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
-            backoff_ms integer, on_failure varchar)) WITH ORDINALITY
-        AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, ordinal)
-    ORDER BY r.ordinal
-    ON CONFLICT (put_uid) DO NOTHING;
-    PERFORM {schema}.take_mark_back(p_queue, min(coalesce(r."order", 0)), 9223372036854775807)
-    FROM jsonb_to_recordset(p_tasks) AS r ("order" integer);
+        RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
+    WITH made AS (
+        INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
+                                   put_at, ready_at, put_by)
+        SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
+               coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
+               v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', session_user
+        FROM ROWS FROM (jsonb_to_recordset(p_tasks)
+            AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
+                backoff_ms integer, on_failure varchar)) WITH ORDINALITY
+            AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, ordinal)
+        ORDER BY r.ordinal
+        ON CONFLICT (put_uid) DO NOTHING
+        RETURNING task_id, task_order)
+    SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
+    IF v_made IS NOT NULL THEN
+        PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
+    END IF;
+    IF cardinality(v_made) = jsonb_array_length(p_tasks) THEN
+        RETURN QUERY SELECT m FROM unnest(v_made) AS m;
+        RETURN;
+    END IF;
     RETURN QUERY
         SELECT t.task_id FROM {schema}.task AS t
         WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))

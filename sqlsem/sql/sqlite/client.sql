@@ -56,28 +56,29 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
 
 -- name: fits
 -- The rule, for a request that would stand at a position: whether it `fits` between the conflicting rows ahead, by weights
--- and limits; or may enter as the row there has been `let_in` meanwhile (by a reader ahead that upgrades). A request that
--- names no limit goes by that of the first one ahead that does. Each row weighs 1 at the least, so as many of them as there
--- are places keep it out, whoever else there is: no more are read. `edge` is the last of them.
-WITH o AS (
-    SELECT min(cap) AS cap, count(paused_at) > 0 AS paused FROM {schema}_resource WHERE resource_id = :resource
-), p AS MATERIALIZED (
-    SELECT paused,
-           coalesce(min(:limit, cap), :limit, cap,
-                    (SELECT concurrency_limit FROM {table}
-                     WHERE resource_id = :resource AND queue_position < :position
-                       AND (:access = 'write' OR access_type <> :access) AND concurrency_limit IS NOT NULL
-                     ORDER BY queue_position LIMIT 1),
-                    9223372036854775807) AS places
-    FROM o
-)
-SELECT coalesce(sum(weight), 0) + :weight <= min(coalesce(min(concurrency_limit), 9223372036854775807), (SELECT places FROM p))
-           AS fits,
-       max(queue_position) AS edge, (SELECT paused FROM p) AS paused,
-       (SELECT granted_at FROM {table} WHERE resource_id = :resource AND queue_position = :position) IS NOT NULL AS let_in
+-- and limits; or the row there has been `let_in` already (by who left, or a reader ahead that upgrades). Each row weighs 1 at
+-- the least, so as many of them as there are places keep it out, whoever else there is: no more are read. `edge` is the last
+-- of them.
+SELECT coalesce(sum(weight), 0) + :weight
+           <= min(coalesce(min(concurrency_limit), 9223372036854775807), :places,
+                  coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS fits,
+       max(queue_position) AS edge,
+       (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
+       EXISTS (SELECT 1 FROM {table}
+               WHERE resource_id = :resource AND queue_position = :position AND granted_at IS NOT NULL AND revoked_at IS NULL)
+           AS let_in
 FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
       WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
-      ORDER BY queue_position LIMIT (SELECT places FROM p))
+      ORDER BY queue_position LIMIT :places)
+
+-- name: places
+-- For a request that names no limit: it goes by the operator's, or that of the first one ahead that names one.
+SELECT coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource),
+                (SELECT concurrency_limit FROM {table}
+                 WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
+                   AND concurrency_limit IS NOT NULL
+                 ORDER BY queue_position LIMIT 1),
+                9223372036854775807) AS places
 
 -- name: rows_between
 -- Conflicting rows from a position on, and before another one.
@@ -88,13 +89,17 @@ ORDER BY queue_position LIMIT :most
 
 -- name: pass
 -- What the rule needs to know of a resource's rows from a position on, in order.
-SELECT queue_position AS position, access_type AS access, concurrency_limit AS "limit", weight, member_id,
-       granted_at IS NOT NULL AS granted, revoked_at IS NOT NULL AS revoked
-FROM {table} WHERE resource_id = :resource AND queue_position > :position
-ORDER BY queue_position LIMIT :most
+SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
+       t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, o.cap, o.paused_at IS NOT NULL AS paused
+FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
+WHERE t.resource_id = :resource AND t.queue_position > :position
+ORDER BY t.queue_position LIMIT :most
 
--- name: settings_of
-SELECT cap, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+-- name: let_in
+-- Who holds a beacon; a lease has to be renewed by its owner in the transaction that lets it in.
+UPDATE {table} SET granted_at = {clock}
+WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
+  AND EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {table}.member_id AND m.lease_until IS NULL)
 
 -- name: settings_of_all
 SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
@@ -115,6 +120,15 @@ INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit,
                      granted_at, note)
 VALUES (:resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid,
         CASE WHEN :granted THEN {clock} END, :note)
+
+-- name: insert_first
+-- Where nobody is on the resource and nothing is set for it: a grant in one statement, which is its own transaction.
+INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner, request_uid,
+                     granted_at, note)
+SELECT :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note
+WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
+  AND NOT EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource)
+  AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
 -- name: row
 SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, granted_at IS NOT NULL AS granted,
@@ -337,7 +351,7 @@ VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backof
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
-SELECT task_id FROM {schema}_task WHERE put_uid = ?
+SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open

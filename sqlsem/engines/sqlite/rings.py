@@ -1,0 +1,115 @@
+"""Who lets a waiter in rings it, so that it need not look all the time.
+
+Only where the system has sockets whose names are no files, as Linux does; elsewhere, and where somebody leaves without
+ringing, waiters look as often as before. A ring says only that looking now may pay: anybody on the host may ring, which
+lets nobody in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["Rings"]
+
+#: For how long who was rung looks again and again, as the other one may be about to write what it rang for.
+PATIENCE_SECONDS = 0.0005
+#: How often a listener looks for a nudge of its own process.
+NUDGE_SECONDS = 0.1
+
+
+class Rings:
+    """What one session hears and rings. Waiters are known by their positions, which are given out once."""
+
+    def __init__(self, database: Path, table: str) -> None:
+        self._database, self._table = database, table
+        self._place: str | None = None
+        self._ear: socket.socket | None = None
+        self._bell: socket.socket | None = None
+        self._heard = 0  # since it began to listen
+        #: Whether the last wait that came to its end was ended by a ring.
+        self.trusted = False
+
+    def listen(self, position: int) -> None:
+        """From now on, hear what is rung for this position."""
+        self.stop()
+        self._heard = 0
+        with contextlib.suppress(OSError):
+            ear = _socket()
+            if ear is not None:
+                try:
+                    ear.bind(self._name(position))
+                except BaseException:
+                    ear.close()
+                    raise
+                self._ear = ear
+
+    def patience(self) -> float:
+        """For how long to look after a ring: only where it is not one of many, with which somebody plays."""
+        self._heard += 1
+        return PATIENCE_SECONDS if self._heard <= 2 else 0.0
+
+    def stop(self) -> None:
+        """Hear nothing more."""
+        ear, self._ear = self._ear, None
+        if ear is not None:
+            ear.close()
+
+    def wait(self, seconds: float, nudge: threading.Event) -> bool:
+        """Sleep for so long, or until there is a nudge or a ring; True when it was a ring."""
+        if self._ear is None:
+            nudge.wait(seconds)
+            return False
+        end = time.monotonic() + seconds
+        while seconds > 0 and not nudge.is_set():
+            try:
+                self._ear.settimeout(min(seconds, NUDGE_SECONDS))
+                self._ear.recv(1)
+                return True
+            except TimeoutError:
+                seconds = end - time.monotonic()
+        return False
+
+    def wake(self) -> None:
+        """From another thread: end a wait that is under way."""
+        ear = self._ear
+        if ear is not None:
+            with contextlib.suppress(OSError):
+                ear.shutdown(socket.SHUT_RDWR)
+
+    def ring(self, positions: Iterable[int]) -> None:
+        """Tell who waits there. Never raises, never waits."""
+        for position in positions:
+            with contextlib.suppress(OSError):  # nobody listens there
+                if self._bell is None:
+                    self._bell = _socket()
+                    if self._bell is None:
+                        return
+                    self._bell.setblocking(False)
+                self._bell.sendto(b"!", self._name(position))
+
+    def close(self) -> None:
+        """Let go of both."""
+        self.stop()
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
+
+    def _name(self, position: int) -> str:
+        if self._place is None:
+            # By whatever path the file is known.
+            found = os.stat(self._database)
+            place = f"{found.st_dev}.{found.st_ino}.{self._table}"
+            self._place = hashlib.sha256(place.encode()).hexdigest()[:24]
+        return f"\0sqlsem.{self._place}.{position}"
+
+
+def _socket() -> socket.socket | None:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if sys.platform == "linux" else None
