@@ -30,6 +30,7 @@ from sqlsem.core.deadlock_watch import DeadlockWatch
 from sqlsem.core.holdings import Holdings
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
+from sqlsem.core.news import News
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
@@ -59,6 +60,7 @@ class Process:
         waiting_room: Who of it waits.
         watch: Looks for deadlocks.
         bell: Tells of changes to the work queue.
+        news: Hears of those that others make.
         loops: What its event loops have.
         above: What those hold under whom this process runs.
         secret: Tells this process from others of the same number.
@@ -85,6 +87,7 @@ class Process:
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
         self.bell = Bell(self.member.closing)
+        self.news = News(self.engine, self.bell, self.member.closing)
         self.loops = Loops(self.member)
 
     def requesting_id(self, caller: Caller) -> str:
@@ -200,6 +203,7 @@ class Process:
             return
         self.member.closing.set()
         self.waiting_room.dismiss()
+        self.news.close()
         self.member.close(self._waited_for())
         self.watch.close()
         self.lose(None, "its coordinator was closed")
@@ -221,6 +225,7 @@ class Process:
         main = self.member.main.session
         sessions: list[Wire] = [
             *([] if main is None else [main]),
+            *self.news.sessions(),
             *self.watch.sessions(),
             *self.waiting_room.sessions(),
             *self.loops.sessions(),
