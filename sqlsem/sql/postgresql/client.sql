@@ -170,6 +170,12 @@ SELECT {schema}.return_claim(%s, %s, %s)
 -- name: recover_tasks
 SELECT {schema}.recover_tasks(%s, %s)
 
+-- name: listen
+SELECT {schema}.listen_for_tasks()
+
+-- name: next_ready
+SELECT {schema}.next_ready(%s)
+
 -- name: queue_state
 SELECT * FROM {schema}.queue_state(%s)
 

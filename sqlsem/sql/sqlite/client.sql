@@ -424,6 +424,11 @@ SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
+-- name: next_ready
+SELECT max(0.0, min(ready_at) - {clock}) AS seconds FROM {schema}_task INDEXED BY {schema}_task_open
+WHERE queue_name = :queue AND is_open AND status = 'pending'
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+
 -- name: queue_state
 SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),
        EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND status = 'running'),
