@@ -5,7 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import random_name
 
@@ -72,6 +72,13 @@ def test_who_is_let_in(database, monkeypatch, step, let_in):
             paused=st.sampled_from([0, 0, 0, 1]),
             leaving=st.sets(st.integers(0, 9), max_size=6),
             asked=st.sets(st.integers(0, 9)),
+        )
+        @example(
+            rows=[(("write", 1, 1), "ours"), (("read", 1, 1), "ours"), (("read", 1, 1), "ours")],
+            cap=None,
+            paused=0,
+            leaving={0},
+            asked={0, 1},
         )
         def check(rows, cap, paused, leaving, asked):
             resource = random_name()
