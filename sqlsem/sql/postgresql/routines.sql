@@ -241,7 +241,8 @@ $$;
 -- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
 --
 -- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
--- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it.
+-- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it, and looks
+-- again.
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -331,19 +332,23 @@ BEGIN
 END
 $$;
 
--- Writes the marks of a resource and of a member, for a row at whose insertion the caller stands, under the gate, or which
--- was there before the caller had that; NULL for a member: that of the resource alone. A registration of the member may be
--- under way on an older session, with a lower number which nobody sees yet: then its mark has to wait.
+-- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
+-- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
+-- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
 CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_alone boolean;  -- no other session registers for the member
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;
     END IF;
     PERFORM {schema}.raise_mark(p_resource, p_position,
                                 ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
-    IF pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
+    v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
+                    THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
+    IF v_alone THEN
         PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
                                           WHERE queue_position < p_position LIMIT 201));
@@ -536,7 +541,7 @@ BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
-        RETURN {schema}.bury(v_member, 'reaped') > 0;
+        RETURN {schema}.bury(v_member, 'reaped') > 0 OR {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
@@ -844,7 +849,17 @@ BEGIN
                                             WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member))
                                               AND l.mark > t.queue_position)
         INTO queue_position, v_low;
-        EXIT WHEN FOUND;
+        EXIT WHEN FOUND AND NOT v_low;
+        IF FOUND THEN
+            -- Numbers went back (somebody restored rows, or set the sequence). What stands below the marks has not been seen:
+            -- without them, and with another number, once more.
+            DELETE FROM {schema}.low_water AS l
+            WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
+            DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
+            queue_position := NULL;
+            granted := NULL;
+            CONTINUE;
+        END IF;
         SELECT m.lease_ms IS NOT NULL INTO v_leased FROM {schema}.member AS m
         WHERE m.member_id = p_member AND m.login = session_user;
         IF NOT FOUND OR NOT {schema}.give_sign(p_member) THEN
@@ -892,10 +907,7 @@ BEGIN
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
         END LOOP;
     END IF;
-    IF v_low THEN
-        DELETE FROM {schema}.low_water AS l
-        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
-    ELSIF {schema}.marks_now() THEN
+    IF {schema}.marks_now() THEN
         PERFORM {schema}.raise_marks(p_resource, queue_position, p_member);
     END IF;
 END
@@ -963,6 +975,8 @@ DECLARE
     v_written  boolean := false;
     v_most     integer := (SELECT greatest(64, max(concurrency_limit))
                            FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
+    v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
+                               FROM {schema}.resource WHERE resource_id = p_resource);
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
@@ -971,7 +985,10 @@ BEGIN
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
-                   OR {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position)))
+                   OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
+                           ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease lasts
+                                                WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
     LOOP
