@@ -100,3 +100,12 @@ def test_a_lease_is_renewed_by_its_owner(database, name):
         assert [entry.state for entry in first.entries(name)] == ["holds"]
         first.resign(one)
         leased.resign(two)
+
+
+def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):
+    first, waiting, held, wanted, _, _ = queue
+    first.set_resource(held.resource, "paused", 1)
+    assert first.release(held, "released")
+    assert [one.state for one in first.entries(held.resource)] == ["waits"]
+    first.set_resource(held.resource, "paused", 0)
+    assert waiting.wait(wanted, 0, threading.Event()) is True
