@@ -416,3 +416,35 @@ def test_init_gives_up_behind_a_lock(empty, name, version):
     process = init(empty)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
+
+
+def test_what_is_put_while_the_tables_are_upgraded_is_not_passed_by(empty, threads):
+    """A put that stood before the locked table goes on with the older routine, which takes no put lock."""
+    install_older(empty, 3)
+    with empty.raw(autocommit=False) as blocker, empty.raw(autocommit=False) as putter:
+        blocker.execute("LOCK TABLE sqlsem.task IN ACCESS EXCLUSIVE MODE")  # as the upgrade does
+        put = "SELECT sqlsem.put('q', '1', 'call')"
+        threads.start(putter.execute, put)
+        stopped = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'sqlsem.task'::regclass"
+        until(lambda: empty.rows(stopped))
+        # The upgrade itself, in the transaction that has the lock.
+        blocker.execute(dict(sql.migrations("postgresql", 3))[4].encode())
+        for script in sql.rerunnable("postgresql"):
+            blocker.execute(sql.script("postgresql", script).encode())
+        blocker.execute(sql.queries("postgresql")["set_version"], (str(THIS),))
+        blocker.commit()
+        threads.join()
+        with empty.raw() as worker:
+            worker.execute(
+                "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) "
+                "RETURNS boolean LANGUAGE sql AS 'SELECT true'"
+            )
+            member = worker.execute("SELECT sqlsem.enrol('host', 1, 'test', 0, NULL)").fetchone()[0]
+            claim = "SELECT task_id, attempt FROM sqlsem.claim_task(%s, 'q', 'test', %s, false)"
+            for number in range(5):
+                worker.execute(put)
+                task, attempt = worker.execute(claim, (member, str(number))).fetchone()
+                end = "SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)"
+                assert worker.execute(end, (member, task, attempt)).fetchone() == ("finished",)
+            putter.commit()
+            assert worker.execute(claim, (member, "late")).fetchone()[0] == 1

@@ -241,7 +241,8 @@ $$;
 -- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
 --
 -- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
--- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it.
+-- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it, and looks
+-- again.
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -540,7 +541,7 @@ BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
-        RETURN {schema}.bury(v_member, 'reaped') > 0;
+        RETURN {schema}.bury(v_member, 'reaped') > 0 OR {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
@@ -879,6 +880,16 @@ BEGIN
     VALUES (p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
+    IF queue_position < v_mark THEN
+        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the marks has not been seen:
+        -- without them, and with another number, once more.
+        DELETE FROM {schema}.low_water AS l
+        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
+        DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
+        SELECT p.queue_position, p.granted INTO queue_position, granted
+        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
+        RETURN;
+    END IF;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
     IF NOT v_leased AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
         -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
@@ -891,10 +902,7 @@ BEGIN
             EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
         END LOOP;
     END IF;
-    IF queue_position < v_mark THEN
-        DELETE FROM {schema}.low_water AS l
-        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
-    ELSIF {schema}.marks_now() THEN
+    IF {schema}.marks_now() THEN
         PERFORM {schema}.raise_marks(p_resource, queue_position, p_member);
     END IF;
 END
@@ -962,6 +970,8 @@ DECLARE
     v_written  boolean := false;
     v_most     integer := (SELECT greatest(64, max(concurrency_limit))
                            FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
+    v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
+                               FROM {schema}.resource WHERE resource_id = p_resource);
 BEGIN
     FOR v_position IN
         SELECT min(queue_position)
@@ -970,7 +980,10 @@ BEGIN
         WHERE unattended
            OR member_id IS DISTINCT FROM p_mine
               AND (revoked_at IS NOT NULL
-                   OR {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position)))
+                   OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
+                           ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease lasts
+                                                WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
         GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
         ORDER BY 1 LIMIT 32
     LOOP

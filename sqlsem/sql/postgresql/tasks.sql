@@ -20,7 +20,8 @@
 --     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
 --     writes a better one.
 -- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
--- of task_low_water. The mark is read in the statement that uses it: both are of one moment.
+-- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
+-- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -49,8 +50,21 @@ $$;
 
 -- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
 CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
-LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
-AS $$ SELECT pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) $$;
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) THEN
+        IF current_setting('lock_timeout') = '0' THEN  -- anybody can take that lock, and keep it
+            PERFORM set_config('lock_timeout', '60s', true);
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+            PERFORM set_config('lock_timeout', '0', true);
+        ELSE
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+        END IF;
+    END IF;
+    PERFORM set_config('{schema}.put_lock', p_queue, true);  -- for number_bare_task
+END
+$$;
 
 -- Holding the put lock: this transaction opens something of this order, from this number on.
 CREATE OR REPLACE FUNCTION {schema}.take_mark_back(p_queue varchar, p_order integer, p_task bigint) RETURNS void
@@ -67,6 +81,28 @@ BEGIN
         -- serial on, by a number below all tasks'.
         INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
         VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
+    END IF;
+END
+$$;
+
+-- Tasks that are not put by these routines (by those of an earlier version, which were waiting while the tables were upgraded;
+-- by hand; from a dump) have their numbers before they come here.
+CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.hold_marks(NEW.queue_name);
+    PERFORM {schema}.take_mark_back(NEW.queue_name, NEW.task_order, NEW.task_id);
+    RETURN NEW;
+END
+$$;
+DO $$
+BEGIN
+    -- Only once: it locks the table. (And so waits for those who put without it.)
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_task' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER number_bare_task BEFORE INSERT ON {schema}.task FOR EACH ROW
+            WHEN (NEW.queue_name IS DISTINCT FROM current_setting('{schema}.put_lock', true))
+            EXECUTE FUNCTION {schema}.number_bare_task();
     END IF;
 END
 $$;
@@ -96,16 +132,12 @@ BEGIN
        OR NOT pg_try_advisory_xact_lock({schema}.lock_class(6), hashtext(p_queue)) THEN
         RETURN;
     END IF;
-    -- Who began before these routines were installed may be putting without the lock.
-    IF NOT (SELECT age(s.xmin) > age(pg_snapshot_xmin(pg_current_snapshot())::xid) FROM {schema}.setting AS s
-            WHERE s.name = 'schema_version') THEN
-        RETURN;
-    END IF;
     SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
     v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
     v_newest.mark := coalesce(v_newest.mark, -1);
     -- The claim looked before it had the lock: is its order still the lowest?
-    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t WHERE t.task_id = ANY (v_newest.survivors) AND t.is_open ORDER BY 1);
+    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
+                    WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
     SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
     WHERE t.is_open AND t.queue_name <= p_queue
       AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_newest.task_order, v_newest.mark)
@@ -154,7 +186,8 @@ BEGIN
     FROM (SELECT 1) AS one
     LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
            ON true
-    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t WHERE t.task_id = ANY (w.survivors) AND t.is_open) AS kept) AS s
+    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t
+                                      WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)) AS kept) AS s
            ON w.survivors <> '{}'
     LEFT JOIN LATERAL (SELECT t.task_order, t.task_id FROM {schema}.task AS t
                        WHERE t.is_open AND t.queue_name <= p_queue
@@ -166,7 +199,7 @@ BEGIN
     beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
     IF survivors IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
-        WHERE t.task_id = ANY (survivors) AND t.is_open AND t.status = 'pending'
+        WHERE t.task_id = ANY (survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
@@ -204,7 +237,7 @@ BEGIN
             ORDER BY l.serial DESC LIMIT 1)
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.status = 'running'
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.status, '') = 'running'
         UNION ALL
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM {schema}.task AS t
@@ -386,7 +419,7 @@ BEGIN
         ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts) <> 'pending'
                         THEN clock_timestamp() END,
         error = p_error, result = p_result, member_id = NULL, claim_uid = NULL
-    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND status = 'running'
+    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
     RETURNING t.owner, t.claimed_at, t.status INTO v_before;
     IF NOT FOUND THEN
         -- Ended before, by us?
@@ -451,7 +484,7 @@ BEGIN
                 error = e.error, result = e.result, member_id = NULL, claim_uid = NULL
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
             WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
-              AND t.status = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
+              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
             RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result),
         kept AS (
             INSERT INTO {schema}.task_log
@@ -497,7 +530,7 @@ BEGIN
               FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
                     FROM {schema}.task AS t
                     WHERE t.task_id = ANY (v_first.survivors) AND t.task_id >= v_first.task_id
-                      AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                      AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
                     UNION ALL
                     (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
                      FROM {schema}.task AS t
@@ -512,7 +545,8 @@ BEGIN
     END IF;
     WITH chosen AS MATERIALIZED (
         SELECT t.task_id FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_ids) AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        WHERE t.task_id = ANY (v_ids) AND coalesce(t.is_open, false) AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
           AND (t.task_id = v_first.task_id OR t.losses = 0)
         ORDER BY t.task_id
         FOR UPDATE OF t SKIP LOCKED),
@@ -572,7 +606,7 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_tasks) AND t.status = 'running' AND t.member_id = ANY (v_gone)
+        WHERE t.task_id = ANY (v_tasks) AND coalesce(t.status, '') = 'running' AND t.member_id = ANY (v_gone)
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
@@ -603,7 +637,7 @@ BEGIN
         ORDER BY l.serial DESC LIMIT 1),
     opened AS NOT MATERIALIZED (
         SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.is_open
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
         UNION ALL
         SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue

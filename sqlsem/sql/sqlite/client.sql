@@ -104,11 +104,6 @@ WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
 -- name: settings_of_all
 SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
 
--- name: mine
-SELECT resource_id, queue_position, concurrency_limit AS "limit", granted_at IS NOT NULL AS granted,
-       revoked_at IS NOT NULL AS revoked
-FROM {table} WHERE member_id = ?
-
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
 WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'

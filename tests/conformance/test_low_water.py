@@ -1,0 +1,156 @@
+"""Low-water marks of the lock queue on PostgreSQL: nothing that stands below one is forgotten."""
+
+import contextlib
+import itertools
+
+import psycopg
+import pytest
+from support import until
+
+from sqlsem.model import End, Request
+
+pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
+
+#: Instead of now and then.
+AT_EVERY_CALL = """
+CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'
+"""
+
+
+class Party:
+    """One who takes part, without a coordinator."""
+
+    numbers = itertools.count()
+
+    def __init__(self, database, **options):
+        self.database = database
+        self.session = database.session(**{"grace": 0, **options})
+        self.member = self.session.enrol("host", 1, "test")
+
+    def ask(self, resource, access="write", limit=1, only_if_free=False):
+        """The ticket."""
+        uid = f"{self.member}.{next(self.numbers)}"
+        request = Request(resource, access, limit, 1, None)
+        tickets = self.session.register(self.member, "party", "party", uid, [request], only_if_free)
+        return tickets[0] if tickets else None
+
+    def release(self, ticket):
+        assert self.session.release(ticket, "released")
+
+
+@pytest.fixture
+def party(make_database, postgres_server):
+    database = make_database(postgres_server)
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(AT_EVERY_CALL)
+    with contextlib.ExitStack() as made:
+
+        def make(**options):
+            one = Party(database, **options)
+            made.callback(one.session.close)
+            return one
+
+        make.database = database
+        yield make
+
+
+def test_rows_that_are_put_back_below_a_mark_are_seen(party):
+    """A backup of the queue alone is restored: with its numbers, and without the marks, which are from later."""
+    holder, other = party(), party()
+    held = holder.ask("r")
+    database = party.database
+    database.rows("CREATE TABLE public.kept AS SELECT * FROM {table}")
+    holder.release(held)
+    for _ in range(5):
+        holder.release(holder.ask("r"))
+    database.rows("INSERT INTO {table} SELECT * FROM public.kept")
+    database.rows(
+        "SELECT setval(pg_get_serial_sequence('{table}', 'queue_position'), ?)".replace("{table}", database.table),
+        held.position,
+    )
+    late = other.ask("r", only_if_free=True)
+    assert late is None
+    late = other.ask("r")
+    assert not late.granted
+    holder.session.resign(holder.member)  # though its own marks are above that row
+    until(lambda: other.session.wait(late, 0.3, None), timeout=10)
+
+
+def test_a_dead_holder_behind_many_others_is_found(party):
+    """A semaphore in which most places are taken by those of whom nothing can be told by their sessions."""
+    database = party.database
+    waiter, dead = party(), party()
+    with database.raw() as connection:
+        cursor = connection.cursor()
+        for number in range(40):
+            database.insert_bare(cursor, "r", f"bare {number}", concurrency_limit=50)
+    assert dead.ask("r", limit=50).granted
+    dead.session.close()
+    for _ in range(9):
+        assert waiter.ask("r", limit=50).granted
+    late = waiter.ask("r", limit=50)
+    assert not late.granted
+    until(lambda: waiter.session.wait(late, 0.3, None), timeout=10)
+
+
+def test_a_dead_holder_behind_many_leases_is_found(party):
+    waiter, dead = party(), party()
+    for _ in range(33):
+        assert party(lease=60).ask("r", limit=35).granted
+    assert dead.ask("r", limit=35).granted
+    dead.session.close()
+    assert waiter.ask("r", limit=35).granted
+    late = waiter.ask("r", limit=35)
+    assert not late.granted
+    until(lambda: waiter.session.wait(late, 0.3, None), timeout=10)
+
+
+def test_an_orphan_that_the_marks_of_its_member_pass_by(party):
+    waiter, dead = party(), party()
+    held = dead.ask("r")
+    database = party.database
+    database.rows(
+        "INSERT INTO sqlsem.low_water VALUES (sqlsem.member_key(?), ?, '{}')", dead.member, held.position + 1000
+    )
+    dead.session.resign(dead.member)
+    assert len(database.queue("r")) == 1
+    late = waiter.ask("r")
+    assert not late.granted
+    until(lambda: waiter.session.wait(late, 0.3, None), timeout=10)
+
+
+def test_tasks_that_are_put_back_below_a_mark_are_seen(party):
+    """As a backup of the table, of its data alone, does it."""
+    worker, database = party(), party.database
+    database.rows(
+        "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) "
+        "RETURNS boolean LANGUAGE sql AS 'SELECT true'"
+    )
+    database.rows("SELECT sqlsem.put('q', 'a', 'call')")
+    database.rows("CREATE TABLE public.kept AS SELECT * FROM sqlsem.task")
+
+    def work():
+        task = worker.session.claim_task(worker.member, "q", "test", f"{worker.member}.{next(worker.numbers)}", False)
+        assert worker.session.end_task(worker.member, End(task.task_id, task.attempt, "finished")) == "finished"
+        return task.body
+
+    assert work() == "a"
+    for body in "bcd":
+        database.rows("SELECT sqlsem.put('q', ?, 'call')", body)
+        assert work() == body
+    database.rows("DELETE FROM sqlsem.task_log")
+    database.rows("DELETE FROM sqlsem.task WHERE body = 'a'")
+    database.rows("INSERT INTO sqlsem.task OVERRIDING SYSTEM VALUE SELECT * FROM public.kept")
+    assert work() == "a"
+
+
+def test_who_keeps_the_put_lock_stops_nobody_for_ever(party):
+    with party.database.raw() as keeper, party.database.raw(autocommit=False) as putter:
+        keeper.execute("SELECT pg_advisory_lock(sqlsem.lock_class(6), hashtext('q'))")
+        putter.execute("SET LOCAL lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            putter.execute("SELECT sqlsem.put('q', 'a', 'call')")
+        putter.rollback()
+        keeper.execute("SELECT pg_advisory_unlock_all()")
+        putter.execute("SELECT sqlsem.put('q', 'a', 'call')")
+        assert putter.execute("SHOW lock_timeout").fetchone() == ("0",)
