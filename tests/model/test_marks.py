@@ -112,8 +112,7 @@ def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, nam
         else:
             one = any_request(name, most)
             (ticket,) = session.register(member, "me", "owner", f"{name}.{step}", [one], False)
-            ahead = [entry for entry in operator.entries(name) if entry.position < ticket.position]
-            assert ticket.granted is one.fits(ahead, cap)
+            assert ticket.granted is one.fits([ahead for _, ahead in alive.values()], cap)
             alive[ticket.position] = ticket, one
         if random.random() < 0.05:
             cap = random.choice([None, 1, 2, 5])
@@ -433,11 +432,11 @@ def test_who_died_among_those_inside_is_found(marking, name):
     ]
     sessions[1].close()
     began = time.monotonic()
-    while not (granted := sessions[3].wait(tickets[3], 4, NEVER)):
+    while not (granted := sessions[3].wait(tickets[3], 4, NEVER)) and time.monotonic() - began < 10:
         for number in (0, 2, 3):
             sessions[number].ping(members[number])
     assert granted
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 10
     for number in (0, 2, 3):
         sessions[number].resign(members[number])
         sessions[number].close()
