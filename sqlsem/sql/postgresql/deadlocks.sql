@@ -62,8 +62,8 @@ DECLARE
 BEGIN
     -- Most calls end here.
     IF NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
-       OR NOT EXISTS (SELECT FROM {schema}.{table} AS t
-                      WHERE t.member_id = p_member AND t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
+       OR NOT EXISTS (SELECT FROM {schema}.rows_of(p_member) AS t
+                      WHERE t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
                       HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) THEN
         RETURN;
     END IF;
