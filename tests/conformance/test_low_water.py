@@ -154,3 +154,12 @@ def test_who_keeps_the_put_lock_stops_nobody_for_ever(party):
         keeper.execute("SELECT pg_advisory_unlock_all()")
         putter.execute("SELECT sqlsem.put('q', 'a', 'call')")
         assert putter.execute("SHOW lock_timeout").fetchone() == ("0",)
+
+
+def test_the_rows_of_a_member_have_one_index(party):
+    """Else the planner may take the one that knows no positions, and walk past all that an old snapshot keeps."""
+    found = party.database.rows(
+        "SELECT split_part(indexdef, ' USING btree ', 2) FROM pg_indexes "
+        "WHERE schemaname = 'sqlsem' AND tablename = 'processcontrol' AND strpos(indexdef, '(member_id') > 0"
+    )
+    assert found == [("(member_id, queue_position)",)]

@@ -30,12 +30,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
        AND EXISTS (
-           SELECT FROM {schema}.{table} AS mine
-           JOIN (SELECT t.owner FROM {schema}.{table} AS t
-                 WHERE t.member_id = p_member AND t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
+           SELECT FROM {schema}.rows_of(p_member) AS mine
+           JOIN (SELECT t.owner FROM {schema}.rows_of(p_member) AS t
+                 WHERE t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
                  HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) AS o
              ON o.owner = mine.owner
-           WHERE mine.member_id = p_member AND mine.revoked_at IS NULL
+           WHERE mine.revoked_at IS NULL
              AND EXISTS (SELECT FROM {schema}.{table} AS w
                          WHERE w.resource_id = mine.resource_id AND w.member_id IS NOT NULL AND w.revoked_at IS NULL
                            AND (w.queue_position > mine.queue_position AND w.granted_at IS NULL

@@ -7,6 +7,7 @@
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
 --   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
+--   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.

@@ -65,7 +65,7 @@ BEGIN
     FOR v_index IN
         SELECT i.indexrelid::regclass::text FROM pg_index AS i
         WHERE i.indrelid = '{schema}.{table}'::regclass
-          AND i.indkey::int2[] = ARRAY(SELECT attnum FROM pg_attribute WHERE attrelid = i.indrelid AND attname = 'member_id')
+          AND i.indkey::text = (SELECT attnum::text FROM pg_attribute WHERE attrelid = i.indrelid AND attname = 'member_id')
     LOOP
         EXECUTE 'DROP INDEX ' || v_index;
     END LOOP;
