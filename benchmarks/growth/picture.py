@@ -55,8 +55,8 @@ def _words(axes: Any, title: str, across: str, up: str) -> None:
     axes.set_ylabel(up)
 
 
-def _line(axes: Any, points: Iterable[tuple[float, float]], label: str, colour: str, style: str = "-") -> None:
-    pairs = sorted(points)
+def _line(axes: Any, points: Iterable[tuple[float, float | None]], label: str, colour: str, style: str = "-") -> None:
+    pairs = sorted((x, y) for x, y in points if y is not None)  # or it was not measured
     if pairs:
         axes.plot(*zip(*pairs, strict=True), style, marker="o", color=colour, label=label)
 
