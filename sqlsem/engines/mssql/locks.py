@@ -65,6 +65,10 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         return self._wait("wait", (ticket.resource, ticket.position), timeout, nudge)
 
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        rows = self.rows("look_all", member_id, json.dumps([ticket.position for ticket in tickets])) if tickets else []
+        return {int(position): True if granted else None for position, granted in rows}
+
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float, nudge: threading.Event) -> bool | None:
         deadline = time.monotonic() + min(timeout, LONGEST_WAIT_SECONDS)
         pause = 0.01

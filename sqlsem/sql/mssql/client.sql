@@ -44,6 +44,9 @@ EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
 -- name: wait
 EXEC {schema}.wait ?, ?, ?, 1
 
+-- name: look_all
+EXEC {schema}.look_all ?, ?
+
 -- name: release
 EXEC {schema}.release ?, ?, ?, ?, 1
 

@@ -345,13 +345,13 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: downgrade must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @code int = 0, @there int, @access nvarchar(64), @limit int, @patience int = @@LOCK_TIMEOUT,
+    DECLARE @code int = 0, @there int, @access nvarchar(64), @limit int,
             @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255),
             @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = @principal;
+            @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
         SET @code = 0;
@@ -367,7 +367,7 @@ BEGIN
         ELSE IF @access = N'write'
         BEGIN
             EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = @principal;
+                @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
             EXEC @code = {schema}.convert_row @resource, @position, N'write', N'read', N'downgraded';

@@ -76,10 +76,11 @@ GO
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    every conflicting row must leave, the last of them included: wait for that one
---   'grant'    an earlier request still waits: nothing can change for us before it is granted
+--   'grant'    the one before us still waits: nothing can change for us before it is granted
 --   'any'      next in line: any of several holders may leave first; the blocker is the oldest
 --   'paused'   an operator stopped the resource
--- 9223372036854775807 stands for no limit, and for no row.
+-- However many there are, the first ones decide: each weighs 1 at least, so where @limit - @weight + 1 of them stand there is no
+-- room, and where fewer do these are all. 9223372036854775807 stands for no limit, and for no row.
 BEGIN TRANSACTION;
 DROP FUNCTION IF EXISTS {schema}.ahead;
 GO
@@ -87,62 +88,81 @@ CREATE FUNCTION {schema}.ahead (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
 RETURNS TABLE AS RETURN (
     WITH r AS (
-        SELECT queue_position, concurrency_limit, weight, granted_at, request_uid,
-               CASE WHEN @access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access
-                    THEN 1 ELSE 0 END AS conflict
+        SELECT TOP (COALESCE(@limit, 2147483647) - @weight + 1) queue_position, weight,
+               COALESCE(CAST(concurrency_limit AS bigint), 9223372036854775807) AS concurrency_limit
         FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
         WHERE resource_id = @resource AND queue_position < @position
+          AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
+        ORDER BY queue_position
     ),
     a AS (
-        SELECT COALESCE(SUM(CASE WHEN conflict = 1 THEN CAST(weight AS bigint) ELSE 0 END), 0) AS ahead_weight,
-               COALESCE(MIN(CASE WHEN conflict = 1 AND concurrency_limit IS NOT NULL THEN CAST(concurrency_limit AS bigint)
-                                 ELSE 9223372036854775807 END), 9223372036854775807) AS declared,
-               NULLIF(MAX(CASE WHEN conflict = 1 THEN queue_position ELSE 0 END), 0) AS last_one,
-               NULLIF(MIN(CASE WHEN conflict = 1 THEN queue_position ELSE 9223372036854775807 END),
-                      9223372036854775807) AS first_one,
-               NULLIF(MAX(CASE WHEN conflict = 1 AND granted_at IS NULL THEN queue_position ELSE 0 END), 0) AS waiter,
-               NULLIF(MAX(CASE WHEN request_uid = @uid THEN queue_position ELSE 0 END), 0) AS mine
+        SELECT COALESCE(SUM(CAST(weight AS bigint)), 0) + @weight AS needed, MIN(queue_position) AS first_one,
+               COALESCE(MIN(concurrency_limit), 9223372036854775807) AS declared
         FROM r
     ),
     b AS (
-        SELECT a.ahead_weight, a.last_one, a.first_one, a.waiter, a.mine, o.paused_at,
-               CASE WHEN a.declared < COALESCE(@limit, 9223372036854775807) THEN a.declared
-                    ELSE COALESCE(@limit, 9223372036854775807) END AS declared,
-               COALESCE(o.cap, 9223372036854775807) AS cap
+        SELECT a.first_one, l.last_one, l.granted_at, o.paused_at,
+               CASE WHEN a.needed <= a.declared AND a.needed <= COALESCE(@limit, a.needed) AND a.needed <= COALESCE(o.cap, a.needed)
+                    THEN 1 ELSE 0 END AS fits,
+               CASE WHEN @weight >= a.declared OR @weight >= @limit OR @weight >= o.cap THEN 1 ELSE 0 END AS alone
         FROM a LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
-    ),
-    v AS (
-        SELECT last_one, first_one, waiter, mine, paused_at,
-               CASE WHEN ahead_weight + @weight <= declared AND ahead_weight + @weight <= cap THEN 1 ELSE 0 END AS fits,
-               CASE WHEN declared <= @weight OR cap <= @weight THEN 1 ELSE 0 END AS alone
-        FROM b
+        LEFT JOIN (SELECT TOP (1) queue_position AS last_one, granted_at FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
+                   WHERE resource_id = @resource AND queue_position < @position
+                     AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
+                   ORDER BY queue_position DESC) AS l ON a.first_one IS NOT NULL
     )
     SELECT CASE WHEN fits = 1 AND paused_at IS NULL THEN 1 ELSE 0 END AS eligible,
-           CASE WHEN fits = 1 THEN NULL WHEN alone = 1 THEN last_one
-                WHEN waiter IS NOT NULL THEN waiter ELSE first_one END AS blocker,
-           CASE WHEN fits = 1 THEN N'paused' WHEN alone = 1 THEN N'leave'
-                WHEN waiter IS NOT NULL THEN N'grant' ELSE N'any' END AS until,
-           mine
-    FROM v
+           CASE WHEN fits = 1 THEN NULL WHEN alone = 1 OR granted_at IS NULL THEN last_one ELSE first_one END AS blocker,
+           CASE WHEN fits = 1 THEN N'paused' WHEN alone = 1 THEN N'leave' WHEN granted_at IS NULL THEN N'grant'
+                ELSE N'any' END AS until,
+           (SELECT t.queue_position FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+            WHERE t.request_uid = @uid) AS mine
+    FROM b
 );
 GO
--- Whether a bare row is inside, for people to look at: waits for nobody's open transaction.
-DROP FUNCTION IF EXISTS {schema}.bare_holds;
+COMMIT TRANSACTION;
 GO
-CREATE FUNCTION {schema}.bare_holds (
-    @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int)
-RETURNS TABLE AS RETURN (
-    SELECT CASE WHEN a.ahead_weight + @weight <= COALESCE(@limit, 9223372036854775807)
-                     AND a.ahead_weight + @weight <= a.declared
-                     AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WITH (NOLOCK)
-                                     WHERE o.resource_id = @resource
-                                       AND (o.paused_at IS NOT NULL OR a.ahead_weight + @weight > o.cap))
-                THEN 1 ELSE 0 END AS holds
-    FROM (SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) AS ahead_weight,
-                 COALESCE(MIN(COALESCE(t.concurrency_limit, 9223372036854775807)), 9223372036854775807) AS declared
-          FROM {schema}.entry AS t WITH (NOLOCK)
-          WHERE t.resource_id = @resource AND t.queue_position < @position
-            AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR t.access_type <> @access)) AS a
+
+-- Rows of one resource or all, and whether they are inside, for people to look at: waits for nobody's open transaction. The
+-- rule is asked only for bare rows, of which nobody writes down when they were let in, and of all rows at once. Only where
+-- rows of other labels declare less than all of them together is looked for them.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.bare_holds;
+DROP FUNCTION IF EXISTS {schema}.standing;
+GO
+CREATE FUNCTION {schema}.standing (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+    WITH q AS (
+        SELECT t.resource_id, t.queue_position, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.granted_at,
+               t.revoked_at,
+               COALESCE(SUM(CAST(t.weight AS bigint))
+                        OVER (PARTITION BY t.resource_id ORDER BY t.queue_position
+                              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS all_weight,
+               COALESCE(SUM(CAST(t.weight AS bigint))
+                        OVER (PARTITION BY t.resource_id, t.access_type ORDER BY t.queue_position
+                              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS label_weight,
+               COALESCE(MIN(COALESCE(t.concurrency_limit, 2147483647))
+                        OVER (PARTITION BY t.resource_id ORDER BY t.queue_position
+                              ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 2147483647) AS declared
+        FROM {schema}.entry AS t WITH (NOLOCK)
+        WHERE @resource IS NULL OR t.resource_id = @resource
+    ),
+    r AS (
+        SELECT resource_id, queue_position, access_type, concurrency_limit, member_id, granted_at, revoked_at, declared,
+               all_weight - CASE WHEN access_type = N'write' THEN 0 ELSE label_weight END AS ahead_weight,
+               all_weight - CASE WHEN access_type = N'write' THEN 0 ELSE label_weight END + weight AS needed
+        FROM q
+    )
+    SELECT r.resource_id, r.queue_position,
+           CASE WHEN r.granted_at IS NOT NULL OR r.revoked_at IS NOT NULL THEN 1
+                WHEN r.member_id IS NOT NULL OR r.needed > r.concurrency_limit OR r.needed > o.cap
+                     OR o.paused_at IS NOT NULL THEN 0
+                WHEN r.ahead_weight = 0 OR r.needed <= r.declared THEN 1
+                WHEN r.access_type = N'write' THEN 0
+                WHEN EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (NOLOCK)
+                             WHERE t.resource_id = r.resource_id AND t.queue_position < r.queue_position
+                               AND t.access_type <> r.access_type AND t.concurrency_limit < r.needed) THEN 0
+                ELSE 1 END AS holds
+    FROM r LEFT JOIN {schema}.resource AS o WITH (NOLOCK) ON o.resource_id = r.resource_id
 );
 GO
 COMMIT TRANSACTION;
@@ -354,7 +374,7 @@ GO
 
 -- Tests whether the owner of a row that blocks still lives, and acts on it: notes the time when it is first missed,
 -- removes it when it has been missing for its grace (or its lease has run out, or its row is stale).
--- 1 when it wrote something. Each write is a transaction of its own.
+-- 1 when it wrote something, or the row is not there (any more). Each write is a transaction of its own.
 IF OBJECT_ID(N'{schema}.suspect') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.suspect @resource nvarchar(255), @position bigint, @mine bigint
@@ -368,7 +388,7 @@ BEGIN
            @revoked_at = revoked_at, @attended_until = attended_until
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL
-        RETURN 0;
+        RETURN 1;
     IF @granted_at IS NULL AND @attended_until < SYSUTCDATETIME()  -- its caller was cut off, or gave up
     BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'cancelled', 1;  -- if that is so still
@@ -404,7 +424,8 @@ BEGIN
 END;
 GO
 
--- Tests the owners of the rows on a resource whose sessions look gone (at most 32). 1 when anything was written.
+-- Tests the owners of the rows at the head of a resource whose sessions look gone: the first 32, and as long as they are inside
+-- the first 256. (Who dies further back is found when it gets there.) 1 when anything was written.
 IF OBJECT_ID(N'{schema}.suspect_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_all AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.suspect_all @resource nvarchar(255), @mine bigint
@@ -412,28 +433,24 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
-    DECLARE @position bigint = -1, @before bigint, @known int, @code int, @written int = 0,
-            @tested int = 0, @looked int = 0, @name nvarchar(255);
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @position bigint = -1, @before bigint, @code int,
+            @written int = 0, @tested int = 0, @looked int = 0, @gone int, @granted_at datetime2(6);
     WHILE @tested < 32 AND @looked < 256
     BEGIN
         SET @before = @position;
-        SELECT TOP (1) @position = queue_position,
-               @known = CASE WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME())
-                             THEN 1 ELSE 0 END
+        -- One by one: so every planner goes by the index, from row to row.
+        SELECT TOP (1) @position = queue_position, @granted_at = granted_at,
+               @gone = CASE WHEN member_id = @mine AND attended_until IS NULL THEN 0
+                            WHEN revoked_at IS NOT NULL OR (granted_at IS NULL AND attended_until < SYSUTCDATETIME()) THEN 1
+                            ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.entry.', queue_position), N'Shared',
+                                              N'Session') END
         FROM {schema}.entry
         WHERE resource_id = @resource AND queue_position > @before
-          AND (member_id IS NULL OR member_id <> @mine OR attended_until IS NOT NULL)
         ORDER BY queue_position;
-        IF @position = @before
+        IF @position = @before OR (@looked >= 32 AND @granted_at IS NULL)
             BREAK;
         SET @looked = @looked + 1;
-        SET @code = 0;
-        IF @known = 0
-        BEGIN
-            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-            EXEC @code = {schema}.await_free @name, 0;
-        END;
-        IF @code >= 0
+        IF @gone = 1
         BEGIN
             SET @tested = @tested + 1;
             EXEC @code = {schema}.suspect @resource, @position, @mine;
@@ -653,40 +670,18 @@ BEGIN
 END;
 GO
 
--- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
--- every registration that came before. @position is NULL when @try and not free.
-IF OBJECT_ID(N'{schema}.place') IS NULL EXEC (N'CREATE PROCEDURE {schema}.place AS RETURN 0');
+-- What a registration comes to that is not quite in order: raises what is wrong with it. What an owner is called is only
+-- for people to read, so that is mended.
+IF OBJECT_ID(N'{schema}.check_registration') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_registration AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.place
-    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
-    @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000),
-    @position bigint OUTPUT, @granted bit OUTPUT, @attended_ms int = NULL
+ALTER PROCEDURE {schema}.check_registration
+    @requesting_id nvarchar(255), @owner nvarchar(255) OUTPUT, @resource nvarchar(400), @access nvarchar(100), @limit int,
+    @weight int, @known int
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    SET XACT_ABORT ON;
-    DECLARE @eligible int, @mine bigint, @code int, @lease int, @due int, @name nvarchar(255), @message nvarchar(1000),
-            @control nvarchar(20) = CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%');
-    SET @position = NULL;
-    SET @granted = 0;
-    SELECT @lease = COALESCE(m.lease_ms, 0),
-           -- As in give_sign: to ask there would cost the usual case a call and a look.
-           @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                        AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < SYSUTCDATETIME()
-                       THEN 1 ELSE 0 END,
-           @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource)
-                              OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource) THEN 0 ELSE 1 END
-    FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
-    IF @due = 1
-    BEGIN
-        UPDATE {schema}.member
-        SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
-        WHERE member_id = @member;
-        IF @@ROWCOUNT = 0
-            SET @lease = NULL;
-    END;
-    IF @lease IS NULL
+    DECLARE @message nvarchar(1000);
+    IF @known IS NULL
         THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
     IF COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
        OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
@@ -695,42 +690,12 @@ BEGIN
             N'; a name has 1 to 255 characters and no blanks around it, and 1 <= weight <= limit');
         EXEC {schema}.refuse 50000, @message;
     END;
-    IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2 LIKE @control
+    IF CONCAT(@resource, @access, @requesting_id) COLLATE Latin1_General_100_BIN2
+       LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
         THROW 50000, N'sqlsem: bad request: a name, an id or an access type contains a control character; use printable text', 1;
     IF @access LIKE N'upgrade%'
         THROW 50000, N'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes the writer; ask for read first', 1;
-    IF @eligible = 0  -- the usual case is that nobody is there
-    BEGIN
-        SELECT @eligible = eligible, @mine = mine
-        FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
-        IF @mine IS NOT NULL
-        BEGIN
-            SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END
-            FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
-            IF @position IS NOT NULL
-                RETURN 0;  -- else somebody else's, and the insert will fail
-        END;
-        IF @try = 1 AND @eligible = 0
-            RETURN 0;
-    END;
-    IF @owner COLLATE Latin1_General_100_BIN2 LIKE @control
-        EXEC {schema}.clean @owner OUTPUT;
-    INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                request_uid, requested_at, granted_at, note, attended_until)
-    VALUES (@resource, @requesting_id, @access, @limit, @weight, @member, @owner,
-            @uid, SYSUTCDATETIME(), CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note,
-            DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()));
-    SET @position = SCOPE_IDENTITY();
-    SET @granted = @eligible;
-    -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless to be in
-    -- the way: without it those behind look at the member from time to time.
-    IF @lease = 0
-    BEGIN
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-            @LockTimeout = 0, @DbPrincipal = @principal;
-    END;
-    RETURN 0;
+    EXEC {schema}.clean @owner OUTPUT;
 END;
 GO
 
@@ -738,6 +703,8 @@ GO
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
 -- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
 -- after so long, should it still be waiting and attended_until not be moved on.
+-- Inside a transaction it can be called by who has taken the gate (register_all). Every statement counts here: on some
+-- engines each of them, a call above all, costs as much as an access to a table.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.register
@@ -749,42 +716,98 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
+            @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255), @entry nvarchar(255),
+            @looked int = 0, @code int, @known int, @lease int, @due int, @eligible int, @mine bigint;
     SET XACT_ABORT ON;
-    IF @@TRANCOUNT > 0
+    IF @inside > 0 AND APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @code int, @looked bit = 0, @name nvarchar(255);
     SET @position = NULL;
-    SET @uid = COALESCE(@uid, CONVERT(nvarchar(64), NEWID()));
-    SET @name = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255);
+    SET @granted = 0;
     BEGIN TRY
         WHILE 1 = 1
         BEGIN
-            BEGIN TRANSACTION;
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                @LockTimeout = @patience, @DbPrincipal = @principal;
-            IF @code < 0
-                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
-            EXEC {schema}.place @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
-                @position OUTPUT, @granted OUTPUT, @attended_ms;
+            IF @inside = 0
+            BEGIN
+                BEGIN TRANSACTION;
+                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                    @LockTimeout = @patience, @DbPrincipal = @principal;
+                IF @code < 0
+                    THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            END;
+            SELECT @known = 1, @lease = m.lease_ms,
+                   -- As in give_sign: to ask there would cost the usual case a call and a look.
+                   @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
+                                AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < SYSUTCDATETIME()
+                               THEN 1 ELSE 0 END,
+                   @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                                 WHERE resource_id = @resource)
+                                      OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource)
+                                    THEN 0 ELSE 1 END
+            FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
+            IF @due = 1
+            BEGIN
+                UPDATE {schema}.member
+                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                WHERE member_id = @member;
+                IF @@ROWCOUNT = 0
+                    SET @known = NULL;
+            END;
+            IF @known IS NULL OR COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
+               OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
+               OR @access LIKE N'upgrade%'
+               OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2
+                  LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+                EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, @limit, @weight, @known;
+            IF @eligible = 0  -- the usual case is that nobody is there
+            BEGIN
+                SELECT @eligible = eligible, @mine = mine
+                FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
+                IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
+                    SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END
+                    FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
+            END;
+            IF @position IS NULL AND (@eligible = 1 OR @try = 0)
+            BEGIN
+                INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
+                                            owner, request_uid, requested_at, granted_at, note, attended_until)
+                VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
+                        @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), SYSUTCDATETIME(),
+                        CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note,
+                        DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()));
+                SET @position = SCOPE_IDENTITY();
+                SET @granted = @eligible;
+                -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless
+                -- to be in the way: without it those behind look at the member from time to time.
+                IF @lease IS NULL
+                BEGIN
+                    SET @entry = CONCAT(N'sqlsem.{schema}.entry.', @position);
+                    EXEC @code = sp_getapplock @Resource = @entry, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                        @LockTimeout = 0, @DbPrincipal = @principal;
+                END;
+            END;
+            IF @inside > 0
+                BREAK;
             COMMIT TRANSACTION;
             IF @position IS NOT NULL OR @looked = 1
                 BREAK;
             -- No room: are those ahead alive? Not under the gate, where two might wait for each other's dead.
             SET @looked = 1;
+            SET @known = NULL;
             EXEC @code = {schema}.suspect_all @resource, @member;
             IF @code = 0
                 BREAK;
         END;
     END TRY
     BEGIN CATCH
+        IF @inside > 0
+            THROW;
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-        IF @position IS NOT NULL
+        IF @entry IS NOT NULL
            AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position)
-            EXEC {schema}.let_go @name;
+            EXEC {schema}.let_go @entry;
         THROW;
     END CATCH;
     IF @answer = 1
@@ -873,7 +896,7 @@ BEGIN
             SELECT @resource = resource_id, @access = access_type, @limit = concurrency_limit, @weight = weight, @note = note
             FROM @asked WHERE ordinal = @ordinal;
             SET @position = NULL;
-            EXEC {schema}.place @member, @requesting_id, @owner, @uid_one, 0, @resource, @access, @limit, @weight, @note,
+            EXEC {schema}.register @member, @requesting_id, @owner, @uid_one, 0, @resource, @access, @limit, @weight, @note, 0,
                 @position OUTPUT, @granted OUTPUT;
             SET @taken = CONCAT(@taken, @position, N',');
             UPDATE @asked SET queue_position = @position, granted = @granted WHERE ordinal = @ordinal;
@@ -921,8 +944,8 @@ BEGIN
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
-            @waiting_name nvarchar(255) = CONCAT(N'sqlsem.{schema}.waiting.', @position);
+            @left int, @pause float = 2, @waiting int = 0, @sharing int = 0, @sign_at datetime2(6), @name nvarchar(255),
+            @unheld nvarchar(255), @waiting_name nvarchar(255);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
            @sign_at = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
@@ -936,8 +959,10 @@ BEGIN
     BEGIN TRY
         WHILE @result IS NULL
         BEGIN
-            SELECT @eligible = eligible, @blocker = blocker, @until = until
-            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+            SELECT @eligible = a.eligible, @blocker = a.blocker, @until = a.until,
+                   @granted_at = (SELECT t.granted_at FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK)
+                                  WHERE t.resource_id = @resource AND t.queue_position = @position)
+            FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a;
             IF @eligible = 1
             BEGIN
                 -- Looks go from row to row. A reader ahead may have begun to upgrade (conversions.sql) when it had been
@@ -954,8 +979,7 @@ BEGIN
                     SET @result = -2;
                 CONTINUE;
             END;
-            IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                       WHERE resource_id = @resource AND queue_position = @position AND granted_at IS NOT NULL)
+            IF @granted_at IS NOT NULL
             BEGIN
                 SET @result = 0;  -- let in by a reader ahead that upgrades (conversions.sql)
                 BREAK;
@@ -963,40 +987,36 @@ BEGIN
             SET @left = DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline);
             IF @left <= 0
             BEGIN
-                -- Once a call, look at all the others too: anyone who stands further ahead may have died unseen.
+                -- Once a call, look at the head of the queue too: anyone who stands there may have died unseen.
                 EXEC @code = {schema}.suspect_all @resource, @member;
                 SET @result = CASE WHEN @code = 1 THEN 1 ELSE -1 END;
                 BREAK;
             END;
-            SET @code = 0;
-            IF @until <> N'paused'
+            SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
+                               @blocker);
+            IF @blocker IS NULL OR @name = @unheld
             BEGIN
-                IF @until <> N'leave' AND @waiting = 0
-                BEGIN
-                    -- Those behind us wait for our grant.
-                    EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
-                        @LockTimeout = 0, @DbPrincipal = @principal;
-                    IF @code >= 0
-                        SET @waiting = 1;
-                END;
-                SET @name = CONCAT(CASE @until WHEN N'grant' THEN N'sqlsem.{schema}.waiting.' ELSE N'sqlsem.{schema}.entry.' END,
-                                   @blocker);
-                EXEC @code = {schema}.await_free @name, 0;
-                IF @code >= 0
-                BEGIN
-                    -- Nobody holds it, yet the row stands: it was released this instant, or its owner has no session
-                    -- (a lease, a bare participant), or its owner died.
+                -- An operator's pause; or nobody held the lock, yet the row still stands: its owner has no session (a lease,
+                -- a bare participant), or died, or was released this instant.
+                IF @blocker IS NOT NULL
                     EXEC @code = {schema}.suspect @resource, @blocker, @member;
-                    IF @code > 0
-                        CONTINUE;
+                IF @blocker IS NULL OR @code = 0
+                BEGIN
+                    EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
+                    IF @code < 0
+                        SET @result = -1;
                 END;
-            END;
-            IF @code >= 0
-            BEGIN
-                EXEC @code = {schema}.nap @position, @left, @pause OUTPUT;
-                IF @code < 0
-                    SET @result = -1;
+                SET @unheld = NULL;
                 CONTINUE;
+            END;
+            IF @until <> N'leave' AND @waiting = 0
+            BEGIN
+                -- Those behind us wait for our grant.
+                SET @waiting_name = CONCAT(N'sqlsem.{schema}.waiting.', @position);
+                EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                    @LockTimeout = 0, @DbPrincipal = @principal;
+                IF @code >= 0
+                    SET @waiting = 1;
             END;
             IF @until = N'any'
             BEGIN
@@ -1010,34 +1030,38 @@ BEGIN
                 SET @left = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
             END;
-            EXEC @code = {schema}.await_free @name, @left;
-            IF @code = -3 AND @until <> N'any'  -- application locks wait in a circle; of several holders one may still leave
+            -- Asleep here. (As in await_free, and not by a call of it: whoever waits for us waits for what we do next.)
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+                @LockTimeout = @left, @DbPrincipal = @principal;
+            IF @code >= 0
             BEGIN
+                SET @sharing = 1;
+                SET @unheld = @name;
+                IF @until = N'leave' AND @access <> N'read'
+                BEGIN
+                    -- The usual end of a wait: look and take in one statement.
+                    UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                    WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
+                      AND (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1;
+                    IF @@ROWCOUNT > 0
+                        SET @result = 0;
+                END;
+                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+                SET @sharing = 0;
+            END
+            ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
                 SET @result = -3;
-                BREAK;
-            END;
-            IF @code = -2  -- the engine gave up; let the caller sleep
-            BEGIN
+            ELSE IF @code = -2  -- the engine gave up; let the caller sleep
                 SET @result = -1;
-                BREAK;
-            END;
-            IF @code < 0
-                CONTINUE;
-            IF @until = N'leave' AND @access <> N'read'
-            BEGIN
-                -- The usual end of a wait: look and take in one statement.
-                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
-                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
-                  AND (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1;
-                IF @@ROWCOUNT > 0
-                    SET @result = 0;
-            END;
         END;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        EXEC {schema}.let_go @waiting_name;
+        IF @sharing = 1
+            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        IF @waiting = 1
+            EXEC {schema}.let_go @waiting_name;
         -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
         IF ERROR_NUMBER() NOT IN (1205, 1222)
             THROW;
@@ -1056,6 +1080,108 @@ BEGIN
     IF @answer = 1
         SELECT @result AS code;
     RETURN @result;
+END;
+GO
+
+-- Whose turn has come, of many rows of one member (@positions: a JSON array of numbers): what wait without time says of each
+-- of them, in one call. One row for each that is granted (granted 1), and that is gone, taken away or another member's (0);
+-- who has to wait on is left out. Of those that ask for the same none can go before the first one can: one is asked about,
+-- and where it may go two more, then four.
+IF OBJECT_ID(N'{schema}.look_all') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_all AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.look_all @member bigint, @positions nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: look_all must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    -- answer: 0 waits, 1 granted, 2 waits and is not asked about again, -2 gone
+    DECLARE @asked TABLE (queue_position bigint NOT NULL PRIMARY KEY,
+                          resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
+                          access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL, concurrency_limit int NULL,
+                          weight int NULL, answer int NULL);
+    DECLARE @turn TABLE (queue_position bigint NOT NULL PRIMARY KEY);
+    DECLARE @tested TABLE (resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
+    DECLARE @width int = 1, @heads int = 0, @found int, @more int, @code int, @granted int = 0, @position bigint, @resource nvarchar(255),
+            @access nvarchar(64), @limit int, @weight int;
+    -- By their numbers alone no more is read than stands in that index: as in revoke.
+    INSERT INTO @asked (queue_position, resource_id)
+    SELECT j.queue_position, t.resource_id
+    FROM (SELECT DISTINCT CAST(o.value AS bigint) AS queue_position FROM OPENJSON(@positions) AS o) AS j
+    LEFT JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK) ON t.queue_position = j.queue_position;
+    UPDATE a
+    SET access_type = t.access_type, concurrency_limit = t.concurrency_limit, weight = t.weight,
+        answer = CASE WHEN m.member_id IS NULL OR t.revoked_at IS NOT NULL THEN -2 WHEN t.granted_at IS NOT NULL THEN 1
+                      ELSE 0 END
+    FROM @asked AS a
+    LEFT JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+        ON t.resource_id = a.resource_id AND t.queue_position = a.queue_position AND t.member_id = @member
+    LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id AND m.login = ORIGINAL_LOGIN();
+    WHILE 1 = 1
+    BEGIN
+        INSERT INTO @turn (queue_position)
+        SELECT f.queue_position
+        FROM (SELECT queue_position, resource_id, access_type, concurrency_limit, weight,
+                     ROW_NUMBER() OVER (PARTITION BY resource_id, access_type, concurrency_limit, weight
+                                        ORDER BY queue_position) AS place
+              FROM @asked WHERE answer = 0) AS f
+        CROSS APPLY {schema}.ahead(f.resource_id, f.queue_position, f.access_type, f.concurrency_limit, f.weight, NULL) AS h
+        WHERE f.place <= @width AND h.eligible = 1;
+        SET @found = @@ROWCOUNT;
+        SET @more = @found;
+        SET @width = @width * 2;
+        -- One by one: a transaction with several rows could meet one of theirs the other way round.
+        WHILE @found > 0
+        BEGIN
+            SELECT TOP (1) @position = t.queue_position, @resource = a.resource_id, @access = a.access_type,
+                   @limit = a.concurrency_limit, @weight = a.weight
+            FROM @turn AS t JOIN @asked AS a ON a.queue_position = t.queue_position ORDER BY t.queue_position;
+            UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()  -- readers look twice: as in wait
+            WHERE resource_id = @resource AND queue_position = @position AND member_id = @member AND revoked_at IS NULL
+              AND (@access <> N'read'
+                   OR (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1);
+            SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 1 ELSE -2 END;
+            IF @code = 1
+                SET @granted = 1;
+            ELSE IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                            WHERE resource_id = @resource AND queue_position = @position AND member_id = @member
+                              AND revoked_at IS NULL)
+                SET @code = 2;
+            UPDATE @asked SET answer = @code WHERE queue_position = @position;
+            DELETE FROM @turn WHERE queue_position = @position;
+            SET @found = @found - 1;
+        END;
+        IF @more > 0
+            CONTINUE;
+        IF @heads = 1
+            BREAK;
+        -- Once a call: those at the head of the queues may have died unseen. Of many queues others each time.
+        SET @heads = 1;
+        SET @width = 1;
+        INSERT INTO @tested (resource_id)
+        SELECT TOP (32) a.resource_id FROM (SELECT DISTINCT resource_id FROM @asked WHERE answer = 0) AS a ORDER BY NEWID();
+        SET @found = 0;
+        WHILE EXISTS (SELECT 1 FROM @tested)
+        BEGIN
+            SELECT TOP (1) @resource = resource_id FROM @tested ORDER BY resource_id;
+            DELETE FROM @tested WHERE resource_id = @resource;
+            EXEC @code = {schema}.suspect_all @resource, @member;
+            IF @code = 1
+                SET @found = 1;
+        END;
+        IF @found = 0
+            BREAK;
+    END;
+    IF @granted = 1
+    BEGIN
+        EXEC @code = {schema}.give_sign @member;
+        IF @code = 0
+            THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+    END;
+    SELECT queue_position, CASE WHEN answer = 1 THEN 1 ELSE 0 END AS granted FROM @asked WHERE answer IN (1, -2);
 END;
 GO
 
@@ -1078,8 +1204,7 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     IF @@OPTIONS & 2 = 2
         SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @code int, @member bigint, @own bit = 0, @tries int = 5, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
-            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @patience int = @@LOCK_TIMEOUT,
+    DECLARE @code int = -1, @member bigint, @own bit, @tries int = 5, @name nvarchar(255), @pin nvarchar(255),
             @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN(),
             @by nvarchar(128);
     IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
@@ -1098,12 +1223,14 @@ BEGIN
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND m.login = @login;
-    SET @code = -1;
+    SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+    SET @pin = CONCAT(N'sqlsem.{schema}.pin.', @position);
     WHILE @member IS NOT NULL AND @tries > 0
     BEGIN TRY
         BEGIN TRANSACTION;
+        -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
         EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = @principal;
+            @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
@@ -1239,6 +1366,7 @@ BEGIN
     EXEC {schema}.entries N'';
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
+    EXEC {schema}.look_all 0, N'[]';
     EXEC {schema}.begin_upgrade N'', 0, N'', 1;
     EXEC {schema}.downgrade N'', 0, N'';
     BEGIN TRY
@@ -1266,11 +1394,20 @@ BEGIN
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    -- A beacon is asked for once a member, not once a row.
+    DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
+    INSERT INTO @member (member_id, missing)
+    SELECT m.member_id,
+           CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                WHEN m.beacon IS NULL THEN 0
+                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END
+    FROM {schema}.member AS m WITH (NOLOCK)
+    WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
+                          WHERE @resource IS NULL OR t.resource_id = @resource);
     SELECT t.resource_id, t.queue_position,
            CASE WHEN d.dead = 1 THEN N'dead' WHEN t.revoked_at IS NOT NULL THEN N'revoked'
-                WHEN t.granted_at IS NOT NULL THEN N'holds'
-                WHEN t.member_id IS NULL AND (SELECT h.holds FROM {schema}.bare_holds(t.resource_id, t.queue_position,
-                     t.access_type, t.concurrency_limit, t.weight) AS h) = 1 THEN N'holds' ELSE N'waits' END AS state,
+                WHEN h.holds = 1 THEN N'holds' ELSE N'waits' END AS state,
            t.access_type, t.concurrency_limit, t.weight, t.requesting_id, t.member_id, t.owner, m.host, m.pid, m.program,
            t.note, t.requested_at, t.granted_at,
            DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float) AS seconds,
@@ -1279,21 +1416,18 @@ BEGIN
                                                     ELSE COALESCE(m.missing_since, m.seen_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            m.grace_ms / CAST(1000 AS float) AS grace
-    FROM {schema}.entry AS t WITH (NOLOCK) LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
-    CROSS APPLY (SELECT CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
-                             WHEN m.beacon IS NULL THEN 0
-                             WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session')
-                                  <> N'NoLock' THEN 0
-                             ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
-                                               N'Session') END AS missing) AS b
+    FROM {schema}.standing(@resource) AS h
+    JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
+    LEFT JOIN @member AS b ON b.member_id = t.member_id
+    LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
     CROSS APPLY (SELECT CASE WHEN t.member_id IS NOT NULL AND m.member_id IS NULL THEN 1
-                             WHEN b.missing = 0 THEN 0 WHEN m.lease_until IS NOT NULL OR m.grace_ms = 0 THEN 1
+                             WHEN b.missing IS NULL OR b.missing = 0 THEN 0
+                             WHEN m.lease_until IS NOT NULL OR m.grace_ms = 0 THEN 1
                              WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start
                                                                         ELSE m.seen_at END) <= @now
                                   AND (@start IS NOT NULL
                                        OR DATEADD(millisecond, m.grace_ms, m.missing_since) <= @now) THEN 1
                              ELSE 0 END AS dead) AS d
-    WHERE @resource IS NULL OR t.resource_id = @resource
     ORDER BY t.resource_id, t.queue_position;
 END;
 GO
@@ -1324,7 +1458,8 @@ BEGIN
     FROM {schema}.history AS h
     WHERE (@resource IS NULL OR h.resource_id = @resource) AND (@since IS NULL OR h.ended_at >= @since)
       AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
-    ORDER BY h.ended_at DESC;
+    ORDER BY h.ended_at DESC
+    OPTION (RECOMPILE);  -- by the index that serves what is asked this time
 END;
 GO
 
@@ -1341,11 +1476,7 @@ BEGIN
     FROM (SELECT r.resource_id, r.cap, r.paused_at, r.stale_after_ms FROM {schema}.resource AS r WITH (NOLOCK)) AS o
     FULL JOIN (
         SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
-        FROM (SELECT t.resource_id,
-                     CASE WHEN t.revoked_at IS NOT NULL OR t.granted_at IS NOT NULL THEN 1
-                          WHEN t.member_id IS NULL AND (SELECT h.holds FROM {schema}.bare_holds(t.resource_id, t.queue_position,
-                               t.access_type, t.concurrency_limit, t.weight) AS h) = 1 THEN 1 ELSE 0 END AS holds
-              FROM {schema}.entry AS t WITH (NOLOCK)) AS e
+        FROM {schema}.standing(NULL) AS e
         GROUP BY e.resource_id
     ) AS q ON q.resource_id = o.resource_id
     ORDER BY 1;
@@ -1519,7 +1650,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @gate nvarchar(255), @patience int = @@LOCK_TIMEOUT, @code int;
+    DECLARE @gate nvarchar(255), @code int;
     -- A snapshot may be older than the gate: two would each see nobody ahead.
     IF EXISTS (SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = @@SPID AND transaction_isolation_level = 5)
         THROW 50001, N'sqlsem: no row can be inserted under SNAPSHOT isolation, which does not see who came before; SET TRANSACTION ISOLATION LEVEL READ COMMITTED first', 1;
@@ -1538,7 +1669,7 @@ BEGIN
     WHILE @gate IS NOT NULL
     BEGIN
         EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @LockTimeout = @patience, @DbPrincipal = @principal;
+            @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
         SELECT @gate = MIN(g.gate)

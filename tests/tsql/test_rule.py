@@ -1,0 +1,152 @@
+"""The rule as T-SQL has it, against that of `Request.fits`; and many looks at once.
+
+Rows are put there by hand, and few sessions used: some engines take seconds to compile the routines in each.
+"""
+
+import contextlib
+import random
+
+import pytest
+
+from sqlsem.model import Request, Ticket
+
+
+def entry(request, position):
+    """What `Request.fits` goes by: as an entry has it."""
+    return _Row(request.access, request.limit, request.weight, position)
+
+
+class _Row:
+    def __init__(self, access, limit, weight, position):
+        self.access, self.limit, self.weight, self.position = access, limit, weight, position
+
+
+@pytest.fixture
+def fill(database):
+    """``fill(resource, requests)``: their positions, as bare rows in the table beneath."""
+    with contextlib.closing(database.raw()) as connection:
+        used = set()
+
+        def fill(resource, requests, granted=0):
+            used.add(resource)
+            rows = [
+                (resource, one.access, one.limit, one.weight, f"{resource} {number}", 1 if number < granted else None)
+                for number, one in enumerate(requests)
+            ]
+            cursor = connection.cursor()
+            cursor.executemany(
+                f"INSERT INTO {database.beside('entry')} (resource_id, access_type, concurrency_limit, weight, "
+                f"request_uid, requesting_id, requested_at, granted_at) "
+                f"VALUES (?, ?, ?, ?, ?, N'by hand', SYSUTCDATETIME(), DATEADD(day, ?, SYSUTCDATETIME()))",
+                rows,
+            )
+            return [row[0] for row in database.queue(resource)]
+
+        yield fill
+        for resource in used:
+            connection.execute(f"DELETE FROM {database.beside('entry')} WHERE resource_id = ?", resource)
+
+
+def request(seed, resource):
+    kind = seed.choice(["write", "write", "write", "read", "stage:1"])
+    limit = seed.choice([None, 1, 2, 3, 4, 6])
+    weight = seed.randint(1, 3)
+    return Request(resource, kind, limit, weight if limit is None else min(weight, limit))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_rule_is_that_of_requests(database, name, fill, number):
+    seed = random.Random(number)
+    with contextlib.closing(database.raw()) as connection:
+        for turn in range(15):
+            resource = f"{name} {turn}"
+            requests = [request(seed, resource) for _ in range(seed.randint(1, 12))]
+            positions = fill(resource, requests)
+            rows = [entry(*one) for one in zip(requests, positions, strict=True)]
+            cap = seed.choice([None, None, 1, 2, 5])
+            connection.execute(
+                f"INSERT INTO {database.beside('resource')} (resource_id, cap) VALUES (?, ?)", resource, cap
+            )
+            found = connection.execute(
+                f"SELECT t.queue_position, a.eligible, a.blocker, a.until FROM {database.beside('entry')} AS t "
+                f"CROSS APPLY {database.schema}.ahead(t.resource_id, t.queue_position, t.access_type, "
+                f"t.concurrency_limit, t.weight, NULL) AS a WHERE t.resource_id = ? ORDER BY t.queue_position",
+                resource,
+            ).fetchall()
+            connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id = ?", resource)
+            assert [row[1] for row in found] == [
+                int(one.fits(rows[:before], cap)) for before, one in enumerate(requests)
+            ], (requests, cap)
+            for before, (_, eligible, blocker, until) in enumerate(found):
+                if eligible:
+                    assert blocker is None
+                    continue
+                mine = requests[before]
+                conflicting = [one.position for one in rows[:before] if not (mine.shared and one.access == mine.access)]
+                if conflicting:  # (else the cap alone is in the way)
+                    assert until in ("leave", "grant")
+                    assert blocker == conflicting[-1]  # who waits just ahead, as nobody is let in
+
+
+def test_what_is_waited_for(database, name, fill):
+    """The last one where all must leave, the last one's grant while it waits, else the oldest of those inside."""
+    three = [Request(name, limit=3)] * 5
+    positions = fill(name, three, granted=3)
+    with contextlib.closing(database.raw()) as connection:
+
+        def ahead(position, limit=3, weight=1):
+            return tuple(
+                connection.execute(
+                    f"SELECT eligible, blocker, until FROM {database.schema}.ahead(?, ?, N'write', ?, ?, NULL)",
+                    name,
+                    position,
+                    limit,
+                    weight,
+                ).fetchone()
+            )
+
+        assert ahead(positions[2]) == (1, None, "paused")  # as nothing else keeps it out
+        assert ahead(positions[3]) == (0, positions[0], "any")
+        assert ahead(positions[4]) == (0, positions[3], "grant")
+        assert ahead(positions[4], 1) == (0, positions[3], "leave")
+        assert ahead(positions[4] + 1, 3, 3) == (0, positions[4], "leave")
+
+
+def test_many_looks_at_once(database, name):
+    with contextlib.closing(database.session(grace=600)) as session:
+        member, other = session.enrol("host", 1, "test"), session.enrol("host", 2, "test")
+        numbers = iter(range(1000))
+
+        def ask(resource, access="write", limit=1, weight=1, by=member):
+            asked = [Request(resource, access, limit, weight)]
+            (ticket,) = session.register(by, "test", "test", f"{name} {next(numbers)}", asked, False)
+            return ticket
+
+        limited = [ask(f"{name} limit", limit=5) for _ in range(12)]
+        writer = ask(f"{name} read")
+        readers = [ask(f"{name} read", "read") for _ in range(9)]
+        behind = ask(f"{name} read")
+        others = ask(f"{name} read", "read", by=other)
+        assert [ticket.granted for ticket in limited] == [True] * 5 + [False] * 7
+        tickets = [*limited, writer, *readers, behind, others, Ticket(name, 2**40, "test", False)]
+        gone = {others.position: None, 2**40: None}
+        before = {ticket.position: True for ticket in [*limited[:5], writer]}
+        assert session.look(member, tickets) == {**before, **gone}
+
+        for ticket in limited[1:4]:
+            session.release(ticket, "released")
+        session.release(writer, "released")
+        seen = {ticket.position: True for ticket in [limited[0], *limited[4:8], *readers]}
+        lost = {ticket.position: None for ticket in [*limited[1:4], writer]}
+        assert session.look(member, tickets[::-1]) == {**seen, **lost, **gone}
+        assert session.look(member, tickets) == {**seen, **lost, **gone}, "what was granted is said again"
+        assert session.look(member, []) == {}
+
+        session.set_resource(f"{name} limit", "paused", 1)
+        session.release(limited[0], "released")
+        assert session.look(member, limited[8:]) == {}
+        session.set_resource(f"{name} limit", "paused", 0)
+        assert session.look(member, limited[8:]) == {limited[8].position: True}
+        assert session.look(other, limited[8:9]) == {limited[8].position: None}
+        session.resign(member)
+        session.resign(other)
