@@ -38,7 +38,8 @@ def draw(figures: dict[str, Any], file: str | Path) -> None:
             panel(one, {engine: found for engine, found in figures.items() if engine in COLOURS})
             one.set_xscale("symlog" if panel in (_pairs, _tasks) else "log", **_linear(panel))
             one.minorticks_off()
-            one.legend(fontsize=6.5, framealpha=0.6)
+            if one.get_legend_handles_labels()[0]:
+                one.legend(fontsize=6.5, framealpha=0.6)
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         pyplot.close(figure)
 

@@ -130,21 +130,23 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
         children = stack.enter_context(_started(_wait_as_tasks, processes, *arguments))
         while _in_queue(place) <= waiters:
             if time.monotonic() - began > QUEUE_SECONDS or not all(child.is_alive() for child in children):
+                lock.release()
                 return None
             time.sleep(0.2)
         time.sleep(min(3.0, seconds))  # until the dust has settled
         found = Crowd(waiters, processes, 0.0)
-        _idle(found, engine, place, shared, seconds)
+        with measure.counting_calls(holder.engine.session_class) as ours:
+            _idle(found, engine, place, shared, seconds, ours)
         _probe(found, other)
         lock.release()
         found.rate = shared.rate()
     return found
 
 
-def _idle(found: Crowd, engine: str, url: str, shared: _Shared, seconds: float) -> None:
-    """What they cost while nothing happens."""
+def _idle(found: Crowd, engine: str, url: str, shared: _Shared, seconds: float, ours: list[int]) -> None:
+    """What they cost while nothing happens; the server counts the holder's pings and our own question, too."""
     used, counted = servers.cpu_seconds(url), measure.transactions(engine, url)
-    began = time.monotonic()
+    began, pings = time.monotonic(), ours[0]
     shared.begin.set()
     time.sleep(seconds)
     elapsed = time.monotonic() - began
@@ -152,8 +154,9 @@ def _idle(found: Crowd, engine: str, url: str, shared: _Shared, seconds: float) 
     shared.end.set()
     told = [shared.calls.get(timeout=120) for _ in range(found.processes)]
     calls, cpu = (sum(part) for part in zip(*told, strict=True))
-    # With a server, its own count (that of a file has nobody but us).
-    found.statements = (calls if counted is None else counted_after - counted) / elapsed / found.processes
+    if counted is not None:  # a file does not count
+        calls = counted_after - counted - (ours[0] - pings) - 1
+    found.statements = calls / elapsed / found.processes
     found.server_cpu = None if used is None or used_after is None else (used_after - used) / elapsed
     found.client_cpu = cpu / elapsed
 

@@ -91,8 +91,9 @@ class Acquisition(WaitingVerb, Generic[G]):
             return None
         waited = monotonic() - self.began
         level = logging.INFO if self._waiters else logging.DEBUG
-        for request, ticket in zip(self._requests, self._tickets, strict=False):
-            log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
+        if log.isEnabledFor(level):
+            for request, ticket in zip(self._requests, self._tickets, strict=False):
+                log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
         holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost)
         grant = self._make_grant(holding, waited)
         holdings.add(grant)

@@ -31,6 +31,7 @@ from sqlsem.core.holdings import Holdings
 from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
+from sqlsem.core.news import News
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
@@ -61,6 +62,7 @@ class Process:
         waiting_room: The sessions to wait in.
         watch: Looks for deadlocks.
         bell: Tells of changes to the work queue.
+        news: Hears of those that others make.
         loops: What its event loops have.
         above: What those hold under whom this process runs.
         secret: Tells this process from others of the same number.
@@ -88,6 +90,7 @@ class Process:
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
         self.bell = Bell(self.member.closing)
+        self.news = News(self.engine, self.bell, self.member.closing)
         self.loops = Loops(self.member)
 
     def requesting_id(self, caller: Caller) -> str:
@@ -217,6 +220,7 @@ class Process:
         self.member.closing.set()
         self.lines.wake(None)
         self.waiting_room.dismiss()
+        self.news.close()
         self.member.close(self._waited_for())
         self.watch.close()
         self.lose(None, "its coordinator was closed")
@@ -238,6 +242,7 @@ class Process:
         main = self.member.main.session
         sessions: list[Wire] = [
             *([] if main is None else [main]),
+            *self.news.sessions(),
             *self.watch.sessions(),
             *self.waiting_room.sessions(),
             *self.loops.sessions(),

@@ -305,6 +305,18 @@ class TaskSession(LockSession):
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
         """Test the members that run tasks, make those of the dead pending again; how many."""
 
+    def next_ready(self, queue: str) -> float | None:
+        """Seconds until the next task may run that waits for its time; None where there is none, or nobody can tell."""
+        return None
+
+    def listen(self) -> bool:
+        """Have this session, which does nothing else, told of tasks; False where that cannot be."""
+        return False
+
+    def hear(self, timeout: float) -> bool:
+        """Wait so many seconds for news of tasks, which others may have put or ended. A hint, and no more than that."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def queue_state(self, queue: str) -> QueueState:
         """What is left to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -22,7 +22,9 @@ log = logging.getLogger("sqlsem")
 T = TypeVar("T")
 
 #: Between two looks for workers that died: a part of the grace, from so many seconds to so many.
-RECOVER_PART, RECOVER_SECONDS = 1 / 4, (0.25, 2.0)
+RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
+#: The longest pause between two looks for something to do where nothing is heard of other processes.
+UNHEARD_SECONDS = 1.0
 
 
 class Claiming:
@@ -45,28 +47,37 @@ class Claiming:
         look: Callable[[], T | None],
         timeout: float | None,
         *,
-        stop: threading.Event | None = None,
+        stop: Callable[[], bool] | None = None,
         between: Callable[[], object] = lambda: None,
+        longest: float | None = None,
     ) -> T | None:
         """What ``look`` gives, looking again whenever something has changed, and from time to time. None when it gave
-        nothing for so many seconds, or until ``stop`` was set.
+        nothing for so many seconds, or ``stop`` says so (which is asked whenever the bell has rung).
         """
-        process, left = self.process, pauses(timeout)
-        while stop is None or not stop.is_set():
-            version = process.bell.version()
-            found = look()
-            if found is not None:
-                return found
-            pause = next(left, None)
-            if pause is None:
-                return None
-            process.bell.wait_changed(version, pause)
-            between()
+        process, left = self.process, pauses(timeout, longest=longest or self._recover_every())
+        asked, ready = -1, math.inf  # of which version, and when the next task's time comes
+        with process.news.wanted():
+            while stop is None or not stop():
+                version = process.bell.version()
+                found = look()
+                if found is not None:
+                    return found
+                pause = next(left, None)
+                if pause is None:
+                    return None
+                if not process.news.heard:
+                    pause = min(pause, UNHEARD_SECONDS)
+                elif version != asked or monotonic() >= ready:
+                    asked = version
+                    seconds = process.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
+                    ready = monotonic() + seconds if seconds else math.inf
+                process.bell.wait_changed(version, max(0.0, min(pause, ready - monotonic())))
+                between()
         return None
 
-    def wait_for_task(self, timeout: float | None, stop: threading.Event | None = None) -> Task | None:
+    def wait_for_task(self, timeout: float | None) -> Task | None:
         """The next task that may run; None when there was none for so long."""
-        return self.look_until(self.try_claim, timeout, stop=stop)
+        return self.look_until(self.try_claim, timeout)
 
     def try_claim(self) -> Task | None:
         """A task that may run now, if there is one."""
@@ -114,9 +125,7 @@ class Claiming:
     def recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""
         process = self.process
-        least, most = RECOVER_SECONDS
-        every = max(least, min(most, process.engine.options.grace * RECOVER_PART))
-        if monotonic() - self._recovered_at < every and not now:
+        if monotonic() - self._recovered_at < self._recover_every() and not now:
             return 0
         self._recovered_at = monotonic()
         count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
@@ -124,3 +133,7 @@ class Claiming:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
             process.bell.notify()
         return count
+
+    def _recover_every(self) -> float:
+        least, most = RECOVER_SECONDS
+        return max(least, min(most, self.process.engine.options.grace * RECOVER_PART))

@@ -34,6 +34,8 @@ __all__ = ["Queue", "queue"]
 
 #: What one statement puts at the most, unless it is a single task: it must not keep the pings out.
 MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
+#: Between two looks whether a queue has come to its end, of which nobody tells.
+WAIT_SECONDS = 0.5
 #: The longest time that a task may be kept back, or a queue waited for: some ten years.
 LONGEST_SECONDS = 3.2e8
 
@@ -152,7 +154,8 @@ class Queue:
             state = self.state()
             return True if state.done or state.stuck else None
 
-        return self.claiming.look_until(look, seconds, between=self.claiming.recover) is not None
+        found = self.claiming.look_until(look, seconds, between=self.claiming.recover, longest=WAIT_SECONDS)
+        return found is not None
 
     def join(self, timeout: Duration | None = None) -> None:
         """As `wait`, and raises `TaskFailed` when a task failed that was not put with ``on_failure='continue'``,

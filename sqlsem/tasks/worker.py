@@ -33,8 +33,6 @@ MOST_THREADS = 1000
 GROUP_LOOK_SECONDS = 0.01
 #: For how long a thread that leads keeps the lead when its task does not end.
 LEAD_SECONDS = 0.005
-#: For how long an idle thread looks for a task before it asks itself whether to leave.
-TURN_SECONDS = 0.5
 #: Between two attempts to reach a database that is away, each of which takes its time.
 AWAY_SECONDS = 0.5
 #: For what runs to end when it is aborted, and after which it is told again.
@@ -119,6 +117,8 @@ class Worker:
             for thread in crew:
                 while thread.is_alive():
                     thread.join(JOIN_SECONDS)
+                    if self._stopping.is_set():
+                        self._claiming.process.bell.notify()  # which a signal handler must not do
         except BaseException:
             # Anyone who interrupts us may end the process next: what runs must not go on beside its next attempt.
             self.abort()
@@ -258,23 +258,34 @@ class Worker:
 
     def _rest(self) -> None:
         """Wait for a task. What other threads have done meanwhile is recorded at once."""
+        active = self._active
+
+        def look() -> bool | None:
+            found = self._follow(1)
+            return (
+                found if found or self._active != active else None
+            )  # else for how long to wait is another question now
+
         with self._line:
             self._began = None
         try:
-            found = self._claiming.look_until(lambda: self._follow(1) or None, TURN_SECONDS, stop=self._stopping)
+            found = self._claiming.look_until(look, self._idle_left(), stop=self._stopping.is_set)
         finally:
             with self._line:
                 self._began = math.inf
                 self._line.notify()
-        if not found:
-            if self.running or self._group.keeps():
-                self._active = monotonic()
-            elif self._is_idle():
-                if self._claiming.recover(now=True):
-                    self._active = monotonic()  # somebody has died and left something to be done
-                else:
-                    self._stopping.set()
+        if not found and self._is_idle():
+            if self._claiming.recover(now=True):
+                self._active = monotonic()  # somebody has died and left something to be done
+            else:
+                self._stopping.set()
         self._is_back()
+
+    def _idle_left(self) -> float | None:
+        """For how long to wait for a task; None: for ever."""
+        if self.idle_exit is None or self.running or self._group.keeps():
+            return None
+        return max(0.0, self._active + self.idle_exit - monotonic())
 
     def _require_patience(self, exc: Unavailable) -> None:
         """The database is away. Wait a moment, or raise when that was long enough."""
@@ -310,7 +321,7 @@ class Worker:
 
     def _is_idle(self) -> bool:
         """Whether it has been idle for long enough to leave."""
-        return self.idle_exit is not None and monotonic() - self._active >= self.idle_exit
+        return self._idle_left() == 0
 
     def _perform(self, task: Task) -> TaskEnd:
         """Run a task, unless it is too late for that."""
@@ -367,6 +378,8 @@ class Worker:
     def _conclude(self, ends: list[tuple[TaskEnd, str]]) -> None:
         """Tell what has become of tasks."""
         with self._changed:
+            if ends:
+                self._active = monotonic()
             for one, outcome in ends:
                 self.running.discard(one.task)
                 self.finished += outcome == "finished"

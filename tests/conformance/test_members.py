@@ -281,23 +281,20 @@ def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name):
         holder.register(number, "me", "thread", f"{name}.{place}", [Request(name)], False)[0] for place in range(30)
     ]
 
-    class Bell(threading.Event):
-        """Never rung; notes for how long it was listened to."""
-
-        def __init__(self):
-            super().__init__()
-            self.pauses = []
-
-        def wait(self, timeout):
-            self.pauses.append(timeout)
-            return super().wait(timeout)
-
     def longest_pause(session, ticket):
         """Between two looks, in the last of four slices of a second."""
+        sleep = session.rings.wait
         for _ in range(4):
-            bell = Bell()
-            assert session.wait(ticket, 1.0, bell) is False
-        return max(bell.pauses)
+            pauses = []
+
+            def noted(seconds, nudge, pauses=pauses):
+                pauses.append(seconds)
+                return sleep(seconds, nudge)
+
+            session.rings.wait = noted
+            assert session.wait(ticket, 1.0, threading.Event()) is False
+        session.rings.wait = sleep
+        return max(pauses)
 
     near, far = database.session(), database.session()
     assert longest_pause(far, tickets[29]) > 3 * longest_pause(near, tickets[1])

@@ -137,7 +137,13 @@ def test_a_long_life(own, kept):
 
         def tasks():
             queue.put_many([sqlsem.Call(f"{__name__}:call", number) for number in range(TASKS)])
-            worker = Worker(queue, idle_exit=0)
+            ends = iter(range(1, TASKS + 1))
+
+            def told(task, outcome, error):
+                if outcome is not None and next(ends) == TASKS:
+                    worker.stop()  # and not when it has noticed that nothing is left
+
+            worker = Worker(queue, on_task=told)
             worker.run()
             assert worker.finished == TASKS
 

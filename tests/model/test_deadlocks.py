@@ -216,6 +216,14 @@ def test_a_long_queue_takes_no_time():
     assert knot.victim.position == 2002
 
 
+def test_one_that_is_too_heavy_for_a_cap_is_not_kept_out_by_one_that_waits_for_the_cap():
+    rows = [holds(1, "x", "A", "write", 9, 2), row(2, "x", "B", "write", 9, 2), row(3, "x", "C", "write", 9, 4)]
+    rows += [holds(4, "y", "C"), row(5, "y", "A")]
+    assert find(rows, {"x": 3}) == []
+    assert find(rows, {"x": 9}) == []
+    assert len(find(rows, {"x": 5})) == 1
+
+
 def crowds(size):
     """Many owners who wait while each holds something: with and without knots, sparse and dense."""
     own = [holds(n + 1, f"own{n:05}", f"w{n}") for n in range(size)]

@@ -5,7 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import random_name
 
@@ -57,20 +57,28 @@ def test_a_pass_ends_where_nobody_behind_can_be_let_in():
 
 
 @pytest.mark.engines("sqlite")
-@pytest.mark.parametrize("step", [1, locks.FIRST_STEP])
-def test_who_is_let_in(database, monkeypatch, step):
+@pytest.mark.parametrize(("step", "let_in"), [(1, 0), (1, locks.LET_IN), (locks.FIRST_STEP, locks.LET_IN)])
+def test_who_is_let_in(database, monkeypatch, step, let_in):
     """By looking one at a time, and at all at once, from any part of the queue."""
     monkeypatch.setattr(locks, "FIRST_STEP", step)  # a pass that is read in many parts, too
+    monkeypatch.setattr(locks, "LET_IN", let_in)  # and who leaves lets in nobody
     with contextlib.closing(database.session()) as session, contextlib.closing(database.session()) as other:
         ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
             rows=st.lists(st.tuples(WORDS, st.sampled_from(["ours", "ours", "theirs", "bare"])), max_size=10),
             cap=CAPS,
             paused=st.sampled_from([0, 0, 0, 1]),
             leaving=st.sets(st.integers(0, 9), max_size=6),
             asked=st.sets(st.integers(0, 9)),
+        )
+        @example(
+            rows=[(("write", 1, 1), "ours"), (("read", 1, 1), "ours"), (("read", 1, 1), "ours")],
+            cap=None,
+            paused=0,
+            leaving={0},
+            asked={0, 1},
         )
         def check(rows, cap, paused, leaving, asked):
             resource = random_name()
@@ -104,9 +112,9 @@ def test_who_is_let_in(database, monkeypatch, step):
                 inside = {entry.position for entry in session.entries(resource) if entry.state == "holds"}
                 for behind in queue:
                     # Who leaves lets in those that may go, but not all of many.
-                    let_in = behind.ticket.position in inside and not behind.granted
-                    assert not let_in or fits(behind, None)
-                    behind.granted = behind.granted or (let_in and behind.who != "bare")
+                    entered = behind.ticket.position in inside and not behind.granted
+                    assert not entered or fits(behind, None)
+                    behind.granted = behind.granted or (entered and behind.who != "bare")
             if gone and len(queue) <= locks.LET_IN:
                 first = next((one for one in queue if one.who != "bare"), None)
                 assert first is None or first.granted or not fits(first, None)

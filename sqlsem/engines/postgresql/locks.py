@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
+from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy
 from sqlsem.engines.postgresql.connection import PostgresConnection
@@ -101,7 +102,15 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
         return True
 
     def find_deadlock(self, member_id: int) -> Found | None:
-        return Found.of_rows(self.rows("find_deadlock", (member_id,)))
+        # (The routine `find_deadlock`, for sessions, searches as well: in PL/pgSQL, which is slow among thousands.)
+        rows = self.rows("deadlock_rows", (member_id,))
+        caps = {row[1]: row[8] for row in rows if row[8] is not None}
+        for knot in deadlocks.find([deadlocks.Row(*row[:8]) for row in rows], caps):
+            if knot.victim.member == member_id:
+                members = sorted({party[0] for party in knot.parties})
+                people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("living", (members, member_id))}
+                return deadlocks.steps_of(knot, people) if people else None
+        return None
 
     # -- what people see and operators do -----------------------------------------------------------------------
 

@@ -70,6 +70,20 @@ class PostgresTasks(PostgresConnection, TaskSession):
     def recover_tasks(self, queue: str | None, mine: int | None) -> int:
         return self.number("recover_tasks", queue, mine)
 
+    def next_ready(self, queue: str) -> float | None:
+        (seconds,) = self.row("next_ready", queue)
+        return None if seconds is None else float(seconds)
+
+    def listen(self) -> bool:
+        if self.options.lease is not None:  # a pooler lends the session to somebody else meanwhile
+            return False
+        self.rows("listen")
+        return True
+
+    def hear(self, timeout: float) -> bool:
+        with self.translated():
+            return any(True for _ in self.connection.notifies(timeout=timeout, stop_after=1))
+
     def queue_state(self, queue: str) -> QueueState:
         return QueueState(*self.row("queue_state", queue))
 

@@ -255,17 +255,16 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         return self.row("data_version")["data_version"], id(self.connection)
 
     def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
-        rows = {row["queue_position"]: row for row in self.rows("mine", (member_id,))}
         found: dict[int, bool | None] = {}
-        waiting: dict[str, set[int]] = {}
-        for position in {ticket.position for ticket in tickets}:
-            row = rows.get(position)
-            if row is None or row["revoked"]:
-                found[position] = None
+        waiting: dict[str, dict[int, int]] = {}  # the limits
+        for ticket in tickets:
+            row = self.row("row", {"resource": ticket.resource, "position": ticket.position})
+            if row is None or row["revoked_at"] is not None or row["member_id"] != member_id:
+                found[ticket.position] = None
             elif row["granted"]:
-                found[position] = True
+                found[ticket.position] = True
             else:
-                waiting.setdefault(row["resource_id"], set()).add(position)
+                waiting.setdefault(ticket.resource, {})[ticket.position] = row["limit"] or 1
         come = [
             (resource, row["position"])
             for resource, positions in waiting.items()
@@ -280,8 +279,8 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         now = time.monotonic()
         for resource, positions in waiting.items():
             if self._tests.due(resource, now):
-                widest = max(row["limit"] or 1 for row in map(rows.__getitem__, positions))
-                self._test_ahead(Request(resource, limit=widest), max(positions), member_id)
+                everybody = Request(resource, limit=max(positions.values()))
+                self._test_ahead(everybody, max(positions), member_id)
         return found
 
     def _come(self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0) -> list[Any]:
@@ -293,7 +292,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
         while position < last:
             rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
-            if len(rows) == 1 and rows[0]["position"] == without:
+            if len(rows) == 1 < step and rows[0]["position"] == without:
                 break  # the usual case: nobody else is there
             for row in rows:
                 line = line or Pass(row["cap"], bool(row["paused"]))

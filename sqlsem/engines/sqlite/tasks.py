@@ -26,6 +26,8 @@ from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 #: Seconds for which the SQL of a task waits for the file's write lock.
 SQL_PATIENCE_SECONDS = 60.0
+#: Between two looks whether anybody has written.
+HEAR_SECONDS = 0.02
 
 
 class SqliteTasks(SqliteMembers, TaskSession):
@@ -35,6 +37,7 @@ class SqliteTasks(SqliteMembers, TaskSession):
         super().__init__(engine)
         self._working: sqlite3.Connection | None = None  # runs the SQL of a task
         self._cancelled = threading.Event()
+        self._heard: tuple[int, int] | None = None
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         login = user_name()
@@ -146,6 +149,27 @@ class SqliteTasks(SqliteMembers, TaskSession):
         with fork.held_off, self.writing():
             self.run("keep_lost", {"queue": queue})
             return self.run("recover_tasks", {"queue": queue}).rowcount
+
+    def next_ready(self, queue: str) -> float | None:
+        seconds: float | None = self.row("next_ready", {"queue": queue})["seconds"]
+        return seconds
+
+    def listen(self) -> bool:
+        self._heard = self._version()
+        return True
+
+    def hear(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while (version := self._version()) == self._heard:
+            if self.interrupted or time.monotonic() >= deadline:
+                return False
+            time.sleep(HEAR_SECONDS)
+        self._heard = version
+        return True
+
+    def _version(self) -> tuple[int, int]:
+        # Changes when another connection has written; no look into any table.
+        return self.row("data_version")["data_version"], id(self.connection)
 
     def queue_state(self, queue: str) -> QueueState:
         pending, running, next_pending, failed, error = self.row("queue_state", {"queue": queue})

@@ -76,10 +76,12 @@ SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
 
--- name: find_deadlock
-SELECT member_id, host, pid, session_id, owner, ahead_resource, ahead_position, ahead_granted,
-       resource_id, queue_position, upgrade, behind_position, whos
-FROM {schema}.find_deadlock(%s) ORDER BY step
+-- name: deadlock_rows
+SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, cap
+FROM {schema}.deadlock_rows(%s)
+
+-- name: living
+SELECT member_id, host, pid, session_id FROM {schema}.living(%s, %s)
 
 -- name: pin
 SELECT {schema}.pin(%s, %s, %s)
@@ -167,6 +169,12 @@ SELECT {schema}.return_claim(%s, %s, %s)
 
 -- name: recover_tasks
 SELECT {schema}.recover_tasks(%s, %s)
+
+-- name: listen
+SELECT {schema}.listen_for_tasks()
+
+-- name: next_ready
+SELECT {schema}.next_ready(%s)
 
 -- name: queue_state
 SELECT * FROM {schema}.queue_state(%s)

@@ -22,6 +22,74 @@ BEGIN
 END
 $$;
 
+-- Whether a member can be in a deadlock at all: somebody of it waits and has something else, for which another row waits.
+-- Nearly always nobody does, and nothing else is read.
+CREATE OR REPLACE FUNCTION {schema}.may_be_in_deadlock(p_member bigint) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
+       AND EXISTS (
+           SELECT FROM {schema}.{table} AS mine
+           JOIN (SELECT t.owner FROM {schema}.{table} AS t
+                 WHERE t.member_id = p_member AND t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
+                 HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) AS o
+             ON o.owner = mine.owner
+           WHERE mine.member_id = p_member AND mine.revoked_at IS NULL
+             AND EXISTS (SELECT FROM {schema}.{table} AS w
+                         WHERE w.resource_id = mine.resource_id AND w.member_id IS NOT NULL AND w.revoked_at IS NULL
+                           AND (w.queue_position > mine.queue_position AND w.granted_at IS NULL
+                                OR w.queue_position <> mine.queue_position AND w.access_type = 'upgrade')))
+$$;
+
+-- The rows among which a deadlock of this member would be: one statement, one instant. Only who has two rows and waits, and
+-- anyone who waits ahead of such a one: without them there is no knot. Bare participants, who may go at any time, and rows
+-- that are on their way out do not count. `busy`: its owner has two rows and waits. A client may search among them by itself.
+CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
+RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
+               concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH q AS (
+        SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
+               t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
+               AND (count(*) OVER one > 1 OR t.access_type = 'upgrade') AS busy
+        FROM {schema}.{table} AS t
+        WHERE t.member_id IS NOT NULL AND t.revoked_at IS NULL
+          AND (t.granted_at IS NOT NULL OR t.attended_until IS NULL OR t.attended_until >= clock_timestamp())
+        WINDOW one AS (PARTITION BY t.member_id, t.owner)
+    ), b AS (
+        SELECT q.*, max(q.queue_position) FILTER (WHERE q.busy AND q.waits) OVER (PARTITION BY q.resource_id) AS last_busy FROM q
+    )
+    SELECT b.queue_position, b.resource_id, b.member_id, b.owner, b.access_type, b.concurrency_limit, b.weight, b.granted,
+           o.cap, b.waits
+    FROM b LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
+    WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
+$$;
+
+-- Whether these members live, as far as anybody can tell: anyone who died holds nobody up for long. With what a client needs
+-- to name them, which is nothing where one of them may be dead.
+CREATE OR REPLACE FUNCTION {schema}.living(p_members bigint[], p_mine bigint)
+RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_member bigint;
+BEGIN
+    FOREACH v_member IN ARRAY p_members LOOP
+        PERFORM {schema}.test_member(v_member, p_mine);
+        IF NOT EXISTS (SELECT FROM {schema}.member AS m
+                       WHERE m.member_id = v_member AND m.missing_since IS NULL
+                         AND (m.lease_until IS NULL OR m.lease_until >= clock_timestamp())) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    RETURN QUERY SELECT m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END
+                 FROM {schema}.member AS m WHERE m.member_id = ANY (p_members);
+END
+$$;
+
 -- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through it, a row each who,
 -- the youngest request's first. `ahead` is where a who is in the way of the one before, `behind` what it waits for.
 -- Nothing while somebody in it may be dead: then it will be removed.
@@ -51,7 +119,6 @@ DECLARE
     v_back     integer[];
     v_seen     integer[] := '{}';
     v_victim   {schema}.deadlock_row;
-    v_peer     bigint;
     v_reached  integer[] := '{}';  -- whos; and from which, by which row that waits behind which
     v_from     integer[] := '{}';
     v_waiter   integer[] := '{}';
@@ -60,39 +127,19 @@ DECLARE
     v_front    {schema}.deadlock_row[];  -- their rows
     v_rest     {schema}.deadlock_row[];  -- of whos that are not reached yet
 BEGIN
-    -- Most calls end here.
-    IF NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
-       OR NOT EXISTS (SELECT FROM {schema}.rows_of(p_member) AS t
-                      WHERE t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
-                      HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) THEN
-        RETURN;
-    END IF;
-
-    -- One statement, one instant. Only who has two rows and waits, and anyone who waits ahead of such a one: without them
-    -- there is no knot. Bare participants, who may go at any time, and rows that are on their way out do not count.
-    -- Where a member does not tell its owners, each row is taken for somebody's of its own.
-    WITH q AS (
-        SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
-               t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
-               AND (count(*) OVER one > 1 OR t.access_type = 'upgrade') AS busy,
-               CASE WHEN t.owner IS NULL THEN t.queue_position END AS itself
-        FROM {schema}.{table} AS t
-        WHERE t.member_id IS NOT NULL AND t.revoked_at IS NULL
-          AND (t.granted_at IS NOT NULL OR t.attended_until IS NULL OR t.attended_until >= clock_timestamp())
-        WINDOW one AS (PARTITION BY t.member_id, t.owner)
-    ), b AS (
-        SELECT q.*, max(q.queue_position) FILTER (WHERE q.busy AND q.waits) OVER (PARTITION BY q.resource_id) AS last_busy FROM q
-    ), r AS (
+    WITH r AS (
         SELECT row_number() OVER (ORDER BY b.resource_id, b.queue_position)::integer,
-               dense_rank() OVER (ORDER BY b.member_id, b.owner, b.itself)::integer,
+               dense_rank() OVER (ORDER BY b.member_id, b.owner, CASE WHEN b.owner IS NULL THEN b.queue_position END)::integer,
                b.member_id, b.owner, b.resource_id, b.queue_position, b.access_type, b.concurrency_limit,
-               least(b.concurrency_limit, CASE WHEN o.cap >= b.weight THEN o.cap END), b.weight, b.granted, b.waits
-        FROM b LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
-        WHERE b.busy OR b.waits AND b.queue_position < b.last_busy
+               least(b.concurrency_limit, CASE WHEN b.cap >= b.weight THEN b.cap END), b.weight, b.granted, b.waits
+        FROM {schema}.deadlock_rows(p_member) AS b
         ORDER BY 1
     )
     SELECT array_agg(r::{schema}.deadlock_row) INTO v_rows FROM r;
-    v_none := array_fill(false, ARRAY[coalesce(cardinality(v_rows), 0)]);
+    IF v_rows IS NULL THEN  -- most calls end here
+        RETURN;
+    END IF;
+    v_none := array_fill(false, ARRAY[cardinality(v_rows)]);
 
     -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
     v_idle := v_none;
@@ -204,15 +251,9 @@ BEGIN
     SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
     v_rest := v_rows;
 
-    -- Anyone who died holds nobody up for long.
-    FOR v_peer IN SELECT DISTINCT r.member_id FROM unnest(v_rows) AS r LOOP
-        PERFORM {schema}.test_member(v_peer, p_member);
-        IF NOT EXISTS (SELECT FROM {schema}.member AS m
-                       WHERE m.member_id = v_peer AND m.missing_since IS NULL
-                         AND (m.lease_until IS NULL OR m.lease_until >= clock_timestamp())) THEN
-            RETURN;
-        END IF;
-    END LOOP;
+    IF NOT EXISTS (SELECT FROM {schema}.living((SELECT array_agg(DISTINCT r.member_id) FROM unnest(v_rows) AS r), p_member)) THEN
+        RETURN;
+    END IF;
 
     -- 3. The shortest way from the victim back to its owner: by levels, and in each by position.
     v_front := ARRAY[v_victim];

@@ -42,7 +42,8 @@ DECLARE
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
         'upwor', ARRAY['settings'],
-        'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'begin_upgrade', 'upgrade',
+        'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'deadlock_rows', 'living',
+                    'begin_upgrade', 'upgrade',
                     'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',
                     'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
                     'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
@@ -53,7 +54,7 @@ DECLARE
         'p', ARRAY['put_tasks', 'put'],
         'po', ARRAY['set_task'],
         'pwo', ARRAY['recover_tasks'],
-        'pwor', ARRAY['queue_state', 'list_tasks', 'task_attempts'],
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'list_tasks', 'task_attempts'],
         'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'session_leftovers', 'seconds_since', 'error_words'],
         'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);

@@ -332,19 +332,23 @@ BEGIN
 END
 $$;
 
--- Writes the marks of a resource and of a member, for a row at whose insertion the caller stands, under the gate, or which
--- was there before the caller had that; NULL for a member: that of the resource alone. A registration of the member may be
--- under way on an older session, with a lower number which nobody sees yet: then its mark has to wait.
+-- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
+-- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
+-- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
 CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_alone boolean;  -- no other session registers for the member
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;
     END IF;
     PERFORM {schema}.raise_mark(p_resource, p_position,
                                 ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
-    IF pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
+    v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
+                    THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
+    IF v_alone THEN
         PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
                                           WHERE queue_position < p_position LIMIT 201));
@@ -806,8 +810,9 @@ AS $$
 DECLARE
     v_ahead  record;
     v_shared boolean;
-    v_leased boolean := false;
-    v_low    boolean;  -- the number is below a mark
+    v_leased boolean;
+    v_fresh  boolean;
+    v_mark   bigint;  -- the higher one of the resource's and the member's
 BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call.
     IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
@@ -824,49 +829,29 @@ BEGIN
             USING ERRCODE = '22023';
     END IF;
     v_shared := pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL;
-    LOOP
-        -- At first only in the usual case: nobody is there, nor was below the mark, and the last sign of life is young.
-        INSERT INTO {schema}.{table} AS t (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
-                                           request_uid, granted_at, note)
-        SELECT p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
-               p_uid, CASE WHEN granted IS NOT FALSE THEN clock_timestamp() END, p_note
-        FROM {schema}.member AS m
-        LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
-                           ORDER BY w.mark DESC LIMIT 1) AS l ON true
-        WHERE m.member_id = p_member AND m.login = session_user
-          AND (granted IS NOT NULL
-               OR m.lease_ms IS NULL
-                  AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond')
-                  AND coalesce(l.survivors, '{}') = '{}'
-                  AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
-                  AND NOT EXISTS (SELECT FROM {schema}.{table} AS q
-                                  WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0)))
-        RETURNING t.queue_position, EXISTS (SELECT FROM {schema}.low_water AS l
-                                            WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member))
-                                              AND l.mark > t.queue_position)
-        INTO queue_position, v_low;
-        EXIT WHEN FOUND AND NOT v_low;
-        IF FOUND THEN
-            -- Numbers went back (somebody restored rows, or set the sequence). What stands below the marks has not been seen:
-            -- without them, and with another number, once more.
-            DELETE FROM {schema}.low_water AS l
-            WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
-            DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
-            queue_position := NULL;
-            granted := NULL;
-            CONTINUE;
+    -- The usual case: nobody is there, nor was below the mark.
+    SELECT m.lease_ms IS NOT NULL,
+           m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
+           greatest(l.mark, (SELECT w.mark FROM {schema}.low_water AS w WHERE w.resource_id = {schema}.member_key(p_member)
+                             ORDER BY w.mark DESC LIMIT 1)),
+           coalesce(l.survivors, '{}') = '{}'
+           AND NOT EXISTS (SELECT FROM {schema}.{table} AS q WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0))
+           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
+    INTO v_leased, v_fresh, v_mark, granted
+    FROM {schema}.member AS m
+    LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
+                       ORDER BY w.mark DESC LIMIT 1) AS l ON true
+    WHERE m.member_id = p_member AND m.login = session_user;
+    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.give_sign(p_member) THEN
+        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
+            RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
+                USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
         END IF;
-        SELECT m.lease_ms IS NOT NULL INTO v_leased FROM {schema}.member AS m
-        WHERE m.member_id = p_member AND m.login = session_user;
-        IF NOT FOUND OR NOT {schema}.give_sign(p_member) THEN
-            IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
-                RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
-                    USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
-            END IF;
-            -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
-            RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
-                USING ERRCODE = 'P0002', HINT = 'Enrol again.';
-        END IF;
+        -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
+    IF NOT granted THEN
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
             SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
@@ -889,8 +874,22 @@ BEGIN
                 RETURN;
             END IF;
         END IF;
-    END LOOP;
-    granted := granted IS NOT FALSE;
+    END IF;
+    INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                  request_uid, granted_at, note)
+    VALUES (p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
+            p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
+    RETURNING {schema}.{table}.queue_position INTO queue_position;
+    IF queue_position < v_mark THEN
+        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the marks has not been seen:
+        -- without them, and with another number, once more.
+        DELETE FROM {schema}.low_water AS l
+        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
+        DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
+        SELECT p.queue_position, p.granted INTO queue_position, granted
+        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
+        RETURN;
+    END IF;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
     IF NOT v_leased AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
         -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those

@@ -20,7 +20,8 @@
 --     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
 --     writes a better one.
 -- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
--- of task_low_water. The mark is read in the statement that uses it: both are of one moment.
+-- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
+-- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -135,7 +136,8 @@ BEGIN
     v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
     v_newest.mark := coalesce(v_newest.mark, -1);
     -- The claim looked before it had the lock: is its order still the lowest?
-    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t WHERE t.task_id = ANY (v_newest.survivors) AND t.is_open ORDER BY 1);
+    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
+                    WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
     SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
     WHERE t.is_open AND t.queue_name <= p_queue
       AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_newest.task_order, v_newest.mark)
@@ -184,7 +186,8 @@ BEGIN
     FROM (SELECT 1) AS one
     LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
            ON true
-    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t WHERE t.task_id = ANY (w.survivors) AND t.is_open) AS kept) AS s
+    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t
+                                      WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)) AS kept) AS s
            ON w.survivors <> '{}'
     LEFT JOIN LATERAL (SELECT t.task_order, t.task_id FROM {schema}.task AS t
                        WHERE t.is_open AND t.queue_name <= p_queue
@@ -196,7 +199,7 @@ BEGIN
     beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
     IF survivors IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
-        WHERE t.task_id = ANY (survivors) AND t.is_open AND t.status = 'pending'
+        WHERE t.task_id = ANY (survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
@@ -234,13 +237,45 @@ BEGIN
             ORDER BY l.serial DESC LIMIT 1)
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.status = 'running'
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.status, '') = 'running'
         UNION ALL
         SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
         FROM {schema}.task AS t
         WHERE t.status = 'running' AND t.queue_name <= p_queue
           AND (t.queue_name, t.task_order, t.task_id)
               >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0));
+END
+$$;
+
+-- Has this session told of tasks that are put, or may be claimed because others ended (NOTIFY): a hint, and no more than that.
+-- Whoever listens shares a lock as long as its session lives, so nothing is sent where nobody does.
+CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM pg_advisory_lock_shared({schema}.lock_class(5), 1);
+    EXECUTE format('LISTEN %I', 'sqlsem_tasks_' || md5('{schema}'));
+END
+$$;
+
+-- p_order: something of this order has ended; only the end of all of it is news. NULL: whatever it was is.
+CREATE OR REPLACE FUNCTION {schema}.tell_of_tasks(p_queue varchar, p_order integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF pg_try_advisory_lock({schema}.lock_class(5), 1) THEN
+        PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- nobody shares it
+    ELSIF p_order IS NULL OR p_order < (
+        SELECT t.task_order FROM {schema}.task AS t
+        WHERE t.is_open AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, p_order, coalesce((SELECT CASE WHEN w.task_order = p_order THEN w.mark END
+                                              FROM (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+                                                    ORDER BY l.serial DESC LIMIT 1) AS w), 0))
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1) THEN
+        PERFORM pg_notify('sqlsem_tasks_' || md5('{schema}'), md5(p_queue));
+    END IF;
 END
 $$;
 
@@ -321,6 +356,7 @@ BEGIN
         RETURNING task_id, task_order)
     SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
     IF v_made IS NOT NULL THEN
+        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
         PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
     END IF;
     IF cardinality(v_made) = jsonb_array_length(p_tasks) THEN
@@ -416,8 +452,8 @@ BEGIN
         ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts) <> 'pending'
                         THEN clock_timestamp() END,
         error = p_error, result = p_result, member_id = NULL, claim_uid = NULL
-    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND status = 'running'
-    RETURNING t.owner, t.claimed_at, t.status INTO v_before;
+    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
+    RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order INTO v_before;
     IF NOT FOUND THEN
         -- Ended before, by us?
         SELECT t.status INTO v_status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
@@ -428,6 +464,7 @@ BEGIN
         (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
     VALUES (p_task, p_attempt, p_outcome, p_member, v_before.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
             v_member.backend_pid, v_before.claimed_at, p_error, p_result, v_member.login);
+    PERFORM {schema}.tell_of_tasks(v_before.queue_name, CASE WHEN v_before.status <> 'pending' THEN v_before.task_order END);
     RETURN v_before.status;
 END
 $$;
@@ -463,6 +500,8 @@ AS $$
 DECLARE
     v_member {schema}.member;
     v_count  integer;
+    v_queue  varchar;
+    v_order  integer;
     v_first  record;
     v_ids    bigint[];
 BEGIN
@@ -481,15 +520,20 @@ BEGIN
                 error = e.error, result = e.result, member_id = NULL, claim_uid = NULL
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
             WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
-              AND t.status = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
-            RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result),
+              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
+            RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result, t.queue_name, t.task_order),
         kept AS (
             INSERT INTO {schema}.task_log
                 (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
             SELECT d.task_id, d.attempt, d.outcome, p_member, d.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
                    v_member.backend_pid, d.claimed_at, d.error, d.result, v_member.login
             FROM done AS d)
-        SELECT json_object_agg(d.task_id, d.status), count(*) INTO ended, v_count FROM done AS d;
+        SELECT json_object_agg(d.task_id, d.status), count(*), max(d.queue_name),
+               CASE WHEN bool_and(d.status <> 'pending') THEN max(d.task_order) END
+        INTO ended, v_count, v_queue, v_order FROM done AS d;
+        IF v_count > 0 THEN
+            PERFORM {schema}.tell_of_tasks(v_queue, v_order);
+        END IF;
         IF v_count < json_array_length(p_ends) THEN
             -- Ended before, by us?
             SELECT json_object_agg(t.task_id, t.status) INTO ended
@@ -527,7 +571,7 @@ BEGIN
               FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
                     FROM {schema}.task AS t
                     WHERE t.task_id = ANY (v_first.survivors) AND t.task_id >= v_first.task_id
-                      AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                      AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
                     UNION ALL
                     (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
                      FROM {schema}.task AS t
@@ -542,7 +586,8 @@ BEGIN
     END IF;
     WITH chosen AS MATERIALIZED (
         SELECT t.task_id FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_ids) AND t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        WHERE t.task_id = ANY (v_ids) AND coalesce(t.is_open, false) AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
           AND (t.task_id = v_first.task_id OR t.losses = 0)
         ORDER BY t.task_id
         FOR UPDATE OF t SKIP LOCKED),
@@ -602,7 +647,7 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
     WITH orphan AS (
         SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
-        WHERE t.task_id = ANY (v_tasks) AND t.status = 'running' AND t.member_id = ANY (v_gone)
+        WHERE t.task_id = ANY (v_tasks) AND coalesce(t.status, '') = 'running' AND t.member_id = ANY (v_gone)
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
@@ -616,6 +661,9 @@ BEGIN
     SELECT o.task_id, o.attempt, 'lost', o.member_id, o.owner, o.host, o.pid, o.login, o.claimed_at, 'its worker died'
     FROM orphan AS o;
     GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 AND p_queue IS NOT NULL THEN
+        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+    END IF;
     RETURN v_count;
 END
 $$;
@@ -633,7 +681,7 @@ BEGIN
         ORDER BY l.serial DESC LIMIT 1),
     opened AS NOT MATERIALIZED (
         SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
-        WHERE t.task_id = ANY (w.survivors) AND t.is_open
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
         UNION ALL
         SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
@@ -647,6 +695,27 @@ BEGIN
     FROM (SELECT 1) AS one
     LEFT JOIN LATERAL (SELECT o.task_id, o.error FROM opened AS o WHERE o.status = 'failed'
                        ORDER BY o.task_order, o.task_id LIMIT 1) AS f ON true;
+END
+$$;
+
+-- Seconds until a task that waits for its time may run: the first of the lowest open order that does; NULL where none does.
+CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_look record;
+BEGIN
+    SELECT f.* INTO v_look FROM {schema}.first_task(p_queue, 0) AS f;
+    RETURN (
+        SELECT extract(epoch FROM greatest(min(r.ready_at) - clock_timestamp(), interval '0'))::float
+        FROM (SELECT t.ready_at FROM {schema}.task AS t
+              WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
+              UNION ALL
+              SELECT t.ready_at FROM {schema}.task AS t
+              WHERE t.is_open AND t.status = 'pending'
+                AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
+                AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)) AS r);
 END
 $$;
 
@@ -742,6 +811,7 @@ BEGIN
     ELSE
         RETURN -2;
     END IF;
+    PERFORM {schema}.tell_of_tasks(v_task.queue_name, NULL);
     RETURN 0;
 END
 $$;

@@ -104,11 +104,6 @@ WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
 -- name: settings_of_all
 SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
 
--- name: mine
-SELECT resource_id, queue_position, concurrency_limit AS "limit", granted_at IS NOT NULL AS granted,
-       revoked_at IS NOT NULL AS revoked
-FROM {table} WHERE member_id = ?
-
 -- name: find
 SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
 WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'
@@ -428,6 +423,11 @@ SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
     member_id = NULL, claim_uid = NULL
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
+
+-- name: next_ready
+SELECT max(0.0, min(ready_at) - {clock}) AS seconds FROM {schema}_task INDEXED BY {schema}_task_open
+WHERE queue_name = :queue AND is_open AND status = 'pending'
+  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 
 -- name: queue_state
 SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),

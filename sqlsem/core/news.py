@@ -1,0 +1,86 @@
+"""News of tasks from other processes: a thread listens for all in this process who wait for work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+from sqlsem.core.bell import Bell
+from sqlsem.engines.base import Engine, Session
+from sqlsem.errors import SqlsemError
+
+__all__ = ["News"]
+
+log = logging.getLogger("sqlsem")
+
+#: Between two attempts to listen; and how long one call listens.
+AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0
+#: When a coordinator is closed, for the thread to end.
+CLOSE_SECONDS = 2.0
+
+
+class News:
+    """Rings the bell when others may have put something. Only hints: whoever waits looks from time to time as well.
+
+    ``heard``: whether somebody listens just now.
+    """
+
+    def __init__(self, engine: Engine, bell: Bell, closing: threading.Event) -> None:
+        self.heard = False
+        self._engine = engine
+        self._bell = bell
+        self._closing = closing
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._thread: threading.Thread | None = None
+        self._session: Session | None = None
+
+    @contextlib.contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Somebody waits meanwhile."""
+        with self._lock:
+            self._waiting += 1
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._listen, name="sqlsem-news", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    def sessions(self) -> list[Session]:
+        """Its connection, if it has one."""
+        return [] if self._session is None else [self._session]
+
+    def close(self) -> None:
+        """End the thread; ``closing`` is set."""
+        thread, session = self._thread, self._session
+        if session is not None:
+            session.interrupt()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_SECONDS)
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._session = session = self._engine.connect("listen")
+                try:
+                    if not session.listen():
+                        return
+                    self.heard = True
+                    self._bell.notify()
+                    while not self._closing.is_set():
+                        if session.hear(HEAR_SECONDS) and self._waiting:
+                            self._bell.notify()
+                finally:
+                    self.heard, self._session = False, None
+                    session.close()
+            except SqlsemError as exc:
+                if not self._closing.is_set():
+                    log.info("Nothing is heard of tasks that others put, for now: %s", exc)
+            except Exception:
+                log.exception("Listening for tasks failed")
+            self._closing.wait(AGAIN_SECONDS)

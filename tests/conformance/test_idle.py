@@ -1,0 +1,106 @@
+"""Workers that have nothing to do: what they cost, and how soon they begin when there is something."""
+
+import statistics
+import threading
+import time
+from collections import Counter
+
+import pytest
+from support import PATIENCE, slack, until
+
+import sqlsem
+from sqlsem.tasks import Worker
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+#: When tasks were begun, by number.
+begun: dict[int, float] = {}
+
+
+def note(number):
+    begun[number] = time.monotonic()
+
+
+def fail_once(number):
+    if number not in begun:
+        note(number)
+        raise ValueError("once")
+    note(-number)
+
+
+@pytest.fixture
+def idle(connect, name):
+    """The queue of a worker that has had nothing to do for a while."""
+    begun.clear()
+    queue = connect().queue(name)
+    worker = Worker(queue, threads=4)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    process = queue.claiming.process
+    until(lambda: process.news.heard, "somebody listens")
+    time.sleep(5)
+    yield queue
+    worker.stop()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_idle_workers_cost_one_statement_a_second(idle):
+    session, made = idle.claiming.process.member.main.session, Counter()
+
+    def watched(name, call):
+        def counted(*arguments):
+            made[name] += 1
+            return call(*arguments)
+
+        return counted
+
+    names = ("claim_task", "next_task", "next_tasks", "end_task", "recover_tasks", "next_ready", "ping")
+    for name in names:
+        setattr(session, name, watched(name, getattr(session, name)))
+    time.sleep(8)
+    for name in names:
+        delattr(session, name)
+    assert 0 < sum(made.values()) <= 9, made
+
+
+def test_what_others_put_is_taken_up_at_once(idle, connect, name):
+    """By a coordinator of its own, which has as little to do with the worker as another process."""
+    other, taken = connect().queue(name), []
+    for number in range(20):
+        began = time.monotonic()
+        other.put(sqlsem.Call(note, number))
+        until(lambda number=number: number in begun)
+        taken.append(begun[number] - began)
+        time.sleep(0.1)
+    assert statistics.median(taken) < slack(0.05)
+    assert max(taken) < slack(0.5)
+
+
+def test_the_next_order_is_taken_up_at_once(idle, connect, name):
+    """When somebody else has ended the last task before it."""
+    other = connect().queue(name)
+    number = other.put(sqlsem.Call(note, 0), after=60)  # holds up what comes later
+    other.put(sqlsem.Call(note, 1), order=1)
+    time.sleep(2)
+    assert begun == {}
+    began = time.monotonic()
+    other.claiming.process.member.call("cancel", lambda session, _: session.set_task(number, "cancel"))
+    until(lambda: 1 in begun)
+    assert begun[1] - began < slack(0.2)
+
+
+def test_what_waits_for_its_time_is_begun_then(idle, connect, name):
+    other = connect().queue(name)
+    began = time.monotonic()
+    other.put(sqlsem.Call(note, 1), after=1.3)
+    other.put(sqlsem.Call(note, 2), after=2.1)
+    until(lambda: len(begun) == 2)
+    assert 1.2 < begun[1] - began < 1.3 + slack(0.25)
+    assert 2.0 < begun[2] - began < 2.1 + slack(0.25)
+
+
+def test_the_next_attempt_is_begun_in_time(idle, connect, name):
+    connect().queue(name).put(sqlsem.Call(fail_once, 1), max_attempts=2, backoff=1)
+    until(lambda: -1 in begun)
+    assert 0.4 < begun[-1] - begun[1] < 1 + slack(0.25)

@@ -1,0 +1,111 @@
+"""SQLite: who lets a waiter in rings it. A ring lets nobody in by itself, and nothing depends on it."""
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+
+import pytest
+
+from sqlsem.engines.sqlite import locks, rings
+from sqlsem.model import Request
+
+pytestmark = pytest.mark.engines("sqlite")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs sockets whose names are no files")
+
+
+@pytest.fixture
+def queue(database, name):
+    """Two members, of whom the first holds what the second waits for: sessions, tickets, and how to wait for it."""
+    with contextlib.ExitStack() as stack:
+        first, second, waiting = (stack.enter_context(contextlib.closing(database.session())) for _ in range(3))
+        one, two = first.enrol("h", 1, "p"), second.enrol("h", 1, "p")
+        (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
+        (wanted,) = second.register(two, "two", "o", f"{name}.2", [Request(name)], False)
+        answers = []
+
+        def wait():
+            began = time.monotonic()
+            answers.append((waiting.wait(wanted, 3.0, threading.Event()), time.monotonic() - began))
+
+        thread = threading.Thread(target=wait)
+        yield first, waiting, held, wanted, thread, answers
+        first.resign(one)
+        second.resign(two)
+
+
+def seldom(monkeypatch):
+    """A waiter that is not rung looks once in two seconds."""
+    monkeypatch.setattr(locks.Place, "pause", lambda *_: 2.0)
+
+
+@linux
+def test_who_is_let_in_is_rung(queue, monkeypatch):
+    first, waiting, held, _, thread, answers = queue
+    seldom(monkeypatch)
+    thread.start()
+    time.sleep(0.3)
+    assert first.release(held, "released")
+    thread.join(10)
+    ((answer, took),) = answers
+    assert answer is True
+    assert took < 1.5
+    assert waiting.rings.trusted
+
+
+@linux
+def test_a_ring_lets_nobody_in(queue, monkeypatch):
+    first, _, held, wanted, thread, answers = queue
+    seldom(monkeypatch)
+    thread.start()
+    for _ in range(20):
+        time.sleep(0.05)
+        first.rings.ring([wanted.position])
+    assert not answers
+    first.release(held, "released")
+    thread.join(10)
+    assert answers[0][0] is True
+
+
+def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
+    first, waiting, held, _, thread, answers = queue
+    monkeypatch.setattr(rings, "_socket", lambda: None)  # as on other systems, or from another container
+    thread.start()
+    time.sleep(0.3)
+    first.release(held, "released")
+    thread.join(10)
+    ((answer, took),) = answers
+    assert answer is True
+    assert took < 2.5
+    assert not waiting.rings.trusted
+
+
+def test_who_gives_back_what_is_not_its_own_lets_nobody_in(queue):
+    first, waiting, held, wanted, _, _ = queue
+    assert not first.release(dataclasses.replace(held, requesting_id="somebody else's"), "released")
+    assert waiting.wait(wanted, 0, threading.Event()) is False
+    assert [one.state for one in first.entries(held.resource)] == ["holds", "waits"]
+
+
+def test_a_lease_is_renewed_by_its_owner(database, name):
+    """Whoever leaves lets in nobody who has to prove first that it lives."""
+    with contextlib.closing(database.session(lease=30)) as leased, contextlib.closing(database.session()) as first:
+        one, two = first.enrol("h", 1, "p"), leased.enrol("h", 1, "p")
+        (held,) = first.register(one, "one", "o", f"{name}.1", [Request(name)], False)
+        (wanted,) = leased.register(two, "two", "o", f"{name}.2", [Request(name)], False)
+        first.release(held, "released")
+        assert [entry.state for entry in first.entries(name)] == ["waits"]
+        assert leased.wait(wanted, 0, threading.Event()) is True
+        assert [entry.state for entry in first.entries(name)] == ["holds"]
+        first.resign(one)
+        leased.resign(two)
+
+
+def test_what_an_operator_has_set_holds_for_who_is_let_in(queue):
+    first, waiting, held, wanted, _, _ = queue
+    first.set_resource(held.resource, "paused", 1)
+    assert first.release(held, "released")
+    assert [one.state for one in first.entries(held.resource)] == ["waits"]
+    first.set_resource(held.resource, "paused", 0)
+    assert waiting.wait(wanted, 0, threading.Event()) is True

@@ -1,0 +1,58 @@
+"""Thousands of tasks of one process wait on one resource: each is let in once, nobody looks meanwhile, and the two
+thousandth is let in as fast as the hundredth.
+"""
+
+import asyncio
+import time
+
+import pytest
+from support import PATIENCE
+
+FEW, MANY = 100, 2000
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.timeout(600)
+def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch):
+    holder, coordinator = connect(grace=60), connect(grace=60)
+    coordinator.mutex(name("connects")).acquire()
+    session, process = coordinator.process.member.main.session, coordinator.process
+    asked = []
+    look, wait = session.look, session.wait
+    monkeypatch.setattr(session, "look", lambda me, tickets: asked.append(len(tickets)) or look(me, tickets))
+    monkeypatch.setattr(session, "wait", lambda *of: asked.append(1) or wait(*of))
+
+    async def main(number, resource, grant):
+        inside, order = 0, []
+
+        async def enter():
+            nonlocal inside
+            async with coordinator.mutex(resource) as had:
+                inside += 1
+                assert inside == 1
+                order.append(had.position)
+                inside -= 1
+
+        tasks = [asyncio.create_task(enter()) for _ in range(number)]
+        while len(process.lines.waiters()) < number:
+            await asyncio.sleep(0.02)
+        asked.clear()
+        await asyncio.sleep(1)
+        idle = len(asked)
+        began = time.monotonic()
+        await asyncio.to_thread(grant.release)
+        await asyncio.wait_for(asyncio.gather(*tasks), 10 * PATIENCE)
+        took = time.monotonic() - began
+        assert order == sorted(order)
+        assert len(order) == number
+        assert idle == 0, "who waits behind another one of ours asks nothing"
+        assert sum(asked) <= number + 10, "one short look for each hand-over at the most"
+        return number / took
+
+    rates = {}
+    for number in (FEW, MANY):
+        lock = holder.mutex(name(number))
+        assert lock.acquire()
+        rates[number] = asyncio.run(main(number, str(name(number)), lock.grant))
+    assert rates[MANY] > 0.4 * rates[FEW], rates  # (a busy machine; `benchmarks growth` measures it)
+    assert database.queue(name(MANY)) == []

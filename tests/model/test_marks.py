@@ -1,0 +1,442 @@
+"""PostgreSQL's low-water marks: below one lives nothing but its survivors, whatever is done, and nothing dead is passed
+by who looks. Here a mark is written by every registration and every grant, not by one of forty.
+"""
+
+import collections
+import itertools
+import json
+import random
+import threading
+import time
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from model.test_rule import NEVER, Machine
+from support import have_postgres, until
+
+from sqlsem.errors import SqlsemError
+from sqlsem.model import Request, Ticket, Upgrading
+
+pytestmark = pytest.mark.skipif(not have_postgres(), reason="PostgreSQL only")
+
+
+def mark_always(database):
+    database.rows(
+        "CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE sql VOLATILE AS 'SELECT true'"
+    )
+    return database
+
+
+@pytest.fixture(scope="module")
+def marking(postgres_server):
+    from conftest import new_postgres_database
+
+    return mark_always(new_postgres_database(postgres_server))
+
+
+def low_water(database, key):
+    return database.rows("SELECT mark, survivors FROM sqlsem.low_water WHERE resource_id = ? ORDER BY mark", key)
+
+
+def assert_marks_are_true(database):
+    """Of every mark that is there, of resources and of members."""
+    with psycopg.connect(database.url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        marks = connection.execute("SELECT resource_id, mark, survivors FROM sqlsem.low_water").fetchall()
+        rows = connection.execute("SELECT resource_id, member_id, queue_position FROM sqlsem.ProcessControl").fetchall()
+    living = collections.defaultdict(set)
+    for resource, member, position in rows:
+        living[resource].add(position)
+        living[f"\tmember {member}"].add(position)
+    for key, mark, survivors in marks:
+        assert len(survivors) <= 200
+        below = {position for position in living[key] if position < mark}
+        assert below <= set(survivors), f"{key!r}: {sorted(below)} live below {mark}, of {survivors}"
+
+
+class MarkedMachine(Machine):
+    def teardown(self):
+        if hasattr(self, "operator"):
+            assert_marks_are_true(self.database)
+        super().teardown()
+
+
+@pytest.mark.timeout(300)
+def test_the_rule_holds_with_marks_everywhere(marking, name):
+    machine = type("Machine", (MarkedMachine,), {"database": marking, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=30,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+KINDS = ["limit", "limit", "limit", "write", "read", "read", "stage:1", "stage:2"]
+
+
+def any_request(resource, most=4):
+    kind, limit = random.choice(KINDS), random.randint(1, most)
+    if kind == "limit":
+        return Request(resource, limit=limit, weight=random.randint(1, limit))
+    return Request(resource, kind)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(12, 4), (260, 6), (30, 40)])
+def test_every_row_of_a_long_queue_is_judged_as_the_model_judges_it(marking, name, rows, most):
+    """Some stay long, and so survive many marks; some are bare; some leave from the middle; caps come and go."""
+    random.seed(rows)
+    operator, session = marking.session(grace=0), marking.session(grace=0)
+    member = session.enrol("host", 1, "churn")
+    raw = marking.raw()
+    bare = raw.cursor()
+    cap, alive = None, {}
+    for step in range(rows * 3):
+        if len(alive) >= rows or (alive and random.random() < 0.3):
+            position = random.choice(sorted(alive)[rows // 4 :] or sorted(alive))
+            ticket, _ = alive.pop(position)
+            if ticket is None:
+                bare.execute("DELETE FROM sqlsem.ProcessControl WHERE queue_position = %s", (position,))
+            else:
+                assert session.release(ticket, "released")
+        elif random.random() < 0.15:
+            limit = random.choice([None, 1, 3])
+            one = Request(name, limit=limit) if limit else Request(name, limit=None)
+            alive[marking.insert_bare(bare, name, f"bare {step}", concurrency_limit=limit)] = None, one
+        else:
+            one = any_request(name, most)
+            (ticket,) = session.register(member, "me", "owner", f"{name}.{step}", [one], False)
+            assert ticket.granted is one.fits([ahead for _, ahead in alive.values()], cap)
+            alive[ticket.position] = ticket, one
+        if random.random() < 0.05:
+            cap = random.choice([None, 1, 2, 5])
+            operator.set_resource(name, "cap", cap)
+    entries = operator.entries(name)
+    assert [entry.position for entry in entries] == sorted(alive)
+    assert_marks_are_true(marking)
+    assert low_water(marking, name)[-1][0] > min(alive), "the survivors were put to the test"
+    judged = dict(
+        raw.execute(
+            "SELECT queue_position, eligible FROM sqlsem.ProcessControl AS t, sqlsem.ahead(t.resource_id,"
+            " t.queue_position, t.access_type, t.concurrency_limit, t.weight, NULL) WHERE t.resource_id = %s",
+            (name,),
+        ).fetchall()
+    )
+    for number, entry in enumerate(entries):
+        assert judged[entry.position] is alive[entry.position][1].fits(entries[:number], cap)
+    tickets = [ticket for ticket, _ in alive.values() if ticket is not None]
+    due = {ticket.position for ticket in tickets if judged[ticket.position] or ticket.granted} | {
+        entry.position for entry in entries if entry.granted_at is not None
+    }
+    # All at once, the same; and so those that went meanwhile.
+    gone = Ticket(name, tickets[0].position + 10**9, "me", False)
+    assert session.look(member, [*tickets, gone]) == {
+        **dict.fromkeys(due & {t.position for t in tickets}, True),
+        gone.position: None,
+    }
+    session.resign(member)
+    bare.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
+    operator.set_resource(name, "cap", None)
+    for one in (operator, session, raw):
+        one.close()
+
+
+@pytest.mark.parametrize("how", ["register", "bare"])
+def test_numbers_that_go_back_take_the_marks_with_them(marking, name, how):
+    """As after the tables were restored by hand, or the sequence was set: what is below a mark must be seen."""
+    session = marking.session(grace=0)
+    member = session.enrol("host", 1, "restored")
+    for number in range(20):
+        (ticket,) = session.register(member, "me", "owner", f"{name}.{number}", [Request(name)], False)
+        assert session.release(ticket, "released")
+    ((sequence,),) = marking.rows("SELECT pg_get_serial_sequence('sqlsem.ProcessControl', 'queue_position')")
+    assert low_water(marking, name)[-1] == (ticket.position, [])
+    marking.rows("SELECT setval(?, ?)", sequence, ticket.position - 15)
+    raw = marking.raw()
+    if how == "bare":
+        first = marking.insert_bare(raw.cursor(), name, "bare")
+    else:
+        (mine,) = session.register(member, "me", "owner", f"{name}.first", [Request(name)], False)
+        assert mine.granted
+        first = mine.position
+        assert session.ping(member).positions == {first}
+    assert first < ticket.position
+    for number in range(30):  # also when they have passed where the mark was
+        assert session.register(member, "me", "owner", f"{name}.again{number}", [Request(name)], True) is None
+        (waits,) = session.register(member, "me", "owner", f"{name}.on{number}", [Request(name)], False)
+        assert not waits.granted
+        assert session.wait(waits, 0, NEVER) is False
+        assert session.release(waits, "cancelled")
+    assert waits.position > ticket.position
+    assert_marks_are_true(marking)
+    raw.execute("DELETE FROM sqlsem.ProcessControl WHERE resource_id = %s", (name,))
+    raw.close()
+    session.resign(member)
+    session.close()
+
+
+def test_a_registration_under_way_on_an_older_session_is_found_later(marking, name):
+    """Its number is below those of later registrations, and nobody sees its row before it is committed."""
+    old, session = marking.raw(autocommit=False), marking.session(grace=0)
+    member = session.enrol("host", 1, "two sessions")
+    ((position,),) = old.execute(
+        "SELECT queue_position FROM sqlsem.register(%s, 'me', 'owner', %s, false, %s, 'write', 1, 1, NULL)",
+        (member, f"{name}.lost", name("other")),
+    ).fetchall()
+    for number in range(3):
+        (ticket,) = session.register(member, "me", "owner", f"{name}.{number}", [Request(name)], False)
+        assert ticket.position > position
+        assert session.release(ticket, "released")
+    assert session.ping(member).positions == set()
+    old.commit()
+    assert session.ping(member).positions == {position}
+    assert session.cancel(member, f"{name}.lost", "cancelled") == 1
+    old.close()
+    session.resign(member)
+    session.close()
+
+
+def test_a_restore_finds_no_marks_of_what_it_replaced(postgres_server, make_database):
+    database = mark_always(make_database(postgres_server))
+    if not postgres_server.mine:
+        pytest.skip("needs pg_dump of the server")
+    session = database.session(grace=60)
+    member = session.enrol("host", 1, "held")
+    (held,) = session.register(member, "me", "owner", "held", [Request("r")], False)
+    dump = postgres_server.dump(database.url)
+    assert session.release(held, "released")
+    for number in range(10):
+        (ticket,) = session.register(member, "me", "owner", f"{number}", [Request("r")], False)
+        assert ticket.granted
+        assert session.release(ticket, "released")
+    session.close()
+    postgres_server.restore(dump, database.url)
+    assert_marks_are_true(database)
+    # Tables that were dumped without the marks are other tables, and so the marks of the old ones go.
+    database.rows("INSERT INTO sqlsem.low_water VALUES ('r', 1000, '{}')")
+    other = database.session(grace=60)
+    second = other.enrol("host", 2, "after")
+    assert low_water(database, "r") == []
+    assert other.register(second, "me", "owner", "after", [Request("r")], True) is None
+    other.close()
+
+
+@pytest.mark.timeout(240)
+def test_marks_are_true_after_crashes(own_postgres_server, make_database):
+    database = mark_always(make_database(own_postgres_server))
+    stopping = threading.Event()
+
+    def churn(number):
+        while not stopping.is_set():
+            try:
+                session = database.session(grace=0)
+                member = session.enrol("host", number, "churn")
+                kept = collections.deque()
+                for step in itertools.takewhile(lambda _: not stopping.is_set(), itertools.count()):
+                    one = any_request(f"r{step % 2}")
+                    (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [one], False)
+                    session.wait(ticket, 0, NEVER)
+                    kept.append(ticket)
+                    if len(kept) > 10:
+                        kept.rotate(random.randint(0, 3))
+                        session.release(kept.popleft(), "released")
+            except (SqlsemError, psycopg.Error):
+                time.sleep(0.05)
+
+    workers = [threading.Thread(target=churn, args=[number], daemon=True) for number in range(3)]
+    for worker in workers:
+        worker.start()
+    for _ in range(3):
+        until(lambda: len(database.rows("SELECT mark FROM sqlsem.low_water")) >= 4, "marks were written")
+        time.sleep(0.7)
+        own_postgres_server.restart("immediate")
+        assert_marks_are_true(database)
+    stopping.set()
+    for worker in workers:
+        worker.join()
+    assert_marks_are_true(database)
+
+
+@pytest.mark.timeout(120)
+def test_marks_are_true_whatever_runs_side_by_side(marking, name):
+    """Registrations, grants, releases, upgrades and batch looks of several sessions on the same resources."""
+    stopping, failures, inside = threading.Event(), [], {}
+
+    def work(number):
+        try:
+            session = marking.session(grace=0)
+            member = session.enrol("host", number, "beside")
+            for step in itertools.count():
+                if stopping.is_set():
+                    break
+                resource = name(step % 2)
+                one = random.choice([Request(resource), Request(resource, "read"), Request(resource, "read"),
+                                     Request(resource, limit=2)])  # fmt: skip
+                (ticket,) = session.register(member, "me", "owner", f"{member}.{step}", [one], False)
+                granted = ticket.granted
+                while not granted:
+                    granted = (
+                        session.look(member, [ticket]).get(ticket.position, False)
+                        if random.random() < 0.5
+                        else session.wait(ticket, 0.2, NEVER)
+                    )
+                    assert granted is not None
+                if one.access == "read" and random.random() < 0.3:
+                    if session.begin_upgrade(ticket, True) is Upgrading.DONE:
+                        inside[resource, "writer"] = ticket.position
+                        time.sleep(0.001)
+                        assert inside.pop((resource, "writer")) == ticket.position
+                elif one.limit == 1 and one.access == "write":
+                    assert (resource, "writer") not in inside
+                    inside[resource, "writer"] = ticket.position
+                    assert inside.pop((resource, "writer")) == ticket.position
+                assert session.release(ticket, "released")
+            session.resign(member)
+            session.close()
+        except BaseException as exc:
+            failures.append(exc)
+            raise
+
+    workers = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    end = time.monotonic() + 4
+    while time.monotonic() < end and not failures:
+        assert_marks_are_true(marking)
+    stopping.set()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    assert_marks_are_true(marking)
+
+
+# -- what it is for ---------------------------------------------------------------------------------------------------
+
+PAIRS = """
+CREATE PROCEDURE pairs(p_member bigint, p_resource varchar, p_number integer) LANGUAGE plpgsql AS $$
+DECLARE
+    v_position bigint;
+BEGIN
+    SET plan_cache_mode = force_generic_plan;
+    FOR n IN 1..p_number LOOP
+        SELECT queue_position INTO STRICT v_position FROM sqlsem.register(
+            p_member, 'me', 'owner', p_member || '.' || p_resource || '.' || n, false, p_resource, 'write', 5, 1, NULL);
+        COMMIT;
+        PERFORM sqlsem.release(p_resource, v_position, 'me'::varchar, 'released'::varchar);
+        COMMIT;
+    END LOOP;
+END $$"""
+
+
+def buffers(connection, statement, *parameters):
+    """Pages that a statement looks at, those of the functions that it calls too: a dead row is a look at a page."""
+    for _ in range(3):  # what is planned, or read from the catalogue, is so at first
+        ((plan,),) = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters).fetchall()
+    plan = plan if isinstance(plan, list) else json.loads(plan)
+    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
+    """By count, not by the clock: 3,000 pairs under a snapshot leave 3,000 dead entries in front of who looks."""
+    database = make_database(postgres_server)  # and marks as seldom as ever
+    session = database.session(grace=600)
+    member = session.enrol("host", 1, "pairs")
+    (kept,) = session.register(member, "me", "owner", "kept", [Request("r", limit=5)], False)
+    (waits,) = session.register(member, "me", "owner", "waits", [Request("mutex")], False)
+    report, raw = database.raw(autocommit=False), database.raw()
+    report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    report.execute("SELECT count(*) FROM sqlsem.ProcessControl")
+    raw.execute(PAIRS)
+    for _ in range(3):
+        raw.execute("CALL pairs(%s, 'r', 1000)", (member,))
+        raw.execute("CALL pairs(%s, 'free', 1000)", (member,))
+    (last,) = session.register(member, "me", "owner", "last", [Request("r")], False)
+    assert not last.granted
+    raw.execute("SET plan_cache_mode = force_generic_plan")
+    count = itertools.count()
+
+    def registering(resource, trying):
+        return buffers(
+            raw,
+            f"SELECT * FROM sqlsem.register(%s, 'me', 'owner', 'more {next(count)}' || random(), {trying},"
+            f" '{resource}', 'write', 1, 1, NULL)",
+            member,
+        )
+
+    seen = {
+        "a try in vain": registering("r", True),
+        "a registration that waits": registering("r", False),
+        "a wait": buffers(raw, "SELECT sqlsem.wait('r', %s, 0)", last.position),
+        "a look at all": buffers(
+            raw, "SELECT sqlsem.look_all(%s, ARRAY['r'], ARRAY[%s::bigint])", member, last.position
+        ),
+        "a ping": buffers(raw, "SELECT * FROM sqlsem.rows_of(%s)", member),
+        "the rule": buffers(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 1, 1, NULL)", last.position),
+        "the rule, where all is free": buffers(
+            raw, "SELECT * FROM sqlsem.ahead('free', 10000000000, 'write', 1, 1, NULL)"
+        ),
+        "a cancel": buffers(raw, "SELECT sqlsem.cancel(%s, 'nothing', 'cancelled')", member),
+    }
+    report.rollback()
+    print(seen)
+    assert max(seen.values()) < 500, seen
+    assert kept.granted
+    assert waits.granted
+    session.resign(member)
+    for one in (session, report, raw):
+        one.close()
+
+
+def test_a_registration_reads_no_more_than_decides(postgres_server, make_database):
+    database = make_database(postgres_server)
+    session = database.session(grace=600)
+    member = session.enrol("host", 1, "many")
+    raw = database.raw()
+    raw.execute("SET plan_cache_mode = force_generic_plan")
+    seen = {}
+    for number in (50, 1000):
+        raw.execute(
+            "INSERT INTO sqlsem.ProcessControl (resource_id, requesting_id, concurrency_limit, member_id, request_uid)"
+            " SELECT 'r', 'me', 3, %s, 'many ' || %s || '.' || n FROM generate_series(1, %s) AS n",
+            (member, number, number),
+        )
+        ((last,),) = raw.execute("SELECT max(queue_position) FROM sqlsem.ProcessControl").fetchall()
+        seen[number] = {
+            "try": buffers(
+                raw, "SELECT * FROM sqlsem.register(%s, 'me', 'o', 'x', true, 'r', 'write', 3, 1, NULL)", member
+            ),
+            "wait": buffers(raw, "SELECT sqlsem.wait('r', %s, 0)", last),
+            "rule": buffers(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 3, 1, NULL)", last),
+        }
+    print(seen)
+    for what, few in seen[50].items():
+        assert seen[1000][what] < few * 1.3 + 10, (what, seen)
+    session.resign(member)
+    session.close()
+    raw.close()
+
+
+def test_who_died_among_those_inside_is_found(marking, name):
+    """Not the oldest, for whom the next in line waits, nor the last."""
+    sessions = [marking.session(grace=0.5) for _ in range(4)]
+    members = [session.enrol("host", number, "inside") for number, session in enumerate(sessions)]
+    tickets = [
+        session.register(member, "me", "owner", f"{name}.{member}", [Request(name, limit=3)], False)[0]
+        for session, member in zip(sessions, members, strict=True)
+    ]
+    sessions[1].close()
+    began = time.monotonic()
+    while not (granted := sessions[3].wait(tickets[3], 4, NEVER)) and time.monotonic() - began < 10:
+        for number in (0, 2, 3):
+            sessions[number].ping(members[number])
+    assert granted
+    assert time.monotonic() - began < 10
+    for number in (0, 2, 3):
+        sessions[number].resign(members[number])
+        sessions[number].close()

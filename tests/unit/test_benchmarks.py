@@ -1,0 +1,34 @@
+"""The measurements run, as small as can be: their figures mean nothing here."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "--rounds 5 --processes 2 --crew 4 --seconds 0.2 --turns 1 --waiters 2 --wait 1 --locks 3 --threads 2 --tasks 20 "
+    "--workers 2 --put 20 --idle 1 --puts 5 --pending 1000 --finished 10 --claims 30 --quick --crowds 3,5 --under 20 "
+    "--rows 3,5 --past 3,5 --owners 3,5 --budget 5"
+)
+ALL = "uncontended handoff limit aio waiters connections tasks puts idle claim growth"
+
+
+@pytest.mark.soak
+def test_every_measurement_runs(tmp_path):
+    figures = tmp_path / "figures.json"
+    words = [*ALL.split(), *SMALL.split(), "--engine", "sqlite", "--json", str(figures)]
+    if importlib.util.find_spec("matplotlib"):
+        words += ["--picture", str(tmp_path / "slopes.svg")]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(figures.read_text())["sqlite"]
+    assert set(found) == set(ALL.split())
+    assert found["handoff"]["sqlsem"]["overlaps"] == 0
+    assert found["waiters"]["calls"] > 0
+    assert [one["rate"] > 0 for one in found["growth"]["waiters"]] == [True, True]
