@@ -456,7 +456,8 @@ def test_sql(url: str, engine: str) -> None:
     assert "{schema}" not in text
     assert "ProcessControl" not in text
     assert "CREATE TABLE" in text
-    assert "DROP TABLE" not in done("sql", engine, "schema")
+    # Nothing is thrown away. (SQLite cannot change a table's index otherwise than by making it anew.)
+    assert done("sql", engine, "schema").count("DROP TABLE") == (engine == "sqlite")
     assert "DROP" in done("sql", engine, "drop")
 
 

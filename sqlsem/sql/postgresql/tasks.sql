@@ -731,11 +731,26 @@ RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varc
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
                owner varchar, host varchar, pid integer, error text, result text, put_by name, login name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
     WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees),
     looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.look_at_members() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
-                                          AND (p_queue IS NULL OR r.queue_name = p_queue)))
+                                          AND (p_queue IS NULL OR r.queue_name = p_queue))),
+    -- A page of those that are open and one of those that have ended, along their indexes. (Who has lost its worker shows only
+    -- when looked at, so all are needed of those that run.)
+    page AS (
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.queue_name, t.task_order, t.task_id LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_most END)
+        UNION ALL
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = p_status)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_most))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at, greatest(least(t.ready_at, '9999-12-30 UTC'), '0001-01-03 UTC'), t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
@@ -743,11 +758,9 @@ AS $$
                                    WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
            t.member_id, t.owner, t.host, t.pid,
            t.error, t.result, t.put_by, t.login
-    FROM {schema}.task AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
+    FROM page AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
-    WHERE (p_queue IS NULL OR t.queue_name = p_queue)
-      AND (p_status IS NULL OR s.status = p_status AND t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
-      AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+    WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
              CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
     LIMIT p_most

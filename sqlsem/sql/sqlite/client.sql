@@ -448,8 +448,16 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
        t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
        m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
-FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
-WHERE (:queue IS NULL OR t.queue_name = :queue) AND (:status IS NULL OR t.status = :status)
+FROM (-- A page of those that are open and one of those that have ended, along their indexes.
+      SELECT * FROM (SELECT * FROM {schema}_task
+                     WHERE is_open AND (:queue IS NULL OR queue_name = :queue) AND (:status IS NULL OR status = :status)
+                     ORDER BY queue_name, task_order, task_id LIMIT :most)
+      UNION ALL
+      SELECT * FROM (SELECT * FROM {schema}_task
+                     WHERE :status IS NOT 'pending' AND NOT is_open AND (:queue IS NULL OR queue_name = :queue)
+                       AND (:status IS NULL OR status = :status)
+                     ORDER BY ended_at DESC, task_id DESC LIMIT :most)) AS t
+LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
          CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
 LIMIT :most
