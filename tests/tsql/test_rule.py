@@ -10,6 +10,8 @@ import pytest
 
 from sqlsem.model import Request, Ticket
 
+pytestmark = pytest.mark.engines("mssql")
+
 
 def entry(request, position):
     """What `Request.fits` goes by: as an entry has it."""
