@@ -255,7 +255,7 @@ def own_postgres_server(start_postgres: Callable[..., support.PostgresServer]) -
     return start_postgres()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_database() -> Callable[[support.PostgresServer], support.Database]:
     return new_postgres_database
 

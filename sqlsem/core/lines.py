@@ -306,8 +306,10 @@ class Lines:
             return max(0.0, self._look_at - now)
 
     def leads(self, waiter: Waiter) -> bool:
-        """Whether it looks for all that stand."""
-        return self._leader is waiter
+        """Whether it looks for others, too, and so has to stand. (One that is alone waits in a session again, as soon
+        as it may: the last one may have been lost with its connection.)
+        """
+        return self._leader is waiter and len(self._standing) > 1
 
     def begin_look(self, waiter: Waiter, last: bool = False) -> list[Waiter]:
         """Whom this one shall look for now: nobody while another one looks. ``last``: itself, for it sleeps no more.

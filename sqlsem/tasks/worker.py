@@ -262,9 +262,9 @@ class Worker:
 
         def look() -> bool | None:
             found = self._follow(1)
-            return (
-                found if found or self._active != active else None
-            )  # else for how long to wait is another question now
+            self._is_back()
+            # (Where something has happened, for how long to wait is another question now.)
+            return found if found or self._active != active else None
 
         with self._line:
             self._began = None
@@ -279,7 +279,6 @@ class Worker:
                 self._active = monotonic()  # somebody has died and left something to be done
             else:
                 self._stopping.set()
-        self._is_back()
 
     def _idle_left(self) -> float | None:
         """For how long to wait for a task; None: for ever."""

@@ -30,10 +30,8 @@ def mark_always(database):
 
 
 @pytest.fixture(scope="module")
-def marking(postgres_server):
-    from conftest import new_postgres_database
-
-    return mark_always(new_postgres_database(postgres_server))
+def marking(make_database, postgres_server):
+    return mark_always(make_database(postgres_server))
 
 
 def low_water(database, key):

@@ -151,6 +151,7 @@ class Machine(RuleBasedStateMachine):
         engine = SimpleNamespace(
             options=Options(grace=self.life, lease=self.life if self.leased else None),
             beacon_may_fail=True,
+            has=lambda role: False,
             setup=None,
             where="the model",
             connect=lambda purpose: Session(self),

@@ -22,6 +22,11 @@ LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
 DIFFERENT = {
     "backend": "PostgreSQL: behind a pooler it changes",
     "hold_entry": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
+    "deadlock_rows": "PostgreSQL: the client searches among them, as it is faster than PL/pgSQL",
+    "living": "PostgreSQL: and asks who of a deadlock lives",
+    "find_deadlock": "SQL Server: the routine does it",
+    "listen": "PostgreSQL: is told of tasks (NOTIFY)",
+    "next_ready": "PostgreSQL: and so looks for what is put for later only when that is ready",
     "stand_aside": "PostgreSQL: waits of older versions keep locks on the tables",
     "put_tasks": "PostgreSQL: takes JSON; T-SQL that is not SQL Server's mangles quotation marks in it",
     "put_task": "SQL Server: so there is a call for each",
@@ -53,7 +58,16 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
         *("version", "settings", "set_version", "enrol", "resume_member", "resign", "pin", "prune"),
         *("entries", "past", "resources", "set_resource", "revoke"),
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "list_tasks", "task_attempts"),
-        *("prune_tasks", "start_part", "end_part", "claim_then", "return_then", "end_then", "list_rounds"),
+        *(
+            "next_ready",
+            "prune_tasks",
+            "start_part",
+            "end_part",
+            "claim_then",
+            "return_then",
+            "end_then",
+            "list_rounds",
+        ),
     }
 
 

@@ -97,7 +97,7 @@ RETURNS TABLE AS RETURN (
     ),
     a AS (
         SELECT COALESCE(SUM(CAST(weight AS bigint)), 0) + @weight AS needed, MIN(queue_position) AS first_one,
-               COALESCE(MIN(concurrency_limit), 9223372036854775807) AS declared
+               COALESCE(MIN(COALESCE(CAST(concurrency_limit AS bigint), 9223372036854775807)), 9223372036854775807) AS declared
         FROM r
     ),
     b AS (
