@@ -26,40 +26,46 @@ ROWS = st.lists(
 
 
 @pytest.mark.engines("sqlite", "postgresql", "mssql")
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@example(words=[("read", 1, 1), ("read", 5, 2), ("write", 2, 1)], cap=None, paused=False)
-@example(words=[("stage:1", 4, 1), ("read", 5, 3), ("stage:1", 4, 2), ("read", 5, 2)], cap=None, paused=False)
-@given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())
-def test_bare_participants_are_shown_as_the_rule_has_it(database, words, cap, paused):
-    resource = random_name()
+@pytest.mark.timeout(600)
+def test_bare_participants_are_shown_as_the_rule_has_it(database):
     with contextlib.closing(database.raw()) as connection, contextlib.closing(database.session()) as operator:
-        cursor = connection.cursor()
-        operator.set_resource(resource, "cap", cap)
-        operator.set_resource(resource, "paused", int(paused))
-        requests = []
-        for access, limit, weight in words:
-            weighing = weight if limit is None else min(weight, limit)
-            requests.append(Request(resource, access, limit, weighing))
-            columns = {"access_type": access, "weight": weighing}
-            if limit is not None:
-                columns["concurrency_limit"] = limit
-            database.insert_bare(cursor, resource, "bare", **columns)
-        found = operator.entries(resource)
-        told = [one.state for one in found]
-        expected = [
-            "holds" if request.fits(found[:number], cap) and not paused else "waits"
-            for number, request in enumerate(requests)
-        ]
-        assert told == expected
-        shown = next((one for one in operator.resources() if one.resource == resource), None)
-        assert (shown is None) == (not words and cap is None and not paused)
-        if shown is not None:
-            assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))
-        operator.set_resource(resource, "cap", None)
-        operator.set_resource(resource, "paused", 0)
-        cursor.execute(database.sql("DELETE FROM {table} WHERE resource_id = ?"), (resource,))
+
+        @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        @example(words=[("read", 1, 1), ("read", 5, 2), ("write", 2, 1)], cap=None, paused=False)
+        @example(words=[("stage:1", 4, 1), ("read", 5, 3), ("stage:1", 4, 2), ("read", 5, 2)], cap=None, paused=False)
+        @given(words=ROWS, cap=st.one_of(st.none(), st.integers(1, 5)), paused=st.booleans())
+        def compare(words, cap, paused):
+            look_at_bare_ones(database, connection.cursor(), operator, words, cap, paused)
+
+        compare()
+
+
+def look_at_bare_ones(database, cursor, operator, words, cap, paused):
+    resource = random_name()
+    operator.set_resource(resource, "cap", cap)
+    operator.set_resource(resource, "paused", int(paused))
+    requests = []
+    for access, limit, weight in words:
+        weighing = weight if limit is None else min(weight, limit)
+        requests.append(Request(resource, access, limit, weighing))
+        columns = {"access_type": access, "weight": weighing}
+        if limit is not None:
+            columns["concurrency_limit"] = limit
+        database.insert_bare(cursor, resource, "bare", **columns)
+    found = operator.entries(resource)
+    told = [one.state for one in found]
+    expected = [
+        "holds" if request.fits(found[:number], cap) and not paused else "waits"
+        for number, request in enumerate(requests)
+    ]
+    assert told == expected
+    shown = next((one for one in operator.resources() if one.resource == resource), None)
+    assert (shown is None) == (not words and cap is None and not paused)
+    if shown is not None:
+        assert (shown.holding, shown.waiting) == (expected.count("holds"), expected.count("waits"))
+    operator.set_resource(resource, "cap", None)
+    operator.set_resource(resource, "paused", 0)
+    cursor.execute(database.sql("DELETE FROM {table} WHERE resource_id = ?"), (resource,))
 
 
 @pytest.mark.engines("postgresql")
