@@ -80,12 +80,26 @@ class Visit:
 
 
 @dataclass
-class Contention:
+class HandOffs:
+    """How long it took from one who left to the next who was in."""
+
+    handoffs: list[float] = field(default_factory=list)  # µs
+
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.handoffs)
+
+    @property
+    def p99(self) -> float:
+        return statistics.quantiles(self.handoffs, n=100)[-1]
+
+
+@dataclass
+class Contention(HandOffs):
     """What many processes saw who all wanted the same mutex all the time."""
 
     visits: list[Visit] = field(default_factory=list)
     seconds: float = 0.0
-    handoffs: list[float] = field(default_factory=list)  # µs
     to_others: list[float] = field(default_factory=list)  # those of them to another process
     overtaking: int = 0
     overlaps: int = 0
@@ -104,14 +118,6 @@ class Contention:
         for visit in reversed(visits):
             self.overtaking += earliest < visit.asked - OVERTAKEN
             earliest = min(earliest, visit.asked)
-
-    @property
-    def p50(self) -> float:
-        return statistics.median(self.handoffs)
-
-    @property
-    def p99(self) -> float:
-        return statistics.quantiles(self.handoffs, n=100)[-1]
 
     @property
     def to_another(self) -> float:
@@ -197,10 +203,9 @@ def handoff(
 
 
 @dataclass
-class Admission:
+class Admission(HandOffs):
     """What many processes saw who all wanted one of a few places all the time."""
 
-    handoffs: list[float] = field(default_factory=list)  # µs
     late: int = 0  # grants seen by their owners more than `OVERTAKEN` after that of a later position
     grants: int = 0
 
@@ -217,14 +222,6 @@ class Admission:
         for visit in sorted(visits, key=lambda visit: -visit.position):
             self.late += visit.granted > earliest + OVERTAKEN
             earliest = min(earliest, visit.granted)
-
-    @property
-    def p50(self) -> float:
-        return statistics.median(self.handoffs)
-
-    @property
-    def p99(self) -> float:
-        return statistics.quantiles(self.handoffs, n=100)[-1]
 
     @property
     def late_share(self) -> float:
