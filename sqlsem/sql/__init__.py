@@ -41,7 +41,7 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
-LATEST = 4
+LATEST = 5
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
 SCRIPTS = (
     *("schema", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),

@@ -71,7 +71,7 @@ JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
 FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'round'), (N'round_part')) AS o (name)
+             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule')) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
 -- What older versions granted, and whatever else the roles should not have.
 INSERT INTO @do (statement)

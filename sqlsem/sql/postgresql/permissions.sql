@@ -87,7 +87,8 @@ BEGIN
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
-                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part') AS may) AS n
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part',
+                'operation', 'schedule') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
             CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;
