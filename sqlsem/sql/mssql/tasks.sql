@@ -696,11 +696,11 @@ BEGIN
                  SUM(CASE WHEN t.status = N'finished' THEN 1 ELSE 0 END) AS finished,
                  SUM(CASE WHEN t.status = N'failed' THEN 1 ELSE 0 END) AS failed,
                  SUM(CASE WHEN t.status = N'cancelled' THEN 1 ELSE 0 END) AS cancelled,
-                 MAX(CASE WHEN t.status = N'pending' AND t.ready_at <= @now
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' AND t.ready_at <= @now
                           THEN DATEDIFF_BIG(microsecond, CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END,
-                                            @now) ELSE -1 END) AS waited,
+                                            @now) END, -1)) AS waited,
                  SUM(CASE WHEN t.ended_at > DATEADD(minute, -5, @now) THEN 1 ELSE 0 END) AS recent,
-                 MAX(CASE WHEN t.status = N'pending' THEN t.task_order ELSE -2147483648 END) AS last_order
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' THEN t.task_order END, -2147483648)) AS last_order
           FROM {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK)
           WHERE (@queue IS NULL OR t.queue_name = @queue) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
           GROUP BY t.queue_name) AS c
