@@ -127,6 +127,10 @@ class TaskEntry:
     result: str | None
     put_by: str | None = None  # a login
     login: str | None = None  # of who runs it, or ran it last
+    time_limit: float | None = None  # seconds
+    unique: str | None = None
+    cancel_asked_at: datetime | None = None
+    cancel_asked_by: str | None = None  # a login
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -32,6 +32,7 @@ from sqlsem.model import (
     PartStart,
     Past,
     Pulse,
+    QueueCounts,
     QueueState,
     Request,
     Resource,
@@ -322,8 +323,14 @@ class TaskSession(LockSession):
         """What is left to do."""
 
     @abc.abstractmethod
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        """Open ones in the order in which they will run, then those that ended, newest first."""
+    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
+        """One queue, or all of which anything is kept, as counts."""
+
+    @abc.abstractmethod
+    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+        """Open ones in the order in which they will run, then those that ended, newest first; all but the first
+        ``skip``.
+        """
 
     @abc.abstractmethod
     def task_attempts(self, task_id: int) -> list[Attempt]:

@@ -131,8 +131,11 @@ EXEC {schema}.recover_tasks ?, ?, 1
 -- name: queue_state
 EXEC {schema}.queue_state ?
 
--- name: list_tasks
-EXEC {schema}.list_tasks ?, ?, ?
+-- name: page_tasks
+EXEC {schema}.page_tasks ?, ?, ?, ?
+
+-- name: queue_counts
+EXEC {schema}.queue_counts ?
 
 -- name: task_attempts
 EXEC {schema}.task_attempts ?

@@ -61,7 +61,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
              (N'list_rounds', N'uor'),
              (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'queue_state', N'pwor'),
-             (N'list_tasks', N'pwor'), (N'task_attempts', N'pwor'),
+             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'task_attempts', N'pwor'),
              (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
              (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),

@@ -54,7 +54,7 @@ DECLARE
         'p', ARRAY['put_tasks', 'put'],
         'po', ARRAY['set_task'],
         'pwo', ARRAY['recover_tasks'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'list_tasks', 'task_attempts'],
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts'],
         'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'session_leftovers', 'seconds_since', 'error_words'],
         'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);

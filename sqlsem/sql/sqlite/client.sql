@@ -439,14 +439,36 @@ FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
                            WHERE queue_name = :queue AND is_open AND status = 'failed'
                            ORDER BY task_order, task_id LIMIT 1) AS f
 
--- name: list_tasks
+-- name: queue_counts
+-- Those that are lost are counted by who looks at their members.
+SELECT t.queue_name AS queue, count(*) FILTER (WHERE t.status = 'pending') AS pending,
+       count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
+       count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
+       max(0.0, max({clock} - max(t.put_at, t.ready_at))
+                FILTER (WHERE t.status = 'pending' AND t.ready_at <= max({clock}, t.put_at))) AS oldest,
+       count(*) FILTER (WHERE t.ended_at > {clock} - 300) / 5.0 AS rate,
+       (SELECT b.task_id FROM {schema}_task AS b
+        WHERE b.queue_name = t.queue_name AND b.is_open AND b.status = 'failed'
+          AND b.task_order < (SELECT max(l.task_order) FROM {schema}_task AS l
+                              WHERE l.queue_name = t.queue_name AND l.is_open AND l.status = 'pending')
+        ORDER BY b.task_order, b.task_id LIMIT 1) AS blocked_by
+FROM {schema}_task AS t WHERE :queue IS NULL OR t.queue_name = :queue
+GROUP BY t.queue_name ORDER BY t.queue_name
+
+-- name: running_members
+SELECT t.queue_name AS queue, m.grace_ms / 1000.0 AS grace, 1 AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
+
+-- name: page_tasks
 -- The last columns tell who must be looked at.
 SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
        t.failures, t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
             WHEN t.status = 'running' THEN max(0.0, {clock} - t.claimed_at) END AS seconds,
-       t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
-       m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0 AS time_limit,
+       t.unique_key AS "unique", t.cancel_asked_at, t.cancel_asked_by, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM (-- A page of those that are open and one of those that have ended, along their indexes.
       SELECT * FROM (SELECT * FROM {schema}_task
