@@ -97,6 +97,9 @@ SELECT * FROM {schema}.past(%s, %s, %s, %s, %s)
 -- name: resources
 SELECT * FROM {schema}.resources()
 
+-- name: overview
+SELECT * FROM {schema}.overview()
+
 -- name: set_resource
 SELECT {schema}.set_resource(%s, %s, %s)
 
@@ -181,8 +184,11 @@ SELECT {schema}.next_ready(%s)
 -- name: queue_state
 SELECT * FROM {schema}.queue_state(%s)
 
--- name: list_tasks
-SELECT * FROM {schema}.list_tasks(%s, %s, %s)
+-- name: page_tasks
+SELECT * FROM {schema}.page_tasks(%s, %s, %s, %s)
+
+-- name: queue_counts
+SELECT * FROM {schema}.queue_counts(%s)
 
 -- name: task_attempts
 SELECT * FROM {schema}.task_attempts(%s)
