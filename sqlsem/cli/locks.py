@@ -16,6 +16,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
+from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
 from sqlsem.printable import clean
 from sqlsem.terminal import output
@@ -246,14 +247,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
       such row.
     """
     with options.coordinator(looks=True) as coordinator:
-        entry = next((one for one in coordinator.entries() if one.position == position), None)
-        if entry is not None and entry.state == "dead":
-            # Anyone who looks for the dead makes sure of that once more.
-            coordinator.reap()
-            gone = all(one.position != position for one in coordinator.entries(entry.resource))
-            gone = gone or coordinator.revoke(position, force=force)
-        else:
-            gone = coordinator.revoke(position, force=force)
+        entry, gone = take_away(coordinator, position, force=force)
     what = f"Position {position}"
     if entry is not None:
         who = who_is(entry.host, entry.pid, entry.requesting_id)
