@@ -368,6 +368,9 @@ class Resource:
     stale_after: float | None
     holding: int
     waiting: int
+    paused_at: datetime | None = None
+    paused_by: str | None = None  # a login, as is the next
+    cap_by: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

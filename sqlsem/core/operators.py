@@ -9,6 +9,7 @@ from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
     Duration,
@@ -38,6 +39,15 @@ class Operators:
     def entries(self, resource: str | None = None) -> list[Entry]:
         """The queue as it is now: who holds and who waits, one or all resources."""
         return self.process.look(lambda session: session.entries(resource))
+
+    def overview(self) -> Overview:
+        """All that is there at one instant: queues, members, work queues, open rounds, and how long locks were held of
+        late. Raises `Unavailable` when the database is out of reach.
+
+        >>> coordinator.overview().members[0].host  # doctest: +SKIP
+        'etl1'
+        """
+        return self.process.look(lambda session: session.overview(), Administration)
 
     def history(
         self,

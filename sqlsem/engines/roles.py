@@ -20,6 +20,7 @@ from typing import ClassVar
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.errors import Deadlock, SchemaError
+from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     UPGRADE,
     Attempt,
@@ -227,6 +228,10 @@ class Administration(LockSession):
     """What operators see and do."""
 
     offers = "history, and settings of resources"
+
+    @abc.abstractmethod
+    def overview(self) -> Overview:
+        """All that is there at one instant, by two statements on a server; in time that grows with what is there."""
 
     @abc.abstractmethod
     def history(

@@ -77,6 +77,9 @@ EXEC {schema}.past ?, ?, ?, ?, ?
 -- name: resources
 EXEC {schema}.resources
 
+-- name: overview
+EXEC {schema}.overview
+
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
 

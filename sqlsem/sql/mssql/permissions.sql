@@ -50,7 +50,7 @@ END;
 INSERT INTO @right (what, object_name, role_name)
 SELECT N'EXECUTE', o.name, r.name
 FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
-             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'),
+             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'), (N'overview', N'upwor'),
              (N'register', N'uo'), (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'),
              (N'release', N'uo'), (N'cancel', N'uo'),
              (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),

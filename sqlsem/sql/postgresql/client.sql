@@ -95,6 +95,9 @@ SELECT * FROM {schema}.past(%s, %s, %s, %s, %s)
 -- name: resources
 SELECT * FROM {schema}.resources()
 
+-- name: overview
+SELECT * FROM {schema}.overview()
+
 -- name: set_resource
 SELECT {schema}.set_resource(%s, %s, %s)
 

@@ -41,7 +41,7 @@ DECLARE
         'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks',
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
-        'upwor', ARRAY['settings'],
+        'upwor', ARRAY['settings', 'overview'],
         'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'deadlock_rows', 'living',
                     'begin_upgrade', 'upgrade',
                     'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',

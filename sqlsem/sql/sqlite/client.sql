@@ -288,6 +288,35 @@ FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_res
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1
 
+-- name: members
+-- Some columns tell who must be looked at.
+SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NULL THEN 'beacon' ELSE 'lease' END AS kind,
+       coalesce(lease_ms, grace_ms) / 1000.0 AS grace, max(0.0, lease_until - {clock}) AS lease_left,
+       max(0.0, coalesce(missing_since, seen_at) + grace_ms / 1000.0 - {clock}) AS grace_left,
+       1 AS owned, beacon, CAST(lease_until AS REAL) AS lease_until, CAST(missing_since AS REAL) AS missing_since,
+       CAST(seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_member ORDER BY member_id
+
+-- name: resource_settings
+SELECT resource_id, cap, paused_at, stale_after_ms / 1000.0 AS stale_after, paused_by, cap_by FROM {schema}_resource
+
+-- name: unfinished_rounds
+-- Open, or failed and not begun anew, or with a continuation that has not finished.
+SELECT r.round_id FROM {schema}_round AS r
+WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')
+   OR (r.status = 'failed' OR r.then_status = 'failed')
+      AND NOT EXISTS (SELECT 1 FROM {schema}_round AS n WHERE n.round_name = r.round_name AND n.round_id > r.round_id)
+ORDER BY r.round_id DESC
+
+-- name: recent_holds
+-- Of each of these resources the newest that ended as they should, along the index.
+SELECT h.resource_id, max(0.0, h.ended_at - h.granted_at) AS held, max(0.0, h.granted_at - h.requested_at) AS waited, h.note, h.program
+FROM json_each(?) AS w JOIN {schema}_history AS h ON h.rowid IN (
+    SELECT p.rowid FROM {schema}_history AS p INDEXED BY {schema}_history_resource
+    WHERE p.resource_id = w.value AND p.outcome = 'released' ORDER BY p.ended_at DESC LIMIT 200)
+WHERE h.granted_at IS NOT NULL
+ORDER BY w.value, h.ended_at DESC
+
 -- name: set_resource
 INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
