@@ -211,6 +211,8 @@ class _Pass:
             self._tell("number", row, "its position was given twice", [later])
             return
         if later is not None:  # what it went on as; or it was there, and has just ended
+            if later.granted is not None and later.place not in line.inside:
+                self._grants -= 1  # it was not let in then: it became something else
             line.take(later)
         if past.outcome == "upgraded":
             self._check_alone(line, row)

@@ -1,9 +1,9 @@
 """What a night would have been: the rule, run forward over the requests of a history under other terms.
 
 Each request is asked again when it was asked, and held for as long as it was held. What a thread or task did while it
-held something is one *program*: a lock that it took inside another is asked for as long after the first was had, and the
-first is kept for as long after the second. Locks that were taken all together are asked for together. Between programs
-nothing is shifted: the night's requests come when they came.
+held something is one *program*: a lock that it took inside another is asked for as long after the first was had, and
+the first is kept for as long after the second. Locks that were taken all together are asked for together. Between
+programs nothing is shifted: the night's requests come when they came.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAVES, ASKS, GIVES_UP = 0, 1, 2
 #: One that the rule never lets anybody beside: what a reader is while it waits to be the writer.
 UPGRADING: Kind = (UPGRADE, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MOMENT = timedelta(microseconds=1)
+_MOMENT = timedelta(milliseconds=1)
 WRITING: Kind = (WRITE, 1, 1)
 READING: Kind = (READ, 1, 1)
 
@@ -266,7 +266,7 @@ def _programs(asks: Sequence[_Ask]) -> list[_Program]:
             if (
                 last is not None
                 and ask.asked - last[0].asked <= TOGETHER_SECONDS
-                and all(one.resource != ask.resource and one.ended >= ask.asked for one in last)
+                and all(one.resource != ask.resource and one.ended > ask.asked for one in last)
             ):
                 last.append(ask)
             else:

@@ -145,6 +145,27 @@ def broken(rows: Sequence[Past]) -> set[int]:
     return found
 
 
+def handed_over(rows: Sequence[Past]) -> float:
+    """Seconds that all hand-overs took together: from when there was room for somebody until he was let in."""
+    found = 0.0
+    for one in rows:
+        if one.granted_at is None:
+            continue
+        ahead = [other for other in rows if other.resource == one.resource and other.position < one.position]
+        for moment in sorted([one.requested_at, *(other.ended_at for other in ahead)]):
+            there = [
+                Request(other.resource, other.access, other.limit, other.weight)
+                for other in ahead
+                if other.ended_at > moment
+            ]
+            if moment >= one.requested_at and Request(one.resource, one.access, one.limit, one.weight).fits(
+                there, None
+            ):
+                found += max(0.0, (one.granted_at - moment).total_seconds())
+                break
+    return found
+
+
 def moved(row: Past, **times: float) -> Past:
     """The same at other times."""
     return replace(row, **{name: at(value) for name, value in times.items()})
