@@ -103,7 +103,7 @@ def main(
 # In the order of use, as the help lists them.
 for _command in (
     *(schema.init, run.run, locks.ls, locks.history),
-    *(tasks.put, work.work, tasks.tasks_, rounds.rounds_),
+    *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
     *(schema.sql_, doctor.doctor, demo.demo),
 ):

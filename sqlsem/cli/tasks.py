@@ -21,9 +21,9 @@ from sqlsem.model import Attempt
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
-from sqlsem.terminal.tasks import STATES, counted, render_tasks
+from sqlsem.terminal.tasks import STATES, counted, render_counts, render_tasks
 
-__all__ = ["put", "tasks_"]
+__all__ = ["put", "queues", "tasks_"]
 
 #: Failed tasks among which is looked for those that hold up the pending ones.
 MOST_FAILED = 1000
@@ -201,10 +201,18 @@ def _json_value(text: str) -> Any:
 )
 @click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
 @most_option(100)
+@click.option(
+    "--page",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The page of so many that is shown.",
+)
 @json_option
 @connecting
 def tasks_(
-    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, as_json: bool
+    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, page: int, as_json: bool
 ) -> None:
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
@@ -217,6 +225,7 @@ def tasks_(
     Examples:
       sqlsem tasks nightly
       sqlsem tasks --status failed
+      sqlsem tasks nightly --page 2
       sqlsem tasks nightly --json | jq '.[] | select(.seconds > 60)'
       sqlsem tasks log 17
     """
@@ -224,11 +233,13 @@ def tasks_(
         raise click.UsageError("Name the queue once.")
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.tasks(queue, status, most=most + 1)
+        found = coordinator.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
         failed = found
-        if status == "pending" and found:
+        if (status == "pending" or page > 1) and found:
             failed = coordinator.tasks(queue, "failed", most=MOST_FAILED)  # what they may wait for
-    cut = f"There are more than these {most}; see them with --most." if len(found) > most else ""
+    cut = ""
+    if len(found) > most:
+        cut = f"There are more than these {most}; see them with --most, the next ones with --page {page + 1}."
     if as_json:
         output.print_json([one.as_dict() for one in found[:most]])
         if cut:
@@ -236,11 +247,40 @@ def tasks_(
         return
     console = output.console()
     output.show(console, render_tasks(found[:most], console.width, queue, failed))
-    counts = counted(found[:most], at_least=bool(cut))
+    counts = counted(found[:most], at_least=bool(cut) or page > 1)
     if counts:
         output.echo("", *counts)
     if cut:
         output.echo(cut)
+
+
+@click.command(short_help="Show the work queues: counts by state, the oldest, the rate, what holds them up.")
+@click.argument("queue", required=False, type=_queue_name)
+@json_option
+@connecting
+def queues(options: Connecting, queue: str | None, as_json: bool) -> int:
+    """Show the work queues, or one: how many tasks are in which state, and what holds it up.
+
+    FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
+    worker is dead, LOST only these. OLDEST is how long the oldest task has been waiting that could be started, A MINUTE
+    how many have ended of late, on the average of five minutes.
+
+    \b
+    Examples:
+      sqlsem queues
+      sqlsem queues nightly --json | jq '.[0].pending'
+
+    \b
+    Exit codes: 0 there was something to show, 1 nothing.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        found = coordinator.queues(queue)
+    if as_json:
+        output.print_json([one.as_dict() for one in found])
+    else:
+        console = output.console()
+        output.show(console, render_counts(found, console.width, queue))
+    return 0 if found else 1
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")

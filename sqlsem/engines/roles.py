@@ -20,6 +20,7 @@ from typing import ClassVar
 from sqlsem import sql
 from sqlsem.deadlocks import Found
 from sqlsem.errors import Deadlock, SchemaError
+from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     UPGRADE,
     Attempt,
@@ -32,6 +33,7 @@ from sqlsem.model import (
     PartStart,
     Past,
     Pulse,
+    QueueCounts,
     QueueState,
     Request,
     Resource,
@@ -228,6 +230,10 @@ class Administration(LockSession):
     offers = "history, and settings of resources"
 
     @abc.abstractmethod
+    def overview(self) -> Overview:
+        """All that is there at one instant, by two statements on a server; in time that grows with what is there."""
+
+    @abc.abstractmethod
     def history(
         self,
         resource: str | None,
@@ -322,8 +328,14 @@ class TaskSession(LockSession):
         """What is left to do."""
 
     @abc.abstractmethod
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        """Open ones in the order in which they will run, then those that ended, newest first."""
+    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
+        """One queue, or all of which anything is kept, as counts."""
+
+    @abc.abstractmethod
+    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+        """Open ones in the order in which they will run, then those that ended, newest first; all but the first
+        ``skip``.
+        """
 
     @abc.abstractmethod
     def task_attempts(self, task_id: int) -> list[Attempt]:

@@ -17,6 +17,7 @@ from sqlsem.model import (
     Attempt,
     Duration,
     NewTask,
+    QueueCounts,
     QueueState,
     TaskEntry,
     check_count,
@@ -178,9 +179,16 @@ class Queue:
                 task_id=state.failed,
             )
 
-    def tasks(self, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
-        """Open tasks in the order in which they will run, then those that ended, newest first."""
-        return Operators(self.claiming.process).tasks(self.name, status, most=most)
+    def counts(self) -> QueueCounts | None:
+        """How many tasks are in which state, the oldest, the rate, and what holds it up; None when nothing is kept."""
+        found = Operators(self.claiming.process).queues(self.name)
+        return found[0] if found else None
+
+    def tasks(self, status: str | None = None, *, most: int = 100, skip: int = 0) -> list[TaskEntry]:
+        """Open tasks in the order in which they will run, then those that ended, newest first; all but the first
+        ``skip``.
+        """
+        return Operators(self.claiming.process).tasks(self.name, status, most=most, skip=skip)
 
     def log(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""

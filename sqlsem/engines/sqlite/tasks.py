@@ -10,6 +10,7 @@ import re
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.errors import Unavailable
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
 
 #: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
@@ -175,18 +176,22 @@ class SqliteTasks(SqliteMembers, TaskSession):
         pending, running, next_pending, failed, error = self.row("queue_state", {"queue": queue})
         return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": most}
+    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
+        lost = Counter(row["queue"] for row in self.rows("running_members", {"queue": queue}) if self.missing(row)[0])
+        return [shown(QueueCounts, row, lost=lost[row["queue"]]) for row in self.rows("queue_counts", {"queue": queue})]
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+        wanted = {"queue": queue, "status": "running" if status == "lost" else status, "most": skip + most}
         if status in ("running", "lost"):
             wanted["most"] = -1  # who is dead shows only when looked at
         entries = []
-        for row in self.rows("list_tasks", wanted):
+        for row in self.rows("page_tasks", wanted):
             entry = shown(TaskEntry, row)
             if self.missing(row)[0]:
                 entry = dataclasses.replace(entry, status="lost")
             if status is None or entry.status == status:
                 entries.append(entry)
-        return entries[:most]
+        return entries[skip : skip + most]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         attempts = []

@@ -77,6 +77,9 @@ EXEC {schema}.past ?, ?, ?, ?, ?
 -- name: resources
 EXEC {schema}.resources
 
+-- name: overview
+EXEC {schema}.overview
+
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
 
@@ -131,8 +134,11 @@ EXEC {schema}.recover_tasks ?, ?, 1
 -- name: queue_state
 EXEC {schema}.queue_state ?
 
--- name: list_tasks
-EXEC {schema}.list_tasks ?, ?, ?
+-- name: page_tasks
+EXEC {schema}.page_tasks ?, ?, ?, ?
+
+-- name: queue_counts
+EXEC {schema}.queue_counts ?
 
 -- name: task_attempts
 EXEC {schema}.task_attempts ?

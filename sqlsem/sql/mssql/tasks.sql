@@ -564,9 +564,9 @@ GO
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
 -- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
 -- those that it put itself.
-IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
+IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -580,15 +580,15 @@ BEGIN
     -- The indexes first, the rows in a statement of their own: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
-        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY queue_name, task_order, task_id;
     ELSE
         INSERT INTO @shown (task_id)
-        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY task_order, task_id;
-    SELECT @left = @most - COUNT(*) FROM @shown;
+    SELECT @left = @skip + @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
         SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))
@@ -601,7 +601,8 @@ BEGIN
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
-           t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login
+           t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
+           t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
     FROM @shown AS s JOIN {schema}.task AS t ON t.task_id = s.task_id
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     CROSS APPLY (SELECT CASE WHEN t.status <> N'running' THEN t.status WHEN m.member_id IS NULL THEN N'lost'
@@ -616,8 +617,94 @@ BEGIN
                              WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
                                                N'Session') = 1 THEN N'lost'
                              ELSE t.status END AS status) AS d
-    WHERE (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
+    WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
+END;
+GO
+
+-- The first page of them.
+IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @page TABLE (
+        place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NULL, queue_name nvarchar(255) NULL, task_order int NULL,
+        kind nvarchar(8) NULL, body nvarchar(max) NULL, note nvarchar(1000) NULL, status nvarchar(16) NULL,
+        on_failure nvarchar(8) NULL, attempt int NULL, failures int NULL, losses int NULL, max_attempts int NULL,
+        put_at datetime2(6) NULL, ready_at datetime2(6) NULL, claimed_at datetime2(6) NULL, ended_at datetime2(6) NULL,
+        seconds float NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
+        error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
+        time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
+        cancel_asked_by nvarchar(128) NULL);
+    INSERT INTO @page (task_id, queue_name, task_order, kind, body, note, status, on_failure, attempt, failures, losses,
+                       max_attempts, put_at, ready_at, claimed_at, ended_at, seconds, member_id, owner, host, pid, error,
+                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by)
+    EXEC {schema}.page_tasks @queue, @status, @most;
+    SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+           p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+           p.host, p.pid, p.error, p.result, p.put_by, p.login
+    FROM @page AS p ORDER BY p.place;
+END;
+GO
+
+-- Each queue as counts: see PostgreSQL's tasks.sql. Reads all tasks that are kept.
+IF OBJECT_ID(N'{schema}.queue_counts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_counts AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(), @all int;
+    EXEC @all = {schema}.sees_all;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, member_id bigint NULL,
+                            queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
+    DECLARE @dead TABLE (member_id bigint NOT NULL PRIMARY KEY);
+    INSERT INTO @running (task_id, member_id, queue_name)
+    SELECT task_id, member_id, queue_name FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+    WHERE is_open = CAST(1 AS bit) AND status = N'running' AND (@queue IS NULL OR queue_name = @queue);
+    INSERT INTO @dead (member_id)
+    SELECT DISTINCT r.member_id FROM @running AS r
+    LEFT JOIN {schema}.member AS m ON m.member_id = r.member_id
+    WHERE r.member_id IS NOT NULL
+      AND CASE WHEN m.member_id IS NULL THEN 1
+               WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+               WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
+                    OR (@start IS NULL AND m.grace_ms > 0
+                        AND (m.missing_since IS NULL
+                             OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') = 1 THEN 1
+               ELSE 0 END = 1;
+    SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled,
+           (SELECT COUNT(*) FROM @running AS r JOIN @dead AS d ON d.member_id = r.member_id
+            JOIN {schema}.task AS l WITH (READPAST, READCOMMITTEDLOCK) ON l.task_id = r.task_id
+            WHERE r.queue_name = c.queue_name AND (@all = 1 OR l.put_by = ORIGINAL_LOGIN())) AS lost,
+           CASE WHEN c.waited >= 0 THEN c.waited / CAST(1000000 AS float) END AS oldest,
+           c.recent / CAST(5 AS float) AS rate,
+           (SELECT TOP (1) b.task_id FROM {schema}.task AS b WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+            WHERE b.queue_name = c.queue_name AND b.is_open = CAST(1 AS bit) AND b.status = N'failed'
+              AND b.task_order < c.last_order
+            ORDER BY b.task_order, b.task_id) AS blocked_by
+    FROM (SELECT t.queue_name, SUM(CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END) AS pending,
+                 SUM(CASE WHEN t.status = N'running' THEN 1 ELSE 0 END) AS running,
+                 SUM(CASE WHEN t.status = N'finished' THEN 1 ELSE 0 END) AS finished,
+                 SUM(CASE WHEN t.status = N'failed' THEN 1 ELSE 0 END) AS failed,
+                 SUM(CASE WHEN t.status = N'cancelled' THEN 1 ELSE 0 END) AS cancelled,
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' AND t.ready_at <= @now
+                          THEN DATEDIFF_BIG(microsecond, CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END,
+                                            @now) END, -1)) AS waited,
+                 SUM(CASE WHEN t.ended_at > DATEADD(minute, -5, @now) THEN 1 ELSE 0 END) AS recent,
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' THEN t.task_order END, -2147483648)) AS last_order
+          FROM {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK)
+          WHERE (@queue IS NULL OR t.queue_name = @queue) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
+          GROUP BY t.queue_name) AS c
+    ORDER BY c.queue_name;
 END;
 GO
 

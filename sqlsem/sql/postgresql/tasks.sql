@@ -725,11 +725,12 @@ $$;
 -- Newest first where they have ended; those that are open in the order in which they will run. status 'lost': its worker is
 -- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
 -- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
-CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
+CREATE OR REPLACE FUNCTION {schema}.page_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
-               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name)
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
+               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -744,26 +745,74 @@ AS $$
          WHERE t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
-         ORDER BY t.queue_name, t.task_order, t.task_id LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_most END)
+         ORDER BY t.queue_name, t.task_order, t.task_id
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
          WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = p_status)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
-         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_most))
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_skip + p_most))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at, greatest(least(t.ready_at, '9999-12-30 UTC'), '0001-01-03 UTC'), t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
                                    WHEN s.status = 'lost' THEN greatest(coalesce(l.since, t.claimed_at), t.claimed_at) - t.claimed_at
                                    WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
            t.member_id, t.owner, t.host, t.pid,
-           t.error, t.result, t.put_by, t.login
+           t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
     FROM page AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
              CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
-    LIMIT p_most
+    LIMIT p_most OFFSET p_skip
+$$;
+
+-- The first page of them.
+CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
+RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
+               on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
+               ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
+           t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
+           t.error, t.result, t.put_by, t.login
+    FROM {schema}.page_tasks(p_queue, p_status, p_most, 0) AS t
+$$;
+
+-- Each queue as counts: what is open, what is kept of the rest, how long the oldest that may run has been waiting (NULL: there
+-- is none), how many a minute have ended of late, and which failed task the others stand behind. lost: of those that run. Who
+-- may put only sees what it put itself. Reads all tasks that are kept.
+CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
+RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
+               oldest float, rate float, blocked_by bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees, clock_timestamp() AS now),
+    dead AS MATERIALIZED (SELECT r.task_id, l.dead IS NOT FALSE AS is_lost FROM {schema}.task AS r
+                          LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = r.member_id
+                          WHERE r.status = 'running'),
+    counted AS (
+        SELECT t.queue_name, count(*) FILTER (WHERE t.status = 'pending') AS pending,
+               count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
+               count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
+               count(*) FILTER (WHERE d.is_lost) AS lost,
+               extract(epoch FROM max(a.now - greatest(t.put_at, t.ready_at))
+                                  FILTER (WHERE t.status = 'pending' AND t.ready_at <= greatest(a.now, t.put_at)))::float AS oldest,
+               count(*) FILTER (WHERE t.ended_at > a.now - interval '5 minutes') / 5.0::float AS rate,
+               max(t.task_order) FILTER (WHERE t.status = 'pending') AS last_order
+        FROM {schema}.task AS t CROSS JOIN asks AS a LEFT JOIN dead AS d ON d.task_id = t.task_id
+        WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND (a.sees OR t.put_by = session_user)
+        GROUP BY t.queue_name)
+    SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled, c.lost, 
+           CASE WHEN c.oldest < 0 THEN 0 ELSE c.oldest END, c.rate, f.task_id
+    FROM counted AS c LEFT JOIN LATERAL (
+        SELECT b.task_id FROM {schema}.task AS b
+        WHERE c.failed > 0 AND b.queue_name = c.queue_name AND b.is_open AND b.status = 'failed' AND b.task_order < c.last_order
+        ORDER BY b.task_order, b.task_id LIMIT 1) AS f ON true
+    ORDER BY c.queue_name
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.task_attempts(p_task bigint)
