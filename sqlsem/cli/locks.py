@@ -14,7 +14,7 @@ import sqlsem
 from sqlsem import model
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
-from sqlsem.cli.options import duration, json_option, most_option, often, resource_name
+from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
 from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
@@ -94,8 +94,8 @@ def _watch(
 
 @click.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
-@click.option("--since", type=duration, metavar="AGE", help="That ended no longer ago than this: 24h.")
-@click.option("--until", type=duration, metavar="AGE", help="That ended no shorter ago than this.")
+@click.option("--since", type=age, metavar="AGE", help="That ended no longer ago than this: 24h.")
+@click.option("--until", type=age, metavar="AGE", help="That ended no shorter ago than this.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
 @most_option(20)
 @json_option
