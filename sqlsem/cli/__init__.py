@@ -105,7 +105,7 @@ for _command in (
     *(schema.init, run.run, locks.ls, locks.history),
     *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
-    *(nights.audit, nights.replay),
+    *(nights.timeline, nights.replay, nights.audit),
     *(schema.sql_, doctor.doctor, demo.demo),
 ):
     main.add_command(_command)
