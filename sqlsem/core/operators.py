@@ -166,6 +166,8 @@ class Operators:
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
+                code, f"it is not {states}"
+            )
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.process.bell.notify()

@@ -269,7 +269,11 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time."""
+        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time. One
+        with a key is put alone: where its ``unique`` is another open one's, that one's number is returned; where its
+        ``replace`` is, that one is cancelled (or gives up the key, while it runs). `ConfigurationError` where this
+        login may not do that.
+        """
 
     @abc.abstractmethod
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
@@ -343,7 +347,8 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
+        with its key is open. The task of a dead worker
         is pending again first (and so retried by that).
         """
 

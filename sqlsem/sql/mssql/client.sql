@@ -102,7 +102,7 @@ EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusi
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'
 
 -- name: put_task
-EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = ?, @replace_key = ?, @time_limit_ms = ?
 
 -- name: begin
 BEGIN TRANSACTION
