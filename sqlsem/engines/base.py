@@ -5,6 +5,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
+import os
+import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -30,6 +33,8 @@ __all__ = [
     "Unanswered",
     "Wire",
     "bounded",
+    "here",
+    "program",
     "setting_number",
 ]
 
@@ -241,6 +246,16 @@ class Engine(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"
+
+
+def program() -> str:
+    """What this process is called where people see it."""
+    return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+
+
+def here() -> str:
+    """Where something is done, for what is written down of it: host, process and program, in lines."""
+    return f"{socket.gethostname()}\n{os.getpid()}\n{program()}"
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from sqlsem.model import (
     End,
     Entry,
     NewTask,
+    Operation,
     PartEnd,
     PartStart,
     Past,
@@ -242,8 +243,26 @@ class Administration(LockSession):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
+        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """
+
+    @abc.abstractmethod
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first; to a resource or work queue of that name, or to all. What changes something
+        (`set_resource`, `revoke`, `reap`, `TaskSession.set_task`) writes it down in the same transaction.
+        """
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
@@ -259,7 +278,9 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
+        """Remove at most ``most`` rows of history, and as many of what operators did, that are past keeping; the number
+        of rows, of that of which there were more.
+        """
 
 
 class TaskSession(LockSession):

@@ -219,6 +219,7 @@ class SqliteTasks(SqliteMembers, TaskSession):
             if status not in {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]:
                 return -2
             self.run(f"{what}_task", (task_id,))
+            self.note_operation(what, queue=found["queue_name"], task=task_id, old=status)
         return 0
 
     def prune_tasks(self, most: int) -> int:

@@ -773,10 +773,14 @@ BEGIN
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'failed', N'cancelled');
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
     END;
