@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem.core.steps import Call
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, program
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -190,7 +190,7 @@ class MainSession:
                     )
                     member_id = None
                 if member_id is None:
-                    member_id = session.enrol(socket.gethostname(), os.getpid(), program())
+                    member_id = session.enrol(socket.gethostname(), os.getpid(), this_program())
         except BaseException:
             session.close()
             raise

@@ -11,6 +11,7 @@ from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
+    MAX_INT,
     Attempt,
     Duration,
     Entry,
@@ -189,7 +190,9 @@ class Operators:
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
+                code, f"it is not {states}"
+            )
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.process.bell.notify()
 
@@ -197,5 +200,5 @@ class Operators:
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
     """What is asked for, of ages and others."""
     ages = {"since": since, "until": until}
-    asked = {name: check_duration(name, age) for name, age in ages.items() if age is not None}
+    asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
     return asked | {name: value for name, value in others.items() if value is not None}

@@ -45,6 +45,7 @@ from sqlsem.model import (
 )
 
 __all__ = [
+    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -59,6 +60,7 @@ __all__ = [
     "TaskSession",
     "Wire",
     "already_upgrading",
+    "granted_rights",
     "setting_number",
 ]
 
@@ -260,13 +262,17 @@ class Administration(LockSession):
         action: str | None = None,
         who: str | None = None,
     ) -> list[Operation]:
-        """What operators did, newest first; to a resource or work queue of that name, or to all. What changes something
-        (`set_resource`, `revoke`, `reap`, `TaskSession.set_task`) writes it down in the same transaction.
-        """
+        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
+
+    @abc.abstractmethod
+    def rights(self) -> frozenset[str]:
+        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
+        revoke, reap), ``retry`` (its own tasks at least).
+        """
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
@@ -278,9 +284,7 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history, and as many of what operators did, that are past keeping; the number
-        of rows, of that of which there were more.
-        """
+        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
 
 
 class TaskSession(LockSession):
@@ -290,7 +294,11 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time."""
+        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time. One
+        with a key is put alone: where its ``unique`` is another open one's, that one's number is returned; where its
+        ``replace`` is, that one is cancelled (or gives up the key, while it runs). `ConfigurationError` where this
+        login may not do that.
+        """
 
     @abc.abstractmethod
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
@@ -364,7 +372,8 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
+        with its key is open. The task of a dead worker
         is pending again first (and so retried by that).
         """
 
@@ -516,6 +525,15 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
         f"leaves, which would wait for it; release this one, then ask to write",
         resource=ticket.resource,
     )
+
+
+#: What `Administration.rights` may find, in the order in which the databases are asked.
+RIGHTS = ("operate", "retry")
+
+
+def granted_rights(answers: Iterable[object]) -> frozenset[str]:
+    """The rights of `RIGHTS` for which the database said yes."""
+    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

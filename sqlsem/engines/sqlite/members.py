@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any
 
-from sqlsem.engines.base import Disconnected, program
+from sqlsem.engines.base import Disconnected, this_program
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
@@ -103,7 +103,7 @@ class SqliteMembers(SqliteConnection):
 
     def note_operation(self, action: str, **what: Any) -> None:
         """Write down what an operator is just doing, in the same transaction."""
-        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": program()}
+        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": this_program()}
         nothing = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
         self.run("note_operation", {**known, **nothing, "action": action, **what})
 

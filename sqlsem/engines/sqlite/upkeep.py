@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlsem.engines.base import setting_number
-from sqlsem.engines.roles import Administration, Check, Plan, Tables
+from sqlsem.engines.roles import RIGHTS, Administration, Check, Plan, Tables, granted_rights
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.rounds import SqliteRounds
@@ -58,6 +58,9 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
     def _setting_of(self, resource: str) -> dict[str, Any]:
         row = self.row("setting_of", (resource,))
         return {"cap": None, "stale_after": None, "paused": 0} if row is None else dict(row)
+
+    def rights(self) -> frozenset[str]:
+        return granted_rights([self.engine.writable] * len(RIGHTS))
 
     def revoke(self, position: int, force: bool) -> int:
         with fork.held_off, self.writing():

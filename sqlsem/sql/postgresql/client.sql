@@ -110,6 +110,10 @@ SELECT * FROM {schema}.resource_settings()
 -- (What an operator does is written down with where it was done.)
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_resource(%s, %s, %s)
 
+-- name: rights
+SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::text, 'EXECUTE'::text),
+       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::text, 'EXECUTE'::text)
+
 -- name: revoke
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke(%s, %s)
 
