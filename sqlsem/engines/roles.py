@@ -29,6 +29,7 @@ from sqlsem.model import (
     End,
     Entry,
     NewTask,
+    Operation,
     PartEnd,
     PartStart,
     Past,
@@ -244,8 +245,24 @@ class Administration(LockSession):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
+        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """
+
+    @abc.abstractmethod
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
@@ -267,7 +284,7 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
+        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
 
 
 class TaskSession(LockSession):
