@@ -14,6 +14,9 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+#: What a server has more of than by default, so that crowds can connect.
+LIMITS = "-c max_connections=600 -c max_prepared_transactions=5"
+
 
 def _wheel() -> Any:
     with warnings.catch_warnings():
@@ -39,40 +42,69 @@ def _run(user: str | None, command: Path, *arguments: str) -> None:
             raise SystemExit(f"{command.name} failed:\n{output.read()}")
 
 
+def _binaries() -> Path:
+    utils = _wheel()
+    return Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[tuple[Path, str | None]]:
+    """A folder with an empty one for data, and the user who must run a server in it (None: whoever we are)."""
+    folder = Path(tempfile.mkdtemp(prefix="sqlsem-bench-"))
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    user = None
+    try:
+        if os.geteuid() == 0:  # the server refuses to run as root
+            import pwd
+            import stat
+
+            utils, binaries, user = _wheel(), _binaries(), "pgserver"
+            utils.ensure_user_exists(user)
+            folder.chmod(0o755)
+            utils.ensure_prefix_permissions(data)
+            utils.ensure_prefix_permissions(binaries)
+            everybody = stat.S_IRGRP | stat.S_IROTH
+            utils.ensure_folder_permissions(binaries, everybody | stat.S_IXGRP | stat.S_IXOTH)
+            utils.ensure_folder_permissions(binaries.parent / "lib", everybody)
+            entry = pwd.getpwnam(user)
+            for one in (data, folder):
+                os.chown(one, entry.pw_uid, entry.pw_gid)
+        yield folder, user
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _running(folder: Path, user: str | None, settings: str) -> Iterator[str]:
+    binaries, data = _binaries(), str(folder / "data")
+    settings = f"-k {folder} -c listen_addresses='' {settings}"
+    _run(user, binaries / "pg_ctl", "start", "-w", "-D", data, "-l", str(folder / "log"), "-o", settings)
+    try:
+        yield f"postgresql://postgres@/postgres?host={folder}"
+    finally:
+        _run(user, binaries / "pg_ctl", "stop", "-w", "-m", "fast", "-D", data)
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """The URL of a fresh server with its defaults (every commit durable), but for some limits."""
-    utils = _wheel()
-    binaries = Path(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
-    folder = Path(tempfile.mkdtemp(prefix="sqlsem-bench-"))
-    data = folder / "data"
-    data.mkdir()
-    user = None
-    if os.geteuid() == 0:  # the server refuses to run as root
-        import pwd
-        import stat
+    with _folder() as (folder, user):
+        make = ("--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(folder / "data"))
+        _run(user, _binaries() / "initdb", *make)
+        with _running(folder, user, LIMITS) as url:
+            yield url
 
-        user = "pgserver"
-        utils.ensure_user_exists(user)
-        folder.chmod(0o755)
-        utils.ensure_prefix_permissions(data)
-        utils.ensure_prefix_permissions(binaries)
-        everybody = stat.S_IRGRP | stat.S_IROTH
-        utils.ensure_folder_permissions(binaries, everybody | stat.S_IXGRP | stat.S_IXOTH)
-        utils.ensure_folder_permissions(binaries.parent / "lib", everybody)
-        entry = pwd.getpwnam(user)
-        os.chown(data, entry.pw_uid, entry.pw_gid)
-        os.chown(folder, entry.pw_uid, entry.pw_gid)
-    try:
-        _run(user, binaries / "initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(data))
-        settings = f"-k {folder} -c listen_addresses='' -c max_connections=600 -c max_prepared_transactions=5"
-        _run(user, binaries / "pg_ctl", "start", "-w", "-D", str(data), "-l", str(folder / "log"), "-o", settings)
-        try:
-            yield f"postgresql://postgres@/postgres?host={folder}"
-        finally:
-            _run(user, binaries / "pg_ctl", "stop", "-w", "-m", "fast", "-D", str(data))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+@contextlib.contextmanager
+def standby(primary: str) -> Iterator[str]:
+    """The URL of a standby of that server, which tells it what its own readers still look at (hot_standby_feedback)."""
+    with _folder() as (folder, user):
+        copy = ("-R", "-X", "stream", "-c", "fast", "-D", str(folder / "data"), "-d", primary)
+        _run(user, _binaries() / "pg_basebackup", *copy)
+        feedback = "-c hot_standby_feedback=on -c wal_receiver_status_interval=1s -c max_standby_streaming_delay=-1"
+        with _running(folder, user, f"{LIMITS} {feedback}") as url:
+            yield url
 
 
 def cpu_seconds(url: str) -> float | None:

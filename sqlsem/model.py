@@ -14,6 +14,51 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
+from sqlsem.model_tasks import (
+    Attempt,
+    Claimed,
+    End,
+    NewTask,
+    QueueCounts,
+    QueueState,
+    TaskEntry,
+    plain,
+)
+
+__all__ = [
+    "MAX_INT",
+    "MAX_LABEL",
+    "MAX_NAME",
+    "MAX_NOTE",
+    "MAX_SECONDS",
+    "READ",
+    "UPGRADE",
+    "WRITE",
+    "Attempt",
+    "Claimed",
+    "Continuation",
+    "Duration",
+    "End",
+    "Entry",
+    "NewTask",
+    "PartEnd",
+    "PartEntry",
+    "PartStart",
+    "Past",
+    "Pulse",
+    "QueueCounts",
+    "QueueState",
+    "Request",
+    "Resource",
+    "RoundEntry",
+    "TaskEntry",
+    "Ticket",
+    "Upgrading",
+    "check_count",
+    "check_duration",
+    "check_name",
+    "monotonic",
+]
 
 #: Excludes everything, and is excluded by everything.
 WRITE = "write"
@@ -281,7 +326,7 @@ class Entry:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
-        return _plain(self)
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +355,7 @@ class Past:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
-        return _plain(self)
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,129 +368,13 @@ class Resource:
     stale_after: float | None
     holding: int
     waiting: int
+    paused_at: datetime | None = None
+    paused_by: str | None = None  # a login, as is the next
+    cap_by: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
-        return _plain(self)
-
-
-@dataclass(frozen=True, slots=True)
-class NewTask:
-    """A task to be put; durations in seconds. ``body`` is text: SQL, a command, or JSON."""
-
-    kind: str  # 'sql', 'shell', 'call', 'json'
-    body: str
-    order: int = 0
-    after: float = 0.0
-    max_attempts: int = 1
-    backoff: float = 1.0
-    on_failure: str = "stop"  # or 'continue'
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A task that was claimed, as its worker sees it."""
-
-    task_id: int
-    order: int
-    kind: str
-    body: str
-    note: str | None
-    attempt: int  # how often it has been claimed
-    failures: int
-    max_attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How an attempt ended: 'finished', 'failed' or 'returned'."""
-
-    task_id: int
-    attempt: int
-    outcome: str
-    result: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """What is left to do in a queue."""
-
-    pending: bool  # something waits
-    running: bool
-    next_pending: bool  # something of the lowest open order waits
-    failed: int | None  # the first failed task that holds up what comes later
-    error: str | None
-
-    @property
-    def done(self) -> bool:
-        """Nothing waits and nothing runs."""
-        return not self.pending and not self.running
-
-    @property
-    def stuck(self) -> bool:
-        """What waits is held up by a failed task."""
-        return self.failed is not None and self.pending and not self.running and not self.next_pending
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEntry:
-    """One task as people see it (``sqlsem tasks``). Durations are seconds by the database's clock."""
-
-    task_id: int
-    queue: str
-    order: int
-    kind: str
-    body: str
-    note: str | None
-    status: str  # 'pending', 'running', 'lost' (its worker is dead), 'finished', 'failed' or 'cancelled'
-    on_failure: str
-    attempt: int
-    failures: int
-    losses: int
-    max_attempts: int
-    put_at: datetime
-    ready_at: datetime
-    claimed_at: datetime | None
-    ended_at: datetime | None
-    seconds: float | None  # how long it ran, or has been running
-    member_id: int | None
-    owner: str | None
-    host: str | None
-    pid: int | None
-    error: str | None
-    result: str | None
-    put_by: str | None = None  # a login
-    login: str | None = None  # of who runs it, or ran it last
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
-        return _plain(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a task (``sqlsem tasks log``)."""
-
-    task_id: int
-    attempt: int
-    outcome: str  # 'running', 'finished', 'failed', 'lost' or 'returned'
-    member_id: int | None
-    owner: str | None
-    host: str | None
-    pid: int | None
-    session_id: int | None
-    started_at: datetime | None
-    ended_at: datetime | None
-    seconds: float | None
-    error: str | None
-    result: str | None
-    login: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready values."""
-        return _plain(self)
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,11 +469,4 @@ class RoundEntry:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
-        return {**_plain(self), "overdue": self.overdue, "parts": [_plain(part) for part in self.parts]}
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {
-        name: item.isoformat() if isinstance(item, datetime) else item
-        for name, item in dataclasses.asdict(value).items()
-    }
+        return {**plain(self), "overdue": self.overdue, "parts": [plain(part) for part in self.parts]}

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 import sqlsem
-from benchmarks import queues
+from benchmarks import queues, servers
 
 #: Those that follow a checkpoint and are timed; those done before the snapshot is opened.
 WINDOW, WARM = 200, 100
@@ -92,6 +92,27 @@ def prepared(url: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def standby(url: str) -> Iterator[None]:
+    """A reader on a standby, which has told the server of it (hot_standby_feedback)."""
+    import psycopg
+
+    with servers.standby(url) as replica:
+        database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        with psycopg.connect(replica, dbname=database) as connection, psycopg.connect(url, autocommit=True) as primary:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.execute("SELECT count(*) FROM pg_class")
+            until = time.monotonic() + 60
+            while (
+                primary.execute("SELECT 1 FROM pg_stat_replication WHERE backend_xmin IS NOT NULL").fetchone() is None
+            ):
+                if time.monotonic() > until:
+                    raise SystemExit("the standby did not tell the server of its reader")
+                time.sleep(0.1)
+            yield
+            connection.rollback()
+
+
+@contextlib.contextmanager
 def reader(url: str) -> Iterator[None]:
     """A reader of the file: what was written after it began stays in the write-ahead log."""
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
@@ -102,7 +123,7 @@ def reader(url: str) -> Iterator[None]:
 
 
 SNAPSHOTS: dict[str, dict[str, Snapshot]] = {
-    "postgresql": {"repeatable read": repeatable_read, "prepared": prepared},
+    "postgresql": {"repeatable read": repeatable_read, "prepared": prepared, "standby": standby},
     "sqlite": {"reader": reader},
 }
 
@@ -252,7 +273,12 @@ def curve(
     found, marks = Curve(), checkpoints(most)
     spare = WARM + (len(marks) + 1) * WINDOW
     with contextlib.ExitStack() as stack:
-        place, other = (stack.enter_context(queues.database(url, f"bench_{name}")) for name in ("snapshot", "without"))
+        # What a standby tells of holds for all databases of its server.
+        beside = stack.enter_context(servers.postgres()) if snapshot is standby else url
+        place, other = (
+            stack.enter_context(queues.database(where, f"bench_{name}"))
+            for where, name in ((url, "snapshot"), (beside, "without"))
+        )
         steps = stack.enter_context(work(place, most + spare)), stack.enter_context(work(other, spare))
         for _ in range(WARM):
             for step in steps:

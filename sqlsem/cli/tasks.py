@@ -21,9 +21,9 @@ from sqlsem.model import Attempt
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
-from sqlsem.terminal.tasks import STATES, counted, render_tasks
+from sqlsem.terminal.tasks import STATES, counted, render_counts, render_tasks
 
-__all__ = ["put", "tasks_"]
+__all__ = ["put", "queues", "tasks_"]
 
 #: Failed tasks among which is looked for those that hold up the pending ones.
 MOST_FAILED = 1000
@@ -107,24 +107,13 @@ def _given(text: str) -> str:
     help="Whether its failure holds up later orders.",
 )
 @click.option("--note", help="Words for anyone who looks at the queue.")
+@click.option(
+    "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
+)
+@click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
 @json_option
 @connecting
-def put(
-    options: Connecting,
-    queue: str,
-    sql_text: str | None,
-    shell: str | None,
-    call: str | None,
-    arguments: Sequence[tuple[str | None, Any]],
-    json_body: str | None,
-    order: int,
-    after: float,
-    max_attempts: int,
-    backoff: float,
-    on_failure: str,
-    note: str | None,
-    as_json: bool,
-) -> None:
+def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None:
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
     What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
@@ -137,7 +126,30 @@ def put(
       sqlsem put nightly --order 200 --max-attempts 3 -- ./report.sh --all
       sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
       sqlsem put mails --json-body - < mail.json
+      sqlsem put nightly --unique report -- ./report.sh
     """
+    try:
+        body = _body(**{name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")})
+        tasks.encode(body)
+        tasks.check_put(**given)
+    except ConfigurationError as exc:
+        raise click.UsageError(str(exc)) from exc
+    with options.coordinator() as coordinator:
+        number = coordinator.queue(queue).put(body, **given)
+    if as_json:
+        output.print_json({"queue": queue, "task_id": number})
+    else:
+        output.echo(str(number))
+
+
+def _body(
+    sql_text: str | None,
+    shell: str | None,
+    call: str | None,
+    arguments: Sequence[tuple[str | None, Any]],
+    json_body: str | None,
+) -> Any:
+    """What the options say is to be done."""
     command = click.get_current_context().meta["sqlsem.command"]
     if sum(one is not None for one in (sql_text, shell, call, json_body, command)) != 1:
         raise click.UsageError(
@@ -146,35 +158,14 @@ def put(
         )
     if arguments and call is None:
         raise click.UsageError("--arg goes with --call.")
-    try:
-        if sql_text is not None:
-            body: Any = tasks.Sql(_given(sql_text))
-        elif shell is not None or command is not None:
-            body = tasks.Shell(command if shell is None else _given(shell))
-        elif call is not None:
-            body = _call(call, arguments)
-        else:
-            assert json_body is not None
-            body = _json_value(_given(json_body))
-        tasks.encode(body)
-        if note is not None:
-            model.check_name("The note", note, model.MAX_NOTE)
-    except ConfigurationError as exc:
-        raise click.UsageError(str(exc)) from exc
-    with options.coordinator() as coordinator:
-        number = coordinator.queue(queue).put(
-            body,
-            order=order,
-            after=after,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            on_failure=on_failure,
-            note=note,
-        )
-    if as_json:
-        output.print_json({"queue": queue, "task_id": number})
-    else:
-        output.echo(str(number))
+    if sql_text is not None:
+        return tasks.Sql(_given(sql_text))
+    if shell is not None or command is not None:
+        return tasks.Shell(command if shell is None else _given(shell))
+    if call is not None:
+        return _call(call, arguments)
+    assert json_body is not None
+    return _json_value(_given(json_body))
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:
@@ -201,10 +192,18 @@ def _json_value(text: str) -> Any:
 )
 @click.option("--status", type=click.Choice(STATES), help="Only tasks in this state.")
 @most_option(100)
+@click.option(
+    "--page",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="The page of so many that is shown.",
+)
 @json_option
 @connecting
 def tasks_(
-    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, as_json: bool
+    options: Connecting, queue: str | None, also: str | None, status: str | None, most: int, page: int, as_json: bool
 ) -> None:
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
@@ -217,6 +216,7 @@ def tasks_(
     Examples:
       sqlsem tasks nightly
       sqlsem tasks --status failed
+      sqlsem tasks nightly --page 2
       sqlsem tasks nightly --json | jq '.[] | select(.seconds > 60)'
       sqlsem tasks log 17
     """
@@ -224,11 +224,13 @@ def tasks_(
         raise click.UsageError("Name the queue once.")
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
-        found = coordinator.tasks(queue, status, most=most + 1)
+        found = coordinator.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
         failed = found
-        if status == "pending" and found:
+        if (status == "pending" or page > 1) and found:
             failed = coordinator.tasks(queue, "failed", most=MOST_FAILED)  # what they may wait for
-    cut = f"There are more than these {most}; see them with --most." if len(found) > most else ""
+    cut = ""
+    if len(found) > most:
+        cut = f"There are more than these {most}; see them with --most, the next ones with --page {page + 1}."
     if as_json:
         output.print_json([one.as_dict() for one in found[:most]])
         if cut:
@@ -236,11 +238,40 @@ def tasks_(
         return
     console = output.console()
     output.show(console, render_tasks(found[:most], console.width, queue, failed))
-    counts = counted(found[:most], at_least=bool(cut))
+    counts = counted(found[:most], at_least=bool(cut) or page > 1)
     if counts:
         output.echo("", *counts)
     if cut:
         output.echo(cut)
+
+
+@click.command(short_help="Show the work queues: counts by state, the oldest, the rate, what holds them up.")
+@click.argument("queue", required=False, type=_queue_name)
+@json_option
+@connecting
+def queues(options: Connecting, queue: str | None, as_json: bool) -> int:
+    """Show the work queues, or one: how many tasks are in which state, and what holds it up.
+
+    FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
+    worker is dead, LOST only these. OLDEST is how long the oldest task has been waiting that could be started, A MINUTE
+    how many have ended of late, on the average of five minutes.
+
+    \b
+    Examples:
+      sqlsem queues
+      sqlsem queues nightly --json | jq '.[0].pending'
+
+    \b
+    Exit codes: 0 there was something to show, 1 nothing.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        found = coordinator.queues(queue)
+    if as_json:
+        output.print_json([one.as_dict() for one in found])
+    else:
+        console = output.console()
+        output.show(console, render_counts(found, console.width, queue))
+    return 0 if found else 1
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")

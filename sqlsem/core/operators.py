@@ -9,7 +9,20 @@ from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Attempt, Duration, Entry, Past, Resource, TaskEntry, check_count, check_duration, check_name
+from sqlsem.insight.overview import Overview
+from sqlsem.model import (
+    MAX_INT,
+    Attempt,
+    Duration,
+    Entry,
+    Past,
+    QueueCounts,
+    Resource,
+    TaskEntry,
+    check_count,
+    check_duration,
+    check_name,
+)
 
 __all__ = ["Operators"]
 
@@ -27,6 +40,15 @@ class Operators:
     def entries(self, resource: str | None = None) -> list[Entry]:
         """The queue as it is now: who holds and who waits, one or all resources."""
         return self.process.look(lambda session: session.entries(resource))
+
+    def overview(self) -> Overview:
+        """All that is there at one instant: queues, members, work queues, open rounds, and how long locks were held of
+        late. Raises `Unavailable` when the database is out of reach.
+
+        >>> coordinator.overview().members[0].host  # doctest: +SKIP
+        'etl1'
+        """
+        return self.process.look(lambda session: session.overview(), Administration)
 
     def history(
         self,
@@ -49,9 +71,9 @@ class Operators:
         """
         wanted: dict[str, Any] = {}
         if since is not None:
-            wanted["since"] = check_duration("since", since)
+            wanted["since"] = check_duration("since", since, most=MAX_INT)
         if until is not None:
-            wanted["until"] = check_duration("until", until)
+            wanted["until"] = check_duration("until", until, most=MAX_INT)
         if outcome is not None:
             wanted["outcome"] = outcome
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
@@ -98,9 +120,24 @@ class Operators:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
         return self.process.look(lambda session: session.reap(), Administration)
 
-    def tasks(self, queue: str | None = None, status: str | None = None, *, most: int = 100) -> list[TaskEntry]:
-        """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first."""
-        return self.process.look(lambda session: session.list_tasks(queue, status, most), TaskSession)
+    def queues(self, queue: str | None = None) -> list[QueueCounts]:
+        """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
+
+        Reads all tasks that are kept (`history_days`). Raises `Unavailable` when the database is out of reach.
+
+        >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
+        """
+        return self.process.look(lambda session: session.queue_counts(queue), TaskSession)
+
+    def tasks(
+        self, queue: str | None = None, status: str | None = None, *, most: int = 100, skip: int = 0
+    ) -> list[TaskEntry]:
+        """Tasks of one or all queues: open ones in the order in which they will run, then the ended, newest first.
+
+        ``skip`` leaves out the first ones: a page is ``most=100, skip=200``.
+        """
+        check_count("skip", skip, 0)
+        return self.process.look(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
@@ -129,6 +166,8 @@ class Operators:
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
+                code, f"it is not {states}"
+            )
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.process.bell.notify()

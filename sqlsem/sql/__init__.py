@@ -14,6 +14,8 @@ Each engine's folder holds the same scripts:
     the same for the work queue and the rounds.
 ``conversions.sql``
     readers that become writers and writers that become readers; rerunnable.
+``overview.sql``
+    all that is there at one instant, and what operators did; rerunnable. Not for SQLite.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -41,10 +43,10 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
-LATEST = 4
+LATEST = 5
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
 SCRIPTS = (
-    *("schema", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+    *("schema", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "overview", "permissions"),
     *("drop", "client"),
 )
 #: Those that follow the schema's at every `sqlsem init`.

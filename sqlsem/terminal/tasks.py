@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sqlsem import bodies
-from sqlsem.model import TaskEntry
+from sqlsem.model import QueueCounts, TaskEntry
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
-__all__ = ["STATES", "counted", "ready_in", "render_tasks", "shortened"]
+__all__ = ["STATES", "counted", "ready_in", "render_counts", "render_tasks", "shortened"]
 
 #: What is shown of an error in a list, characters.
 LONGEST_ERROR = 500
@@ -58,6 +58,42 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
         told = [f"{states[state]} {state}" for state in order if state in states]
         lines.append(f"{name}: {'at least ' if at_least else ''}{', '.join(told)}")
     return lines
+
+
+def render_counts(found: Sequence[QueueCounts], width: int, only: str | None = None) -> RenderableType:
+    """What ``sqlsem queues`` shows, at most ``width`` columns wide."""
+    if not found:
+        return Text("There are no tasks." if only is None else f"There are no tasks in {only!r}.")
+    heads = (
+        "QUEUE",
+        "PENDING",
+        "RUNNING",
+        "LOST",
+        "FINISHED",
+        "FAILED",
+        "CANCELLED",
+        "OLDEST",
+        "A MINUTE",
+        "HELD UP BY",
+    )
+    rows = [
+        (
+            *(one.queue, str(one.pending), str(one.running), str(one.lost), str(one.finished), str(one.failed)),
+            *(str(one.cancelled), "" if one.oldest is None else seconds_in_words(one.oldest)),
+            *(f"{one.rate:.1f}", "" if one.blocked_by is None else f"task {one.blocked_by}"),
+        )
+        for one in found
+    ]
+    widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9))
+    parts: list[RenderableType] = [table(heads, rows, widths, right=range(1, 9))]
+    for one in found:
+        if one.blocked_by is not None:
+            words = (
+                f"{clean(one.queue)}: what waits is held up by task {one.blocked_by}, which has failed; see it with: "
+                f"sqlsem tasks log {one.blocked_by}, then retry or cancel it"
+            )
+            parts.append(Text(words, overflow="fold"))
+    return Group(*parts)
 
 
 def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:
@@ -109,7 +145,7 @@ def render_tasks(
     heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHO", "WHAT"]
     widths = fit(heads, rows, width, elastic=range(6, len(heads)))
     parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
-    failures = [one for one in found if one.status in ("failed", "pending") and one.error]
+    failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]
     if failures:
         parts.append(Text(""))
     for one in failures:

@@ -225,6 +225,7 @@ SCRIPTS = {
     1: ("routines", "public", "permissions"),
     2: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
     3: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+    4: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
 }
 
 
@@ -290,7 +291,7 @@ class OlderClient:
         self.waiting.close()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
     install_older(empty, version)
     clients = [OlderClient(empty, str(name)) for _ in range(4)]
@@ -328,7 +329,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
     assert empty.queue(name) == []
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server, version):
     install_older(empty, version)
     empty.install()
@@ -398,12 +399,12 @@ def test_a_new_installation_gives_nobody_a_role(empty, login_on):
     assert empty.rows("SELECT pg_has_role(?, 'sqlsem_worker', 'MEMBER')", name) == [(False,)]
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_init_gives_up_behind_a_lock(empty, name, version):
+@pytest.mark.parametrize(("version", "table"), [(2, "ProcessControl"), (3, "ProcessControl"), (4, "task")])
+def test_init_gives_up_behind_a_lock(empty, name, version, table):
     """Who waits for a table has everybody else wait behind it."""
     install_older(empty, version)
     with empty.raw(autocommit=False) as dump:
-        dump.execute("LOCK TABLE sqlsem.ProcessControl IN ACCESS SHARE MODE")
+        dump.execute(f"LOCK TABLE sqlsem.{table} IN ACCESS SHARE MODE")
         process = init(empty)
         output, _ = process.communicate(timeout=2 * PATIENCE)
         assert process.returncode == 69, output
@@ -428,7 +429,8 @@ def test_what_is_put_while_the_tables_are_upgraded_is_not_passed_by(empty, threa
         stopped = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'sqlsem.task'::regclass"
         until(lambda: empty.rows(stopped))
         # The upgrade itself, in the transaction that has the lock.
-        blocker.execute(dict(sql.migrations("postgresql", 3))[4].encode())
+        for _, text in sql.migrations("postgresql", 3):
+            blocker.execute(text.encode())
         for script in sql.rerunnable("postgresql"):
             blocker.execute(sql.script("postgresql", script).encode())
         blocker.execute(sql.queries("postgresql")["set_version"], (str(THIS),))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import random_name
 
 from sqlsem.engines.sqlite import locks
-from sqlsem.engines.sqlite.passing import Pass
+from sqlsem.insight.passing import Pass
 from sqlsem.model import Request, Ticket
 
 NEVER = threading.Event()

@@ -21,7 +21,7 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
 LOOKS = {"entries", "status", "past", "resources", "list_rounds"}
 PUTS = {"put", "put_task"}
 WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim"}
-TASKS = {"queue_state", "list_tasks", "task_attempts"}
+TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "task_attempts"}
 OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",

@@ -30,7 +30,7 @@ from sqlsem.model import PartEntry, RoundEntry, TaskEntry
 from sqlsem.tasks import worker as worker_module
 from sqlsem.tasks.claiming import Claiming
 from sqlsem.terminal.rounds import render_rounds
-from sqlsem.terminal.tasks import counted, render_tasks, shortened
+from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 #: Machines may be slow; nothing waits for so long unless it fails.
@@ -239,6 +239,16 @@ def test_what_is_no_queue(url: str, command: list[str]) -> None:
     result = call(*command)
     assert result.exit_code == 64
     assert "queue's name" in result.stderr
+
+
+def test_keys(coordinator: sqlsem.Coordinator) -> None:
+    number = put("--sql", "1", "--unique", "k")
+    assert put("--sql", "2", "--unique", "k") == number
+    other = put("--sql", "3", "--replace", "k")
+    assert {one.task_id: one.status for one in coordinator.tasks("q")} == {number: "cancelled", other: "pending"}
+    assert f"{number}: replaced by task {other}" in done("tasks", "q")
+    for wrong in (["--unique", "k", "--replace", "k"], ["--unique", ""], ["--replace", "a\nb"]):
+        assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
 
 
 def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
@@ -633,12 +643,36 @@ def test_listing(coordinator: sqlsem.Coordinator) -> None:
     assert [t["task_id"] for t in json.loads(done("tasks", "-n", "1", "q", "--json"))] == [later]
     assert "There are more than these 2" in done("tasks", "q", "--most", "2")
     assert "There are more" not in done("tasks", "q", "--most", "3")
+    assert "--page 2" in done("tasks", "q", "--most", "2")
+    paged = done("tasks", "q", "--most", "2", "--page", "2")
+    assert [line.split()[0] for line in paged.splitlines()[1:2]] == [str(good)]
+    assert "q: at least 1 finished" in paged
+    assert "There are more" not in paged
     assert "in a queue named log" in done("tasks")
     assert "in a queue named log" not in done("tasks", "q")
     assert "in a queue named log" in done("tasks", "--queue", "log")
     assert call("tasks", "q", "--queue", "q").exit_code == 64
     assert call("tasks", "q", "--status", "odd").exit_code == 64
     assert call("tasks", "q", "--most", "0").exit_code == 64
+
+
+def test_queues(coordinator: sqlsem.Coordinator) -> None:
+    nothing = call("queues")
+    assert (nothing.exit_code, nothing.stdout) == (1, "There are no tasks.\n")
+    assert "There are no tasks in 'q'." in call("queues", "q").stdout
+    bad = put("--shell", "exit 3")
+    put("--shell", "true", "--order", "1")
+    done("put", "with \x1b[31m markup [bold]".replace("\x1b", ""), "--sql", "x")
+    work()
+    heads, *lines = done("queues").splitlines()
+    assert heads.split()[:3] == ["QUEUE", "PENDING", "RUNNING"]
+    assert [line.split()[:7] for line in lines if line.startswith("q ")] == [["q", "1", "0", "0", "0", "1", "0"]]
+    assert any("[31m markup [bold]" in line for line in lines), "as it is, and no colour"
+    assert f"held up by task {bad}, which has failed; see it with: sqlsem tasks log {bad}" in done("queues", "q")
+    (counts,) = json.loads(done("queues", "q", "--json"))
+    assert (counts["pending"], counts["failed"], counts["blocked_by"]) == (1, 1, bad)
+    found = coordinator.queues()
+    assert all(len(line) <= 80 for line in drawn(render_counts(found, 80), 80))
 
 
 def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:

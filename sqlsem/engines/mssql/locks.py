@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlsem.deadlocks import Found
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket, Upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
+from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
 
 class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administration):
@@ -110,6 +111,21 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*aware(row)) for row in self.rows("entries", resource)]
 
+    def overview(self) -> Overview:
+        entries = self.entries(None)
+        found: dict[str, list[list[Any]]] = {}
+        for what, *row in map(aware, self.rows("overview")):
+            found.setdefault(what, []).append(row)
+        return Overview.of_rows(
+            found["clock"][0][0],
+            entries,
+            found.get("setting", ()),
+            [MemberEntry(*row) for row in found.get("member", ())],
+            [QueueCounts(*row) for row in found.get("queue", ())],
+            RoundEntry.of_rows(found.get("round", ())),
+            found.get("hold", ()),
+        )
+
     def history(
         self,
         resource: str | None,
@@ -130,6 +146,9 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", resource, what, value)
+
+    def rights(self) -> frozenset[str]:
+        return granted_rights(self.rows("rights")[0])
 
     def revoke(self, position: int, force: bool) -> int:
         return int(self.value("revoke", position, int(force)))

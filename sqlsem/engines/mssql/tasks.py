@@ -10,9 +10,9 @@ from typing import Any
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
 from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed, Unavailable
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
 
-#: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
+#: Tasks put in one round trip: 13 parameters each, and a statement has 2,100 at most.
 TASKS_A_TRIP = 100
 
 
@@ -23,7 +23,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
         asked = [
             (
                 *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
-                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note),
+                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note, one.unique, one.replace),
+                None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
             )
             for number, one in enumerate(tasks, 1)
         ]
@@ -94,8 +95,11 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
         pending, running, next_pending, failed, error = self.rows("queue_state", queue)[0]
         return QueueState(bool(pending), bool(running), bool(next_pending), failed, error)
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        return [TaskEntry(*aware(row)) for row in self.rows("list_tasks", queue, status, most)]
+    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
+        return [QueueCounts(*row) for row in self.rows("queue_counts", queue)]
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+        return [TaskEntry(*aware(row)) for row in self.rows("page_tasks", queue, status, most, skip)]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         return [Attempt(*aware(row)) for row in self.rows("task_attempts", task_id)]

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from time import monotonic
 from typing import Any
 
@@ -14,8 +15,9 @@ from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
-from sqlsem.model import Entry, Past, Pulse, Request, Resource, Ticket, Upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
+from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
 log = logging.getLogger("sqlsem")
 
@@ -117,6 +119,19 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
     def entries(self, resource: str | None) -> list[Entry]:
         return [Entry(*row) for row in self.rows("entries", (resource,))]
 
+    def overview(self) -> Overview:
+        entries = self.entries(None)
+        taken_at, settings, members, queues, rounds, holds = self.row("overview")
+        return Overview.of_rows(
+            taken_at,
+            entries,
+            _with_times(settings, 2),
+            [MemberEntry(*row) for row in _with_times(members, 5)],
+            [QueueCounts(*row) for row in queues or ()],
+            RoundEntry.of_rows(_with_times(rounds, 4, 5, 12, 13, 24, 25)),
+            holds or (),
+        )
+
     def history(
         self,
         resource: str | None,
@@ -134,6 +149,9 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", (resource, what, value))
 
+    def rights(self) -> frozenset[str]:
+        return granted_rights(self.row("rights"))
+
     def revoke(self, position: int, force: bool) -> int:
         return self.number("revoke", position, force)
 
@@ -142,3 +160,15 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
 
     def prune(self, most: int) -> int:
         return self.number("prune", most)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _with_times(rows: list[list[Any]] | None, *columns: int) -> list[list[Any]]:
+    """Rows out of JSON, with moments in these columns, which come as microseconds since 1970."""
+    for row in rows or ():
+        for column in columns:
+            if row[column] is not None:
+                row[column] = _EPOCH + timedelta(microseconds=row[column])
+    return rows or []

@@ -12,7 +12,7 @@ import psycopg
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueState, TaskEntry
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
 
 
 class PostgresTasks(PostgresConnection, TaskSession):
@@ -29,6 +29,9 @@ class PostgresTasks(PostgresConnection, TaskSession):
                 "max_attempts": one.max_attempts,
                 "backoff_ms": round(one.backoff * 1000),
                 "on_failure": one.on_failure,
+                "time_limit_ms": None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
+                "unique": one.unique,
+                "replace": one.replace,
             }
             for one in tasks
         ]
@@ -87,8 +90,11 @@ class PostgresTasks(PostgresConnection, TaskSession):
     def queue_state(self, queue: str) -> QueueState:
         return QueueState(*self.row("queue_state", queue))
 
-    def list_tasks(self, queue: str | None, status: str | None, most: int) -> list[TaskEntry]:
-        return [TaskEntry(*row) for row in self.rows("list_tasks", (queue, status, most))]
+    def queue_counts(self, queue: str | None) -> list[QueueCounts]:
+        return [QueueCounts(*row) for row in self.rows("queue_counts", (queue,))]
+
+    def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
+        return [TaskEntry(*row) for row in self.rows("page_tasks", (queue, status, most, skip))]
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         return [Attempt(*row) for row in self.rows("task_attempts", (task_id,))]

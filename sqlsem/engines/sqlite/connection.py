@@ -147,6 +147,16 @@ class SqliteConnection(LockSession):
             self._roll_back()
             raise
 
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """A transaction that only reads, and sees one instant; to be entered with `fork.held_off` held."""
+        self._roll_back()  # as above
+        self.run_text("BEGIN")
+        try:
+            yield
+        finally:
+            self._roll_back()
+
     def write_back(self, most: int = CHECKPOINT_EVERY) -> None:
         """Write the log back into the file, after that many transactions. It waits for the disk, and stops nobody else:
         to be called where nobody waits for us.

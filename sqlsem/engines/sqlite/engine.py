@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sqlsem.engines.sqlite.conversions import SqliteConversions
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.tasks import SqliteTasks
-from sqlsem.engines.sqlite.upkeep import SqliteUpkeep
+from sqlsem.engines.sqlite.overview import SqliteOverview
 
 
-class SqliteSession(SqliteConversions, SqliteTasks, SqliteUpkeep):
+class SqliteSession(SqliteConversions, SqliteOverview):
     """One connection, in all roles."""
 
 

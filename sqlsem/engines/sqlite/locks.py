@@ -16,9 +16,9 @@ from sqlsem.engines.roles import DeadlockSearch
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
-from sqlsem.engines.sqlite.passing import Pass
 from sqlsem.engines.sqlite.rings import Rings
 from sqlsem.engines.sqlite.values import named, shown
+from sqlsem.insight.passing import Pass
 from sqlsem.model import Entry, Request, Resource, Ticket
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back

@@ -1,6 +1,8 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 DROP VIEW IF EXISTS {schema}.{table};
+DROP TABLE IF EXISTS {schema}.operation;
+DROP TABLE IF EXISTS {schema}.schedule;
 DROP TABLE IF EXISTS {schema}.round_part;
 DROP TABLE IF EXISTS {schema}.[round];
 DROP TABLE IF EXISTS {schema}.task_log;

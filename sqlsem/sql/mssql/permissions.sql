@@ -50,7 +50,7 @@ END;
 INSERT INTO @right (what, object_name, role_name)
 SELECT N'EXECUTE', o.name, r.name
 FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
-             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'),
+             (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'), (N'overview', N'upwor'),
              (N'register', N'uo'), (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'),
              (N'release', N'uo'), (N'cancel', N'uo'),
              (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
@@ -61,7 +61,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
              (N'list_rounds', N'uor'),
              (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'queue_state', N'pwor'),
-             (N'list_tasks', N'pwor'), (N'task_attempts', N'pwor'),
+             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'task_attempts', N'pwor'),
              (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
              (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
@@ -71,7 +71,7 @@ JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
 FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'round'), (N'round_part')) AS o (name)
+             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule')) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
 -- What older versions granted, and whatever else the roles should not have.
 INSERT INTO @do (statement)

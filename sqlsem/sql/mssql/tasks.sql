@@ -15,7 +15,8 @@
 -- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
 -- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
 -- that steps back.
--- Application lock: N'sqlsem.{schema}.put.' and a uid, Transaction: held while tasks are put under that uid.
+-- Application locks, Transaction: N'sqlsem.{schema}.put.' and a uid, held while tasks are put under that uid;
+-- N'sqlsem.{schema}.key.', a task's key and its queue, held while one with this key is put.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -32,16 +33,20 @@ GO
 ALTER PROCEDURE {schema}.put_task
     @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
     @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
-    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0
+    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
+    @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0, @values int = 1;
+            @mine bit = 0, @values int = 1, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @there bigint,
+            @there_status nvarchar(16), @there_by nvarchar(128), @count int;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
+    IF @key IS NOT NULL
+        EXEC {schema}.check_name N'key', @key;
     -- The bar, because = ignores blanks at the end.
     SET @word = CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|');
     SET @word = CASE @word WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call'
@@ -73,6 +78,11 @@ BEGIN
     ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 2147483647
         SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 2147483, not ',
             COALESCE(CONVERT(nvarchar(40), @backoff_ms / CAST(1000 AS float)), N'NULL'));
+    ELSE IF @unique_key IS NOT NULL AND @replace_key IS NOT NULL
+        SET @message = N'sqlsem: a task has one key: give it unique_key or replace_key';
+    ELSE IF @time_limit_ms < 1 OR @time_limit_ms > 2147483647
+        SET @message = CONCAT(N'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not ',
+            CONVERT(nvarchar(40), @time_limit_ms / CAST(1000 AS float)));
     ELSE IF @then IS NULL
         SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
             N'; it must be stop or continue');
@@ -87,17 +97,17 @@ BEGIN
         EXEC {schema}.refuse 50006, @message;
     END;
 
+    IF @@TRANCOUNT = 0 AND (@uid IS NOT NULL OR @key IS NOT NULL)
+    BEGIN
+        SET @mine = 1;
+        BEGIN TRANSACTION;
+    END;
     IF @uid IS NULL
         SET @uid = CONVERT(nvarchar(64), NEWID());
     ELSE
     BEGIN
         -- The call whose reply was lost may still be running.
         SET @name = CONCAT(N'sqlsem.{schema}.put.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
-        IF @@TRANCOUNT = 0
-        BEGIN
-            SET @mine = 1;
-            BEGIN TRANSACTION;
-        END;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
@@ -108,15 +118,53 @@ BEGIN
         END;
         SELECT @task_id = task_id FROM {schema}.task WHERE put_uid = @uid;
     END;
+    IF @task_id IS NULL AND @key IS NOT NULL
+    BEGIN
+        -- One after the other who puts with this key: what was put before is committed, and seen.
+        SET @name = LEFT(CONCAT(N'sqlsem.{schema}.key.', @key, N'.', @queue), 255);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = @principal;
+        IF @code < 0
+        BEGIN
+            IF @mine = 1
+                ROLLBACK TRANSACTION;
+            THROW 50002, N'sqlsem: busy: a task with this key is being put by another transaction; try again', 1;
+        END;
+        SELECT TOP (1) @there = task_id, @there_status = status, @there_by = put_by FROM {schema}.task
+        WHERE unique_key = @key AND queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_id DESC;
+        IF @unique_key IS NOT NULL
+            SET @task_id = @there;
+        ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> ORIGINAL_LOGIN()
+            AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+            AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+        BEGIN
+            IF @mine = 1
+                ROLLBACK TRANSACTION;
+            SET @message = CONCAT(N'sqlsem: task ', @there, N' with this key was put by ', @there_by,
+                N', and is not replaced by another login''s');
+            EXEC {schema}.refuse 50006, @message;
+        END;
+    END;
     IF @task_id IS NULL
     BEGIN
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
-                                   put_uid, ready_at)
-        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid,
+                                   put_uid, time_limit_ms, unique_key, ready_at)
+        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid, @time_limit_ms, @key,
                 CASE WHEN @after_ms = 0 THEN CAST(N'19000101' AS datetime2(6))
                      ELSE DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
                                   DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())) END);
         SET @task_id = SCOPE_IDENTITY();
+        IF @there IS NOT NULL
+        BEGIN
+            -- It gives way; while it runs it only gives up its key.
+            UPDATE {schema}.task WITH (ROWLOCK)
+            SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(),
+                error = CONCAT(N'replaced by task ', @task_id)
+            WHERE task_id = @there AND status IN (N'pending', N'failed') AND is_open = CAST(1 AS bit);
+            SET @count = @@ROWCOUNT;
+            IF @count = 0
+                UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @there AND status = N'running';
+        END;
     END;
     IF @mine = 1
         COMMIT TRANSACTION;
@@ -564,9 +612,9 @@ GO
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
 -- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
 -- those that it put itself.
-IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
+IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -580,15 +628,15 @@ BEGIN
     -- The indexes first, the rows in a statement of their own: see the head of this file.
     IF @queue IS NULL
         INSERT INTO @shown (task_id)
-        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY queue_name, task_order, task_id;
     ELSE
         INSERT INTO @shown (task_id)
-        SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open))
+        SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
         ORDER BY task_order, task_id;
-    SELECT @left = @most - COUNT(*) FROM @shown;
+    SELECT @left = @skip + @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
         SELECT TOP (@left) task_id FROM {schema}.task WITH (INDEX (task_ended))
@@ -601,7 +649,8 @@ BEGIN
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
-           t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login
+           t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
+           t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
     FROM @shown AS s JOIN {schema}.task AS t ON t.task_id = s.task_id
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     CROSS APPLY (SELECT CASE WHEN t.status <> N'running' THEN t.status WHEN m.member_id IS NULL THEN N'lost'
@@ -616,8 +665,94 @@ BEGIN
                              WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
                                                N'Session') = 1 THEN N'lost'
                              ELSE t.status END AS status) AS d
-    WHERE (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
+    WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
+END;
+GO
+
+-- The first page of them.
+IF OBJECT_ID(N'{schema}.list_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.list_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @page TABLE (
+        place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NULL, queue_name nvarchar(255) NULL, task_order int NULL,
+        kind nvarchar(8) NULL, body nvarchar(max) NULL, note nvarchar(1000) NULL, status nvarchar(16) NULL,
+        on_failure nvarchar(8) NULL, attempt int NULL, failures int NULL, losses int NULL, max_attempts int NULL,
+        put_at datetime2(6) NULL, ready_at datetime2(6) NULL, claimed_at datetime2(6) NULL, ended_at datetime2(6) NULL,
+        seconds float NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
+        error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
+        time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
+        cancel_asked_by nvarchar(128) NULL);
+    INSERT INTO @page (task_id, queue_name, task_order, kind, body, note, status, on_failure, attempt, failures, losses,
+                       max_attempts, put_at, ready_at, claimed_at, ended_at, seconds, member_id, owner, host, pid, error,
+                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by)
+    EXEC {schema}.page_tasks @queue, @status, @most;
+    SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+           p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+           p.host, p.pid, p.error, p.result, p.put_by, p.login
+    FROM @page AS p ORDER BY p.place;
+END;
+GO
+
+-- Each queue as counts: see PostgreSQL's tasks.sql. Reads all tasks that are kept.
+IF OBJECT_ID(N'{schema}.queue_counts') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_counts AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.queue_counts @queue nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(), @all int;
+    EXEC @all = {schema}.sees_all;
+    DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, member_id bigint NULL,
+                            queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
+    DECLARE @dead TABLE (member_id bigint NOT NULL PRIMARY KEY);
+    INSERT INTO @running (task_id, member_id, queue_name)
+    SELECT task_id, member_id, queue_name FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+    WHERE is_open = CAST(1 AS bit) AND status = N'running' AND (@queue IS NULL OR queue_name = @queue);
+    INSERT INTO @dead (member_id)
+    SELECT DISTINCT r.member_id FROM @running AS r
+    LEFT JOIN {schema}.member AS m ON m.member_id = r.member_id
+    WHERE r.member_id IS NOT NULL
+      AND CASE WHEN m.member_id IS NULL THEN 1
+               WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+               WHEN DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
+                    OR (@start IS NULL AND m.grace_ms > 0
+                        AND (m.missing_since IS NULL
+                             OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               WHEN APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') = 1 THEN 1
+               ELSE 0 END = 1;
+    SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled,
+           (SELECT COUNT(*) FROM @running AS r JOIN @dead AS d ON d.member_id = r.member_id
+            JOIN {schema}.task AS l WITH (READPAST, READCOMMITTEDLOCK) ON l.task_id = r.task_id
+            WHERE r.queue_name = c.queue_name AND (@all = 1 OR l.put_by = ORIGINAL_LOGIN())) AS lost,
+           CASE WHEN c.waited >= 0 THEN c.waited / CAST(1000000 AS float) END AS oldest,
+           c.recent / CAST(5 AS float) AS rate,
+           (SELECT TOP (1) b.task_id FROM {schema}.task AS b WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
+            WHERE b.queue_name = c.queue_name AND b.is_open = CAST(1 AS bit) AND b.status = N'failed'
+              AND b.task_order < c.last_order
+            ORDER BY b.task_order, b.task_id) AS blocked_by
+    FROM (SELECT t.queue_name, SUM(CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END) AS pending,
+                 SUM(CASE WHEN t.status = N'running' THEN 1 ELSE 0 END) AS running,
+                 SUM(CASE WHEN t.status = N'finished' THEN 1 ELSE 0 END) AS finished,
+                 SUM(CASE WHEN t.status = N'failed' THEN 1 ELSE 0 END) AS failed,
+                 SUM(CASE WHEN t.status = N'cancelled' THEN 1 ELSE 0 END) AS cancelled,
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' AND t.ready_at <= @now
+                          THEN DATEDIFF_BIG(microsecond, CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END,
+                                            @now) END, -1)) AS waited,
+                 SUM(CASE WHEN t.ended_at > DATEADD(minute, -5, @now) THEN 1 ELSE 0 END) AS recent,
+                 MAX(COALESCE(CASE WHEN t.status = N'pending' THEN t.task_order END, -2147483648)) AS last_order
+          FROM {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK)
+          WHERE (@queue IS NULL OR t.queue_name = @queue) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
+          GROUP BY t.queue_name) AS c
+    ORDER BY c.queue_name;
 END;
 GO
 
@@ -652,7 +787,7 @@ GO
 -- What operators do ------------------------------------------------------------------------------------------------
 
 -- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed).
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state. A task whose worker is dead is pending
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open. A task whose worker is dead is pending
 -- again first, and so retried by that.
 IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
 GO
@@ -686,7 +821,10 @@ BEGIN
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
-            WHERE task_id = @task AND status IN (N'failed', N'cancelled');
+            WHERE task_id = @task AND status IN (N'failed', N'cancelled')
+              AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
+                              WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
+                                AND o.is_open = CAST(1 AS bit) AND o.task_id <> @task);
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
@@ -694,7 +832,8 @@ BEGIN
         SET @count = @@ROWCOUNT;
     END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
-    SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1 ELSE -2 END;
+    SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1
+                     WHEN @what = N'retry' AND @status IN (N'failed', N'cancelled') THEN -3 ELSE -2 END;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
@@ -737,22 +876,26 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction.
+-- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
+-- key is open, it is that one's number. @replace_key: in the place of the one with this key.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put
     @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
-    @task_id bigint = NULL OUTPUT
+    @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
+    @time_limit_seconds float = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     -- What is too much here is too much there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
-            @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END;
+            @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
+            @time_limit_ms bigint = CASE WHEN ABS(@time_limit_seconds) > 1e12 THEN -1
+                                         ELSE CEILING(@time_limit_seconds * 1000) END;
     EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
-        @note, @task_id OUTPUT;
+        @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms;
 END;
 GO
 

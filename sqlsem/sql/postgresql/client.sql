@@ -42,9 +42,11 @@ SELECT known, positions, revoked FROM {schema}.ping(%s)
 SELECT {schema}.resign(%s)
 
 -- name: register
-SELECT queue_position, granted FROM {schema}.register(
-    %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
-    %s::varchar, %s::varchar, %s::integer, %s::integer, %s::varchar)
+-- (A function among the columns is called without a detour over a table of its results.)
+SELECT (r).queue_position, (r).granted
+FROM (SELECT {schema}.register(
+          %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean,
+          %s::varchar, %s::varchar, %s::integer, %s::integer, %s::varchar) AS r OFFSET 0) AS once
 
 -- name: register_all
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
@@ -95,8 +97,15 @@ SELECT * FROM {schema}.past(%s, %s, %s, %s, %s)
 -- name: resources
 SELECT * FROM {schema}.resources()
 
+-- name: overview
+SELECT * FROM {schema}.overview()
+
 -- name: set_resource
 SELECT {schema}.set_resource(%s, %s, %s)
+
+-- name: rights
+SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::text, 'EXECUTE'::text),
+       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::text, 'EXECUTE'::text)
 
 -- name: revoke
 SELECT {schema}.revoke(%s, %s)
@@ -179,8 +188,11 @@ SELECT {schema}.next_ready(%s)
 -- name: queue_state
 SELECT * FROM {schema}.queue_state(%s)
 
--- name: list_tasks
-SELECT * FROM {schema}.list_tasks(%s, %s, %s)
+-- name: page_tasks
+SELECT * FROM {schema}.page_tasks(%s, %s, %s, %s)
+
+-- name: queue_counts
+SELECT * FROM {schema}.queue_counts(%s)
 
 -- name: task_attempts
 SELECT * FROM {schema}.task_attempts(%s)

@@ -41,7 +41,7 @@ DECLARE
         'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks',
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
-        'upwor', ARRAY['settings'],
+        'upwor', ARRAY['settings', 'overview'],
         'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'deadlock_rows', 'living',
                     'begin_upgrade', 'upgrade',
                     'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',
@@ -54,7 +54,7 @@ DECLARE
         'p', ARRAY['put_tasks', 'put'],
         'po', ARRAY['set_task'],
         'pwo', ARRAY['recover_tasks'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'list_tasks', 'task_attempts'],
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts'],
         'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
                    'session_leftovers', 'seconds_since', 'error_words'],
         'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
@@ -87,7 +87,8 @@ BEGIN
                    ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
-                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part') AS may) AS n
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part',
+                'operation', 'schedule') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
             CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;

@@ -242,8 +242,9 @@ $$;
 -- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
 --
 -- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
--- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a mark removes it, and looks
--- again.
+-- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a resource's mark removes
+-- all that are above it, and looks again. Those of members are not read by registrations, as they only serve to list a member's
+-- rows: one that passed a row by would have its member told that the row is gone, and let nobody in.
 
 CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -350,6 +351,8 @@ BEGIN
     v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
                     THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
     IF v_alone THEN
+        DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource told that before
+        WHERE resource_id = {schema}.member_key(p_member) AND mark > p_position;
         PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
                                     ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
                                           WHERE queue_position < p_position LIMIT 201));
@@ -766,7 +769,9 @@ BEGIN
         PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
     END IF;
     -- (As an expression: that is evaluated without a query, as often below.)
-    v_gated := pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL;
+    -- ('=', unlike AND, always asks for both.)
+    v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
+               = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
     v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
     queue_position := v_placed.queue_position;
     granted := v_placed.granted;
@@ -800,41 +805,52 @@ END
 $$;
 
 
--- The part of a registration under the gate, which the caller has taken in a statement before: statements in here see
--- every registration that came before.
-CREATE OR REPLACE FUNCTION {schema}.place(
-    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
-    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
-    OUT queue_position bigint, OUT granted boolean)
+-- Says what is wrong with a request.
+CREATE OR REPLACE FUNCTION {schema}.refuse(
+    p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
+RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    v_ahead  record;
-    v_shared boolean;
-    v_leased boolean;
-    v_fresh  boolean;
-    v_mark   bigint;  -- the higher one of the resource's and the member's
 BEGIN
-    -- Here and not as constraints of the table, which would cost a tenth of the whole call.
-    IF p_resource IS NULL OR p_resource = '' OR p_resource <> btrim(p_resource) OR p_weight < 1 OR p_limit < p_weight THEN
-        RAISE EXCEPTION 'sqlsem: bad request: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
-            coalesce(quote_literal(p_resource), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
-    ELSIF p_uid IS NULL THEN
+    IF p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: bad request: uid is NULL; give each request a text of its own' USING ERRCODE = '22023';
     ELSIF concat(p_resource, p_access, p_requesting_id, p_owner) ~ '[[:cntrl:]]' THEN
-        RAISE EXCEPTION 'sqlsem: bad request: a control character in resource %, access %, requesting_id % or owner %',
+        RAISE EXCEPTION 'sqlsem: bad request: a control character in resource %, access type %, requesting_id % or owner %',
             {schema}.plain(p_resource), {schema}.plain(p_access), {schema}.plain(p_requesting_id), {schema}.plain(p_owner)
             USING ERRCODE = '22023', HINT = 'Use printable text.';
     ELSIF p_access = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
     END IF;
-    v_shared := pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL;
+    RAISE EXCEPTION 'sqlsem: bad request: resource %, access type %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
+        coalesce(quote_literal(p_resource), 'NULL'), coalesce(quote_literal(p_access), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
+END
+$$;
+
+
+-- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
+-- statements in here see every registration that came before. (The caller has fixed the search_path.)
+CREATE OR REPLACE FUNCTION {schema}.place(
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
+    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
+    OUT queue_position bigint, OUT granted boolean)
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_ahead  record;
+    v_leased boolean;
+    v_fresh  boolean;
+    v_mark   bigint;  -- the resource's
+BEGIN
+    -- Here and not as constraints of the table, which would cost a tenth of the whole call; and in one expression, as each costs.
+    IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade'
+        AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
+        PERFORM {schema}.refuse(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
+    END IF;
     -- The usual case: nobody is there, nor was below the mark.
     SELECT m.lease_ms IS NOT NULL,
            m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
-           greatest(l.mark, (SELECT w.mark FROM {schema}.low_water AS w WHERE w.resource_id = {schema}.member_key(p_member)
-                             ORDER BY w.mark DESC LIMIT 1)),
+           l.mark,
            coalesce(l.survivors, '{}') = '{}'
            AND NOT EXISTS (SELECT FROM {schema}.{table} AS q WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0))
            AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
@@ -882,10 +898,9 @@ BEGIN
             p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
     RETURNING {schema}.{table}.queue_position INTO queue_position;
     IF queue_position < v_mark THEN
-        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the marks has not been seen:
-        -- without them, and with another number, once more.
-        DELETE FROM {schema}.low_water AS l
-        WHERE l.resource_id IN (p_resource, {schema}.member_key(p_member)) AND l.mark > place.queue_position;
+        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the mark has not been seen:
+        -- without it, all others above, and with another number, once more.
+        DELETE FROM {schema}.low_water AS l WHERE l.mark > place.queue_position;
         DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
         SELECT p.queue_position, p.granted INTO queue_position, granted
         FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
@@ -927,6 +942,7 @@ BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
     END IF;
+    PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
     -- By key, not by name: names that share a key must not be taken twice in different orders.
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
@@ -1220,30 +1236,38 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_row   record;
     v_freed boolean;
 BEGIN
     IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
-    WITH gone AS (
+    DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+      AND m.member_id = t.member_id AND m.login = session_user
+    RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
+              t.revoked_at, t.revoked_by, m.host, coalesce(m.pid, m.backend_pid) AS pid, m.program, m.login
+    INTO v_row;
+    IF NOT FOUND THEN  -- of a member that was given up: the row is dead
         DELETE FROM {schema}.{table} AS t
         WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
-          AND coalesce((SELECT m.login = session_user FROM {schema}.member AS m WHERE m.member_id = t.member_id),
-                       t.member_id IS NOT NULL)  -- of a member that was given up: the row is dead
-        RETURNING t.*)
+          AND t.member_id IS NOT NULL AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id)
+        RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
+                  t.revoked_at, t.revoked_by, NULL::varchar AS host, NULL::integer AS pid, NULL::varchar AS program, NULL::name AS login
+        INTO v_row;
+        IF NOT FOUND THEN
+            RETURN -1;
+        END IF;
+    END IF;
     INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
                                   owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login,
                                   ended_by)
-    SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id,
-           g.owner, g.note, g.requested_at, g.granted_at,
-           CASE WHEN p_outcome = 'revoked' AND g.revoked_at IS NULL THEN 'lost' ELSE p_outcome END, g.concurrency_limit,
-           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
-           CASE WHEN p_outcome = 'revoked' THEN g.revoked_by END
-    FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id;
-    IF NOT FOUND THEN
-        RETURN -1;
-    END IF;
+    VALUES (p_resource, p_position, p_requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
+            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
+            CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
+            v_row.concurrency_limit, v_row.host, v_row.pid, v_row.program, v_row.login,
+            CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END);
     v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END

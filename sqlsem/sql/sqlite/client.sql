@@ -288,6 +288,35 @@ FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_res
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1
 
+-- name: members
+-- Some columns tell who must be looked at.
+SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NULL THEN 'beacon' ELSE 'lease' END AS kind,
+       coalesce(lease_ms, grace_ms) / 1000.0 AS grace, max(0.0, lease_until - {clock}) AS lease_left,
+       max(0.0, coalesce(missing_since, seen_at) + grace_ms / 1000.0 - {clock}) AS grace_left,
+       1 AS owned, beacon, CAST(lease_until AS REAL) AS lease_until, CAST(missing_since AS REAL) AS missing_since,
+       CAST(seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_member ORDER BY member_id
+
+-- name: resource_settings
+SELECT resource_id, cap, paused_at, stale_after_ms / 1000.0 AS stale_after, paused_by, cap_by FROM {schema}_resource
+
+-- name: unfinished_rounds
+-- Open, or failed and not begun anew, or with a continuation that has not finished.
+SELECT r.round_id FROM {schema}_round AS r
+WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')
+   OR (r.status = 'failed' OR r.then_status = 'failed')
+      AND NOT EXISTS (SELECT 1 FROM {schema}_round AS n WHERE n.round_name = r.round_name AND n.round_id > r.round_id)
+ORDER BY r.round_id DESC
+
+-- name: recent_holds
+-- Of each of these resources the newest that ended as they should, along the index.
+SELECT h.resource_id, max(0.0, h.ended_at - h.granted_at) AS held, max(0.0, h.granted_at - h.requested_at) AS waited, h.note, h.program
+FROM json_each(?) AS w JOIN {schema}_history AS h ON h.rowid IN (
+    SELECT p.rowid FROM {schema}_history AS p INDEXED BY {schema}_history_resource
+    WHERE p.resource_id = w.value AND p.outcome = 'released' ORDER BY p.ended_at DESC LIMIT 200)
+WHERE h.granted_at IS NOT NULL
+ORDER BY w.value, h.ended_at DESC
+
 -- name: set_resource
 INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
@@ -340,13 +369,23 @@ PRAGMA data_version
 
 -- name: put_task
 INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
-                           ready_at)
+                           ready_at, time_limit_ms, unique_key)
 VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
-        {clock} + :after)
+        {clock} + :after, :time_limit, :key)
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
 SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
+
+-- name: task_of_key
+SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND unique_key = :key AND is_open
+
+-- name: give_up_key
+UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
+
+-- name: supersede
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock}, error = 'replaced by task ' || :by
+WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
@@ -439,14 +478,36 @@ FROM (SELECT 1) LEFT JOIN (SELECT task_id, error FROM {schema}_task
                            WHERE queue_name = :queue AND is_open AND status = 'failed'
                            ORDER BY task_order, task_id LIMIT 1) AS f
 
--- name: list_tasks
+-- name: queue_counts
+-- Those that are lost are counted by who looks at their members.
+SELECT t.queue_name AS queue, count(*) FILTER (WHERE t.status = 'pending') AS pending,
+       count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
+       count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
+       max(0.0, max({clock} - max(t.put_at, t.ready_at))
+                FILTER (WHERE t.status = 'pending' AND t.ready_at <= max({clock}, t.put_at))) AS oldest,
+       count(*) FILTER (WHERE t.ended_at > {clock} - 300) / 5.0 AS rate,
+       (SELECT b.task_id FROM {schema}_task AS b
+        WHERE b.queue_name = t.queue_name AND b.is_open AND b.status = 'failed'
+          AND b.task_order < (SELECT max(l.task_order) FROM {schema}_task AS l
+                              WHERE l.queue_name = t.queue_name AND l.is_open AND l.status = 'pending')
+        ORDER BY b.task_order, b.task_id LIMIT 1) AS blocked_by
+FROM {schema}_task AS t WHERE :queue IS NULL OR t.queue_name = :queue
+GROUP BY t.queue_name ORDER BY t.queue_name
+
+-- name: running_members
+SELECT t.queue_name AS queue, m.grace_ms / 1000.0 AS grace, 1 AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_task AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
+
+-- name: page_tasks
 -- The last columns tell who must be looked at.
 SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
        t.failures, t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
             WHEN t.status = 'running' THEN max(0.0, {clock} - t.claimed_at) END AS seconds,
-       t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
-       m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0 AS time_limit,
+       t.unique_key AS "unique", t.cancel_asked_at, t.cancel_asked_by, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM (-- A page of those that are open and one of those that have ended, along their indexes.
       SELECT * FROM (SELECT * FROM {schema}_task
@@ -486,6 +547,11 @@ SELECT status FROM {schema}_task WHERE task_id = ?
 UPDATE {schema}_task
 SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL
 WHERE task_id = ?
+
+-- name: rival
+-- Another open task with the same key.
+SELECT 1 FROM {schema}_task AS t JOIN {schema}_task AS o ON o.queue_name = t.queue_name AND o.unique_key = t.unique_key
+WHERE t.task_id = ? AND o.is_open AND o.task_id <> t.task_id
 
 -- name: cancel_task
 UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?

@@ -1,4 +1,6 @@
 -- sqlsem, for SQLite: removes everything.
+DROP TABLE IF EXISTS {schema}_operation;
+DROP TABLE IF EXISTS {schema}_schedule;
 DROP TABLE IF EXISTS {schema}_round_part;
 DROP TABLE IF EXISTS {schema}_round;
 DROP TABLE IF EXISTS {schema}_task_log;

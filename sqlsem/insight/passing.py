@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlsem.model import WRITE
 
-__all__ = ["Pass"]
+__all__ = ["Pass", "number"]
 
 
 class Pass:
@@ -28,7 +28,7 @@ class Pass:
 
     def fits(self, access: Any, limit: int | None, weight: int) -> bool:
         """Whether a request that came now may proceed."""
-        limit, weight = _number(limit), _number(weight) or 0
+        limit, weight = number(limit), number(weight) or 0
         shared = access != WRITE
         load = self._load - (self._loads.get(access, 0) if shared else 0)
         others = self._second if shared and access == self._lowest_label else self._lowest
@@ -45,7 +45,7 @@ class Pass:
 
     def go_by(self, access: Any, limit: int | None, weight: int) -> None:
         """Leave one row behind."""
-        limit, weight = _number(limit), _number(weight) or 0
+        limit, weight = number(limit), number(weight) or 0
         self._load += weight
         declared = math.inf if limit is None else limit
         if access == WRITE:
@@ -61,6 +61,6 @@ class Pass:
             self._second = min(self._second, declared)
 
 
-def _number(value: Any) -> int | None:
+def number(value: Any) -> int | None:
     """What somebody wrote by hand into a column of numbers need be none."""
     return value if isinstance(value, int) else None

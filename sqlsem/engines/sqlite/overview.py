@@ -1,0 +1,47 @@
+"""All that is there at one instant."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import SqliteLocks
+from sqlsem.engines.sqlite.tasks import SqliteTasks
+from sqlsem.engines.sqlite.upkeep import SqliteUpkeep
+from sqlsem.engines.sqlite.values import as_time, shown
+from sqlsem.insight.overview import MemberEntry, Overview
+
+#: Resources of which an overview tells the recent holds.
+MOST_WANTED = 200
+
+
+class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep):
+    """What those see who look on."""
+
+    def overview(self) -> Overview:
+        with fork.held_off, self.reading():
+            now = self.row("clock")["now"]
+            entries = self.entries(None)
+            holding = Counter(one.member_id for one in entries if one.granted_at is not None)
+            waiting = Counter(one.member_id for one in entries if one.granted_at is None)
+            members = []
+            for row in self.rows("members"):
+                dead, missing_for = self.missing(row)
+                left = row["lease_left"] if missing_for is None else row["grace_left"]
+                known: dict[str, Any] = {"missing_for": missing_for, "grace_left": 0.0 if dead else left}
+                of_member = {"holding": holding[row["member_id"]], "waiting": waiting[row["member_id"]]}
+                members.append(shown(MemberEntry, row, **known, **of_member))
+            waiters = Counter(one.resource for one in entries if one.granted_at is None)
+            wanted = sorted({one.resource for one in entries}, key=lambda name: (-waiters[name], name))
+            return Overview.of_rows(
+                as_time(now) or datetime.now(timezone.utc),
+                entries,
+                [[*row[:2], as_time(row[2]), *row[3:]] for row in self.rows("resource_settings")],
+                members,
+                self.queue_counts(None),
+                [one for (number,) in self.rows("unfinished_rounds") for one in self.list_rounds(None, number, 1)],
+                self.rows("recent_holds", (json.dumps(wanted[:MOST_WANTED]),)),
+            )

@@ -1,0 +1,182 @@
+"""All that is there at one instant, in one look."""
+
+import dataclasses
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from support import Attempt, until
+
+from sqlsem.insight.overview import Percentiles
+
+TABLES = pytest.mark.engines("sqlite", "postgresql", "mssql")
+
+
+def same(one, other):
+    """Whether two rows differ in nothing but what passes by itself."""
+    passing = {name: None for name in ("seconds", "missing_for", "then_seconds") if hasattr(one, name)}
+    return dataclasses.replace(one, **passing) == dataclasses.replace(other, **passing)
+
+
+@TABLES
+def test_the_queue_and_what_is_set(connect, database, name):
+    coordinator = connect()
+    with coordinator.limit(name, 3, weight=2, note="a <b>"), coordinator.read(name("r")):
+        late = Attempt(coordinator.limit(name, 3, weight=2))
+        until(lambda: len(database.queue(name)) == 3)
+        coordinator.set_limit(name, 7)
+        coordinator.pause(name("p"))
+        coordinator.set_stale_after(name("p"), 90)
+        found = coordinator.overview()
+        mine = [one for one in found.entries if one.resource.startswith(name)]
+        assert [one.state for one in mine] == ["holds", "waits", "holds"]
+        alone = [one for one in coordinator.entries() if one.resource.startswith(name)]
+        assert all(same(*pair) for pair in zip(mine, alone, strict=True))
+        assert abs(found.taken_at - datetime.now(timezone.utc)) < timedelta(minutes=10)
+        settings = {one.resource: one for one in found.resources}
+        told = {one.resource: one for one in coordinator.resources()}
+        for resource in (name, name("r"), name("p")):
+            plain = dataclasses.replace(settings[resource], paused_at=None, paused_by=None, cap_by=None)
+            assert plain == dataclasses.replace(told[resource], paused_at=None, paused_by=None, cap_by=None)
+        assert (settings[name].cap, settings[name].holding, settings[name].waiting) == (7, 1, 1)
+        assert abs(settings[name("p")].paused_at - found.taken_at) < timedelta(minutes=10)
+        assert settings[name].paused_at is None
+        assert found.only(name).entries == [one for one in found.entries if one.resource == name]
+        assert {one.resource for one in found.only(name).resources} == {name}
+        coordinator.set_limit(name, None)
+        coordinator.resume(name("p"))
+        coordinator.set_stale_after(name("p"), None)
+    late.granted()
+    late.leave()
+    assert found.as_dict()["entries"]
+
+
+@TABLES
+def test_members(connect, database, name):
+    one, leased = connect(grace=30), connect(lease=20)
+    with one.mutex(name), leased.mutex(name("b")):
+        late = Attempt(one.mutex(name("b")))
+        until(lambda: len(database.queue(name)) == 3)
+        found = one.overview()
+        of = {
+            entry.resource: next(member for member in found.members if member.member_id == entry.member_id)
+            for entry in found.entries
+            if entry.resource.startswith(name) and entry.state == "holds"
+        }
+        mine, other = of[name], of[name("b")]
+        assert (mine.kind, mine.grace, mine.missing_for, mine.grace_left) == ("beacon", 30, None, None)
+        assert (mine.holding, mine.waiting) == (1, 1)
+        assert (other.kind, other.grace, other.missing_for) == ("lease", 20, None)
+        assert 0 < other.grace_left <= 20
+        assert (other.holding, other.waiting) == (1, 0)
+        assert mine.host is not None
+        assert mine.pid is not None
+        assert mine.joined_at <= found.taken_at
+    late.granted()
+    late.leave()
+
+
+@TABLES
+@pytest.mark.leaves_rows
+def test_one_that_is_missing(database, name, connect):
+    session = database.session(grace=60)
+    member_id = session.enrol("host", 7, "program")
+    watcher = connect()
+
+    def member():
+        return next((one for one in watcher.overview().members if one.member_id == member_id), None)
+
+    assert member().missing_for is None
+    session.interrupt()  # as if the process had died
+    session.close()
+    until(lambda: (found := member()) is None or found.missing_for is not None)
+    found = member()
+    assert found.grace_left <= 60
+    if database.engine != "sqlite":  # where the file system tells for certain who is dead
+        assert found.grace_left > 0
+    database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member_id)
+
+
+@TABLES
+def test_how_long_it_was_held_of_late(connect, name, database):
+    coordinator = connect()
+    assert name not in coordinator.overview().holds
+    for number in range(3):
+        with coordinator.mutex(name, note=f"note {number}"):
+            time.sleep(0.02)  # held for that long
+    with pytest.raises(TimeoutError), coordinator.mutex(name):
+        coordinator.mutex(name).acquire(timeout=0)
+        raise TimeoutError
+    with coordinator.mutex(name):
+        times = coordinator.overview().holds[name]
+    assert [one.note for one in times.holds][-3:] == ["note 2", "note 1", "note 0"]
+    assert times.held.count == len(times.holds) >= 3
+    assert 0 <= times.held.p10 <= times.held.p50 <= times.held.p90 <= times.held.p99 < 60
+    assert times.held.p90 > 0.005
+    assert times.waited.p50 < 60
+    assert set(times.as_dict()) == {"held", "waited"}
+
+
+@TABLES
+def test_work_queues_and_rounds(connect, name):
+    coordinator = connect()
+    queue = coordinator.queue(name)
+    first, _ = queue.put(1, order=1), queue.put(2, order=2)
+    with pytest.raises(ZeroDivisionError), queue.try_claim():
+        raise ZeroDivisionError
+    daily = coordinator.round(name("round"), parts=["a", "b"], window="1h")
+    with daily.part("a"):
+        found = coordinator.overview()
+        counts = next(one for one in found.queues if one.queue == name)
+        assert (counts.pending, counts.failed, counts.blocked_by) == (1, 1, first)
+        assert counts == dataclasses.replace(coordinator.queues(name)[0], oldest=counts.oldest, rate=counts.rate)
+        mine = next(one for one in found.rounds if one.name == name("round"))
+        assert (mine.status, [part.status for part in mine.parts]) == ("open", ["running", "expected"])
+        assert mine.parts[0].missing_for is None
+        assert mine.window == 3600
+        assert mine.opened_at <= found.taken_at
+    with daily.part("b"):
+        pass
+    assert all(one.name != name("round") for one in coordinator.overview().rounds)
+    with pytest.raises(ZeroDivisionError), daily.part("a"):
+        raise ZeroDivisionError
+    failed = next(one for one in coordinator.overview().rounds if one.name == name("round"))
+    assert failed.parts[0].status == "failed"
+    assert failed.parts[0].error
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_two_statements(database, monkeypatch):
+    session = database.session()
+    asked = []
+    rows = session.rows
+    monkeypatch.setattr(session, "rows", lambda name, *rest: asked.append(name) or rows(name, *rest))
+    session.overview()
+    session.close()
+    assert asked == ["entries", "overview"]
+
+
+@pytest.mark.engines("sqlite")
+def test_one_instant(database, name, connect):
+    """What is written meanwhile is not seen in part."""
+    coordinator = connect()
+    session = database.session()
+    entries = session.entries
+
+    def slow(resource):
+        found = entries(resource)
+        coordinator.pause(name)
+        return found
+
+    session.entries = slow
+    assert session.overview().resources == []
+    session.entries = entries
+    assert session.overview().resources[0].paused
+    session.close()
+    coordinator.resume(name)
+
+
+def test_percentiles():
+    found = Percentiles.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (found.p10, found.p50, found.p90, found.count) == (1.4, 3.0, 4.6, 5)
+    assert Percentiles.of([7.0]) == Percentiles(7.0, 7.0, 7.0, 7.0, 1)

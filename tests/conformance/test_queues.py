@@ -1,0 +1,86 @@
+"""What people see of the work queues: counts by state, pages of tasks."""
+
+import time
+
+import pytest
+from support import until
+
+import sqlsem
+from sqlsem.tasks import Worker
+
+
+def nothing():
+    """What a task does here."""
+
+
+def fail():
+    raise ValueError("no")
+
+
+def die(channel, url, options, name):
+    """Claims a task and keeps it."""
+    task = sqlsem.connect(url, **options, grace=0.2).queue(name).try_claim()
+    channel.tell("claimed", id=task.id)
+    channel.ask()
+
+
+def test_counts_by_state_the_oldest_the_rate_and_what_holds_it_up(connect, name):
+    coordinator = connect()
+    queue, other = coordinator.queue(name), coordinator.queue(name("other"))
+    assert queue.counts() is None
+    failed = queue.put(fail, order=1)
+    queue.put_many([nothing] * 3)
+    Worker(queue, idle_exit=0).run()
+    queue.put_many(["late", "later"], order=2)
+    queue.put("kept back", order=2, after=3600)
+    coordinator.cancel_task(queue.put("cancelled", order=3))
+    running = queue.put("runs", order=0)
+    task = queue.try_claim()
+    assert task.id == running
+    other.put("x", after=60)
+    counts = queue.counts()
+    assert (counts.pending, counts.running, counts.lost) == (3, 1, 0)
+    assert (counts.finished, counts.failed, counts.cancelled) == (3, 1, 1)
+    assert 0 <= counts.oldest < 60
+    assert counts.rate == pytest.approx(5 / 5), "of five minutes: three finished, one failed, one cancelled"
+    assert counts.blocked_by == failed
+    task.finish()
+    found = {one.queue: one for one in coordinator.queues()}
+    assert found[name("other")].pending == 1
+    assert found[name("other")].oldest is None, "nothing there that could be started"
+    assert (found[name("other")].rate, found[name("other")].blocked_by) == (0, None)
+    coordinator.cancel_task(failed)
+    assert queue.counts().blocked_by is None
+    assert queue.counts().as_dict()["cancelled"] == 2
+
+
+def test_those_whose_worker_is_dead_are_counted(spawn, connect, name):
+    queue = connect().queue(name)
+    queue.put_many([1, 2])
+    task = queue.try_claim()
+    child = spawn(die, name=str(name))
+    child.expect("claimed")
+    child.kill()
+    until(lambda: queue.counts().lost == 1)
+    assert queue.counts().running == 2
+    task.finish()
+
+
+def test_pages(connect, name):
+    coordinator = connect()
+    queue = coordinator.queue(name)
+    numbers = queue.put_many(range(7))
+    for _ in range(3):
+        queue.try_claim().finish()
+        time.sleep(0.002)
+    expected = [*numbers[3:], *reversed(numbers[:3])]
+    assert [one.task_id for one in queue.tasks()] == expected
+    pages = [[one.task_id for one in queue.tasks(most=3, skip=skip)] for skip in (0, 3, 6, 9)]
+    assert pages == [expected[:3], expected[3:6], expected[6:], []]
+    assert [one.task_id for one in queue.tasks("finished", most=2, skip=2)] == [numbers[0]]
+    task = queue.try_claim()
+    assert [one.task_id for one in queue.tasks("running", most=1)] == [task.id]
+    assert queue.tasks("running", most=1, skip=1) == []
+    task.finish()
+    with pytest.raises(sqlsem.ConfigurationError, match="skip must be from 0"):
+        queue.tasks(skip=-1)
