@@ -25,6 +25,7 @@ from sqlsem.errors import (
     SchemaError,
     SqlsemError,
     TaskFailed,
+    TaskInterrupted,
     Timeout,
     Unavailable,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "SqlsemError",
     "Task",
     "TaskFailed",
+    "TaskInterrupted",
     "Timeout",
     "Unavailable",
     "Worker",

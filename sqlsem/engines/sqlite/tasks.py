@@ -228,8 +228,25 @@ class SqliteTasks(SqliteExecuting, TaskSession):
                 return -2
             if what == "retry" and self.row("rival", (task_id,)) is not None:
                 return -3
-            self.run(f"{what}_task", (task_id,))
+            login = user_name()
+            self.run(f"{what}_task", {"task": task_id} if what == "retry" else {"task": task_id, "login": login})
+            kept = {"task": task_id, "login": login, "action": what, "before": status}
+            self.run("keep_task_operation", kept)
         return 0
+
+    def cancel_task(self, task_id: int) -> int:
+        while (code := self.set_task(task_id, "cancel")) == 1:
+            login = user_name()
+            with fork.held_off, self.writing():
+                if self.run("ask_to_cancel", {"task": task_id, "login": login}).rowcount == 1:
+                    kept = {"task": task_id, "login": login, "action": "cancel", "before": "running"}
+                    self.run("keep_task_operation", kept)
+                    break
+        return code
+
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        asked = self.rows("asked_of_tasks", {"member": member_id, "tasks": json.dumps(list(task_ids))})
+        return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
 
     def prune_tasks(self, most: int) -> int:
         with fork.held_off, self.writing():
