@@ -12,7 +12,7 @@
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
 `TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task is to stop.
-A `LockOrderWarning` (also UserWarning) is no error: `sqlsem.configure(debug=True)`.
+A `LockOrderWarning` (also UserWarning) is no error; ``sqlsem.configure(debug=True)`` asks for it.
 
 Every message says what happened, to which resource, and what to do next. All of them survive pickling.
 """

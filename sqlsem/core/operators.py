@@ -11,6 +11,7 @@ from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
+    MAX_INT,
     Attempt,
     Duration,
     Entry,
@@ -70,9 +71,9 @@ class Operators:
         """
         wanted: dict[str, Any] = {}
         if since is not None:
-            wanted["since"] = check_duration("since", since)
+            wanted["since"] = check_duration("since", since, most=MAX_INT)
         if until is not None:
-            wanted["until"] = check_duration("until", until)
+            wanted["until"] = check_duration("until", until, most=MAX_INT)
         if outcome is not None:
             wanted["outcome"] = outcome
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)

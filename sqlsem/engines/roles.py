@@ -44,6 +44,7 @@ from sqlsem.model import (
 )
 
 __all__ = [
+    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -58,6 +59,7 @@ __all__ = [
     "TaskSession",
     "Wire",
     "already_upgrading",
+    "granted_rights",
     "setting_number",
 ]
 
@@ -248,6 +250,12 @@ class Administration(LockSession):
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
+
+    @abc.abstractmethod
+    def rights(self) -> frozenset[str]:
+        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
+        revoke, reap), ``retry`` (its own tasks at least).
+        """
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
@@ -512,6 +520,15 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
         f"leaves, which would wait for it; release this one, then ask to write",
         resource=ticket.resource,
     )
+
+
+#: What `Administration.rights` may find, in the order in which the databases are asked.
+RIGHTS = ("operate", "retry")
+
+
+def granted_rights(answers: Iterable[object]) -> frozenset[str]:
+    """The rights of `RIGHTS` for which the database said yes."""
+    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

@@ -83,6 +83,10 @@ EXEC {schema}.overview
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
 
+-- name: rights
+SELECT CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', N'OBJECT', N'EXECUTE'), 0) AS int),
+       CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.set_task', N'OBJECT', N'EXECUTE'), 0) AS int)
+
 -- name: revoke
 EXEC {schema}.[revoke] ?, ?, 1
 
