@@ -63,12 +63,12 @@ class SqliteTasks(SqliteExecuting, TaskSession):
         there = self.row("task_of_key", {"queue": values["queue"], "key": values["key"]})
         if there is not None and not replace:
             return int(there["task_id"])
-        if there is not None:  # it gives way; to the index, too
-            self.run("give_up_key", (there["task_id"],))
+        if there is not None:  # first, as one of both may have the key
+            self.run("give_up_key" if there["status"] == "running" else "supersede", (there["task_id"],))
         self.run("put_task", values)
         made = int(self.row("put_before", before)["task_id"])
         if there is not None and there["status"] != "running":
-            self.run("supersede", {"task": there["task_id"], "by": made})
+            self.run("superseded_by", {"task": there["task_id"], "by": made})
         return made
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:

@@ -386,8 +386,10 @@ SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND 
 UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
 
 -- name: supersede
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock}, error = 'replaced by task ' || :by
-WHERE task_id = :task
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
+
+-- name: superseded_by
+UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
