@@ -15,6 +15,7 @@ from sqlsem.model import (
     Attempt,
     Duration,
     Entry,
+    Operation,
     Past,
     QueueCounts,
     Resource,
@@ -58,6 +59,7 @@ class Operators:
         since: Duration | None = None,
         until: Duration | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
         """Finished requests, newest first.
 
@@ -68,15 +70,37 @@ class Operators:
             until: That ended no shorter ago than this.
             outcome: That ended so: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``, ``"revoked"`` or
                 ``"lost"``.
+            who: Of this login, host, ``host:pid``, program or id; or ended by this login.
         """
-        wanted: dict[str, Any] = {}
-        if since is not None:
-            wanted["since"] = check_duration("since", since, most=MAX_INT)
-        if until is not None:
-            wanted["until"] = check_duration("until", until, most=MAX_INT)
-        if outcome is not None:
-            wanted["outcome"] = outcome
+        wanted = _wanted(since, until, outcome=outcome, who=who)
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
+
+    def operations(
+        self,
+        name: str | None = None,
+        *,
+        most: int = 100,
+        since: Duration | None = None,
+        until: Duration | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first: who paused, capped, revoked, retried, cancelled.
+
+        Args:
+            name: To this resource or work queue only.
+            most: So many at the most.
+            since: No longer ago than this (``"24h"``), by the database's clock.
+            until: No shorter ago than this.
+            action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"revoke"``, ``"reap"``,
+                ``"retry"`` or ``"cancel"``.
+            who: Of this login, host, ``host:pid`` or program.
+
+        >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
+        'anna'
+        """
+        wanted = _wanted(since, until, action=action, who=who)
+        return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -171,3 +195,10 @@ class Operators:
             )
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.process.bell.notify()
+
+
+def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
+    """What is asked for, of ages and others."""
+    ages = {"since": since, "until": until}
+    asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
+    return asked | {name: value for name, value in others.items() if value is not None}

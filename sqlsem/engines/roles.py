@@ -29,6 +29,7 @@ from sqlsem.model import (
     End,
     Entry,
     NewTask,
+    Operation,
     PartEnd,
     PartStart,
     Past,
@@ -44,6 +45,7 @@ from sqlsem.model import (
 )
 
 __all__ = [
+    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -58,6 +60,7 @@ __all__ = [
     "TaskSession",
     "Wire",
     "already_upgrading",
+    "granted_rights",
     "setting_number",
 ]
 
@@ -242,12 +245,34 @@ class Administration(LockSession):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
+        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """
+
+    @abc.abstractmethod
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
+
+    @abc.abstractmethod
+    def rights(self) -> frozenset[str]:
+        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
+        revoke, reap), ``retry`` (its own tasks at least).
+        """
 
     @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
@@ -259,7 +284,7 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
+        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
 
 
 class TaskSession(LockSession):
@@ -500,6 +525,15 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
         f"leaves, which would wait for it; release this one, then ask to write",
         resource=ticket.resource,
     )
+
+
+#: What `Administration.rights` may find, in the order in which the databases are asked.
+RIGHTS = ("operate", "retry")
+
+
+def granted_rights(answers: Iterable[object]) -> frozenset[str]:
+    """The rights of `RIGHTS` for which the database said yes."""
+    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

@@ -9,9 +9,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
+from sqlsem.insight.words import seconds_in_words, who_is
 from sqlsem.printable import clean
 
-__all__ = ["fit", "local_time", "seconds_in_words", "table", "who_is"]
+__all__ = ["fit", "line", "local_time", "seconds_in_words", "table", "who_is"]
 
 #: A column is never made narrower than this to fit a terminal, characters.
 NARROWEST = 6
@@ -22,20 +23,6 @@ STYLES = {
 }
 
 
-def seconds_in_words(seconds: float) -> str:
-    """At most six characters: ``0.4s``, ``12s``, ``3m05s``, ``2h14m``, ``3d04h``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
-
-
 def local_time(moment: datetime | None) -> str:
     """Local time; without the day where that is today."""
     if moment is None:
@@ -43,11 +30,6 @@ def local_time(moment: datetime | None) -> str:
     local = moment.astimezone()
     today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
-
-
-def who_is(host: str | None, pid: int | None, otherwise: str = "") -> str:
-    """The host and process, as far as they are known."""
-    return otherwise if host is None else host if pid is None else f"{host}:{pid}"
 
 
 def fit(
@@ -78,13 +60,17 @@ class _Table:
     def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
         styles = {name: console.get_style(name) for name in {name for name, _ in self._lines}}
         for name, row in self._lines:
-            cells = (
-                _cell(clean(text), width, column in self._right)
-                for column, (text, width) in enumerate(zip(row, self._widths, strict=True))
-            )
             yield Segment(self._indent)
-            yield Segment("  ".join(cells), styles[name])
+            yield Segment(line(row, self._widths, self._right), styles[name])
             yield Segment.line()
+
+
+def line(cells: Iterable[str], widths: Sequence[int], right: Collection[int]) -> str:
+    """A line of a table: cells as wide as their columns; those of the columns in ``right`` stand at the right."""
+    return "  ".join(
+        _cell(clean(text), width, column in right)
+        for column, (text, width) in enumerate(zip(cells, widths, strict=True))
+    )
 
 
 def _cell(text: str, width: int, right: bool) -> str:

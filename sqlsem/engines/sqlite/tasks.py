@@ -229,6 +229,7 @@ class SqliteTasks(SqliteExecuting, TaskSession):
             if what == "retry" and self.row("rival", (task_id,)) is not None:
                 return -3
             self.run(f"{what}_task", (task_id,))
+            self.note_operation(what, queue=found["queue_name"], task=task_id, old=status)
         return 0
 
     def prune_tasks(self, most: int) -> int:

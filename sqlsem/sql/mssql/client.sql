@@ -72,7 +72,7 @@ EXEC {schema}.pin ?, ?, ?, 1
 EXEC {schema}.entries ?
 
 -- name: past
-EXEC {schema}.past ?, ?, ?, ?, ?
+EXEC {schema}.past ?, ?, ?, ?, ?, ?
 
 -- name: resources
 EXEC {schema}.resources
@@ -80,8 +80,18 @@ EXEC {schema}.resources
 -- name: overview
 EXEC {schema}.overview
 
+-- name: operations
+EXEC {schema}.operations ?, ?, ?, ?, ?, ?
+
+-- name: resource_settings
+EXEC {schema}.resource_settings
+
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
+
+-- name: rights
+SELECT CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', N'OBJECT', N'EXECUTE'), 0) AS int),
+       CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.set_task', N'OBJECT', N'EXECUTE'), 0) AS int)
 
 -- name: revoke
 EXEC {schema}.[revoke] ?, ?, 1
@@ -91,6 +101,9 @@ EXEC {schema}.reap 1
 
 -- name: prune
 EXEC {schema}.prune ?, 1
+
+-- name: prune_operations
+EXEC {schema}.prune_operations ?, 1
 
 -- name: wait_for_locks
 SET LOCK_TIMEOUT -1

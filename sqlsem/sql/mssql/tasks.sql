@@ -821,6 +821,8 @@ BEGIN
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'failed', N'cancelled')
               AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
                               WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
@@ -828,6 +830,8 @@ BEGIN
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
     END;

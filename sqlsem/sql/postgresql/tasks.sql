@@ -948,6 +948,7 @@ BEGIN
     ELSE
         RETURN -2;
     END IF;
+    PERFORM {schema}.note_operation(p_what, NULL, NULL, v_task.queue_name, p_task, v_status, NULL);
     PERFORM {schema}.tell_of_tasks(v_task.queue_name, NULL);
     RETURN 0;
 END

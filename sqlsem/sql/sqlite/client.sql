@@ -270,6 +270,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
 FROM {schema}_history INDEXED BY {schema}_history_outcome
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: past_of_resource
@@ -280,10 +281,12 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
 FROM {schema}_history INDEXED BY {schema}_history_resource
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: resources
-SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after
+SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after,
+       o.paused_at, o.paused_by, o.cap_by
 FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_resource) AS n
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1
@@ -318,14 +321,41 @@ WHERE h.granted_at IS NOT NULL
 ORDER BY w.value, h.ended_at DESC
 
 -- name: set_resource
-INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at)
+INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at, cap_by, paused_by)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
-        CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END)
+        CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END, CASE WHEN :what = 'cap' AND :value IS NOT NULL THEN :login END,
+        CASE WHEN :what = 'paused' AND :value = 1 THEN :login END)
 ON CONFLICT (resource_id) DO UPDATE
-SET cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
+SET cap_by = CASE WHEN :what <> 'cap' OR cap IS :value THEN cap_by WHEN :value IS NOT NULL THEN :login END,
+    paused_by = CASE WHEN :what <> 'paused' OR :value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN :value = 1 THEN :login END,
+    cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
     stale_after_ms = CASE WHEN :what = 'stale_after' THEN :value ELSE stale_after_ms END,
     paused_at = CASE WHEN :what <> 'paused' THEN paused_at
                      WHEN :value = 1 THEN coalesce(paused_at, {clock}) END
+
+-- name: setting_of
+SELECT cap, stale_after_ms AS stale_after, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+
+-- name: note_operation
+INSERT INTO {schema}_operation (login, host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
+VALUES (:login, :host, :pid, :program, :action, :resource, :position, :queue, :task, :old, :new)
+
+-- name: operations
+SELECT operation_id, done_at, login, host, pid, program, action, resource_id AS resource, queue_position AS position,
+       queue_name AS queue, task_id, old_value AS "old", new_value AS "new"
+FROM {schema}_operation
+WHERE (:name IS NULL OR :name IN (resource_id, queue_name)) AND (:since IS NULL OR done_at >= {clock} - :since)
+  AND (:until IS NULL OR done_at <= {clock} - :until) AND (:action IS NULL OR action = :action)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program))
+ORDER BY operation_id DESC LIMIT :most
+
+-- name: prune_operations
+DELETE FROM {schema}_operation WHERE operation_id IN (
+    SELECT operation_id FROM (SELECT operation_id, done_at FROM {schema}_operation ORDER BY operation_id LIMIT ?)
+    WHERE done_at < {clock}
+                    - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+       OR operation_id <= (SELECT max(operation_id) FROM {schema}_operation)
+                          - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: tidy_resource
 DELETE FROM {schema}_resource
@@ -540,7 +570,7 @@ ORDER BY 2
 SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = 'running'
 
 -- name: task_status
-SELECT status FROM {schema}_task WHERE task_id = ?
+SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
 -- Ready from the first, whatever the clock says.
