@@ -135,6 +135,7 @@ class Granted(Event):
 
     waited: float  # seconds
     at_once: bool  # nobody was in the way
+    behind: Behind | None = None  # as it was told when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:
@@ -210,6 +211,7 @@ class TimedOut(Event):
 
     waited: float  # seconds
     timeout: float  # seconds; 0: it was only wanted if it was free
+    behind: Behind | None = None  # as it was told when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:

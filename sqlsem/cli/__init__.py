@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import sqlsem
-from sqlsem.cli import demo, doctor, locks, rounds, run, schema, tasks, work
+from sqlsem.cli import demo, doctor, locks, metrics, rounds, run, schema, tasks, work
 from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands
 from sqlsem.cli.options import duration
@@ -105,6 +105,6 @@ for _command in (
     *(schema.init, run.run, locks.ls, locks.history),
     *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
-    *(schema.sql_, doctor.doctor, demo.demo),
+    *(schema.sql_, doctor.doctor, metrics.metrics, demo.demo),
 ):
     main.add_command(_command)

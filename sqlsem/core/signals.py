@@ -21,8 +21,8 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller
@@ -33,7 +33,7 @@ from sqlsem.model import Request
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Signals", "Subscription", "Tap", "drain", "everywhere"]
+__all__ = ["Signals", "Subscription", "Tap", "Trace", "Tracer", "drain", "everywhere"]
 
 log = logging.getLogger("sqlsem")
 E = TypeVar("E", bound=Event)
@@ -89,6 +89,23 @@ class Subscription(Generic[E]):
         return f"<Subscription {self.kind!r}{'' if self._taps else ', to nobody'}>"
 
 
+class Trace(Protocol):
+    """Follows one acquisition, and what was had by it. Called by the one who acquires, and by who ends it: quick."""
+
+    #: What is left at the end of the row's ``requesting_id``, for those who wait behind it.
+    mark: str
+
+    def tell(self, event: Event) -> None:
+        """What happens to it."""
+
+    def asked(self) -> None:
+        """The acquisition is over, well or not; what it had may be held on. May be repeated."""
+
+
+#: Begins to follow what is asked: the requests, in which database, and by whom.
+Tracer = Callable[["Sequence[Request]", str, str], Trace]
+
+
 class Signals:
     """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them."""
 
@@ -96,6 +113,7 @@ class Signals:
         self._database = database
         self._above = above
         self._taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
+        self._tracer: Tracer | None = None
 
     @overload
     def on(self, kind: Literal["waiting"], callback: Listener[Waiting] | None = None) -> Subscription[Waiting]: ...
@@ -147,6 +165,32 @@ class Signals:
         with _changing:
             self._taps[kind] = tuple(one for one in self._taps[kind] if one is not tap)
 
+    def set_tracer(self, tracer: Tracer | None) -> None:
+        """What follows each acquisition from now on."""
+        self._tracer = tracer
+        for kind in EVENTS:
+            self.remove(kind, _traced)
+            if tracer is not None:
+                self.add(kind, _traced)
+
+    def follow(self, requests: Sequence[Request], caller: Caller) -> Trace | None:
+        """What follows an acquisition that begins, if anything does. Never raises."""
+        tracer = self._tracer or (None if self._above is None else self._above._tracer)
+        if tracer is None:
+            return None
+        try:
+            return tracer(requests, self._database, caller.owner)
+        except Exception:
+            log.exception("Tracing of %r failed", requests[0].resource)
+            return None
+
+    def asked(self, trace: Trace) -> None:
+        """An acquisition that is followed is over. Never raises."""
+        try:
+            trace.asked()
+        except Exception:
+            log.exception("Tracing failed")
+
     def about(self, request: Request, position: int | None, caller: Caller) -> dict[str, Any]:
         """What all events have."""
         return {
@@ -159,16 +203,21 @@ class Signals:
         above = self._above
         return bool(self._taps[kind] or (above is not None and above._taps[kind])) or log.isEnabledFor(level)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event, trace: Trace | None = None) -> None:
         """Tell everybody. Never raises, and waits for nothing."""
         level = event.log_level
         if log.isEnabledFor(level):
             log.log(level, event.template, *event.words, extra=event.as_dict())
-        for tap in (*self._taps[event.name], *(self._above._taps[event.name] if self._above is not None else ())):
+        taps = (*self._taps[event.name], *(self._above._taps[event.name] if self._above is not None else ()))
+        for tap in taps if trace is None else (*taps, trace.tell):
             try:
                 tap(event)
             except Exception:
                 log.exception("Telling of %r at %s failed", event.resource, event.position)
+
+
+def _traced(_: Event) -> None:
+    """Somebody wants to know, and hears of it otherwise."""
 
 
 _changing = threading.Lock()  # who listens
