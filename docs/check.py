@@ -22,7 +22,7 @@ from sqlsem.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
-PAGES = [README, CHANGELOG, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, CHANGELOG, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^\s*#.*$|\s{2,}#.*$", re.MULTILINE)
 #: Words that make a sentence hard for people whose first language is another one.
@@ -134,11 +134,19 @@ def words(text: str) -> Iterator[str]:
 
 
 def reached(text: str) -> Iterator[str]:
-    """Pages to which the README has no link."""
-    linked = {(ROOT / target.partition("#")[0]).resolve() for target in targets(text)}
-    for page in PAGES[1:]:
+    """Pages to which no links lead from the README, on however many steps."""
+    linked = {README}
+    left = [(README, text)]
+    while left:
+        page, text = left.pop()
+        for target in targets(text):
+            file = (page.parent / target.partition("#")[0]).resolve()
+            if file in PAGES and file not in linked:
+                linked.add(file)
+                left.append((file, file.read_text(encoding="utf-8")))
+    for page in PAGES:
         if page not in linked:
-            yield f"no link to {page.relative_to(ROOT)}"
+            yield f"no link leads to {page.relative_to(ROOT)}"
 
 
 def missing(names: Iterable[str], text: str, what: str) -> Iterator[str]:

@@ -133,7 +133,7 @@ class Coordinator(Operators):
 
     @property
     def aio(self) -> AsyncLocks:
-        """The same locks for tasks of asyncio: ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
+        """The same locks for tasks of asyncio, ``await coordinator.aio.mutex("x").acquire()``; see `sqlsem.aio`."""
         from sqlsem.aio import AsyncLocks  # when it is first used, as above
 
         return AsyncLocks(self.process)
@@ -168,14 +168,14 @@ def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordin
             SQLite file; an engine of SQLAlchemy.
         options: All of them may be left out; durations are seconds, ``"30s"`` or a `timedelta`:
 
-            grace: For how long a member that cannot be found is still believed to live (default 5). With 0 the session
-                is the lock: it goes with the connection, and others may be let in before the loser knows.
-            lease: A lease of that length, renewed by pings, where no session can be kept (PgBouncer in transaction
-                mode).
-            retry: For how long a call tries to reach a database that is away, before `Unavailable` (default 10).
-            schema: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
-            table: The name of the queue's table (default ``ProcessControl``).
-            creator: A callable that returns a new DB-API connection; the URL then only names the engine.
+            - ``grace``: For how long a member that cannot be found is still believed to live (default 5). With 0 the
+              session is the lock: it goes with the connection, and others may be let in before the loser knows.
+            - ``lease``: A lease of that length, renewed by pings, where no session can be kept (PgBouncer in
+              transaction mode).
+            - ``retry``: For how long a call tries to reach a database that is away, before `Unavailable` (default 10).
+            - ``schema``: The schema of the tables (default ``sqlsem``); for SQLite, the prefix of their names.
+            - ``table``: The name of the queue's table (default ``ProcessControl``).
+            - ``creator``: A callable that returns a new DB-API connection; the URL then only names the engine.
 
     Raises `ConfigurationError` for what is no database, and for options that cannot be.
     """

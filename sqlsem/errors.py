@@ -11,7 +11,7 @@
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
-A `LockOrderWarning` (also UserWarning) is no error: `sqlsem.configure(debug=True)`.
+A `LockOrderWarning` (also UserWarning) is no error; ``sqlsem.configure(debug=True)`` asks for it.
 
 Every message says what happened, to which resource, and what to do next. All of them survive pickling.
 """

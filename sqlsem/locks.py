@@ -262,14 +262,14 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
         name: The resource, 1 to 255 characters; or, for a decorator, a function of the call's arguments that gives it.
         options: All of them may be left out:
 
-            note: Words for anyone who looks at the queue (``sqlsem ls``).
-            timeout: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the default) for
-                ever.
-            reentrant: Let a thread that holds it take it again.
-            on_lost: Called with the grant, from another thread, when the lock is lost.
-            cancel_on_lost: With ``async with``: cancel the task when the lock is lost; its block then ends with
-                `LockLost`.
-            coordinator: Which database; left out, the default one (`sqlsem.configure`).
+            - ``note``: Words for anyone who looks at the queue (``sqlsem ls``).
+            - ``timeout``: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the
+              default) for ever.
+            - ``reentrant``: Let a thread that holds it take it again.
+            - ``on_lost``: Called with the grant, from another thread, when the lock is lost.
+            - ``cancel_on_lost``: With ``async with``: cancel the task when the lock is lost; its block then ends with
+              `LockLost`.
+            - ``coordinator``: Which database; left out, the default one (`sqlsem.configure`).
 
     Raises:
         Timeout: Not had in time (``with`` and decorator; `Lock.acquire` returns False).

@@ -169,6 +169,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
         ("the .NET client on .NET Core", microsoft.compiler_lacks()),
+        ("the dashboard in a browser", support.browsers.lacks()),
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")

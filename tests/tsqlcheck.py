@@ -84,7 +84,7 @@ def batches(root: Path, read: Callable[[Path], str]) -> Iterator[Batch]:
         yield from split(str(path.relative_to(root)), 1, filled(read(path)), separator)
     for path in sorted((root / "clients" / "tsql").glob("*.sql")):
         yield from split(str(path.relative_to(root)), 1, read(path))
-    for path in [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]:
+    for path in [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]:
         text = read(path)
         for fence in re.finditer(r"^( *)```sql\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL):
             code, first = fence[2], text.count("\n", 0, fence.start()) + 2

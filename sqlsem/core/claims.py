@@ -67,7 +67,7 @@ class Claim:
 
     @property
     def lost(self) -> bool:
-        """Whether the claim was lost: the database was out of reach for too long, and others may have it."""
+        """Whether the claim was lost, as the database was out of reach for too long, and others may have it."""
         return self.why_lost is not None
 
     @property

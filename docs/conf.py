@@ -1,0 +1,104 @@
+"""How the site is built from the repository's Markdown: ``python -m sphinx -W --keep-going -c docs . build/docs``.
+
+The source folder is the root of the repository, so a link from one file to another is the same on a code host and on
+the site. The order of the pages is in ``_toc.yml``, so no page has to hold it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import datetime
+import pkgutil
+import sys
+import threading
+import typing
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import sqlsem
+import sqlsem.aio
+import sqlsem.core.options
+import sqlsem.model
+
+project = "sqlsem"
+author = "The sqlsem authors"
+project_copyright = author
+release = sqlsem.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",  # "Args:" and "Raises:" of the docstrings
+    "sphinx_copybutton",
+    "sphinx_external_toc",
+]
+include_patterns = ["*.md", "docs/**.md", "sqlsem/sql/README.md"]
+exclude_patterns = [".*", "build", "dist", "benchmarks", "clients", "tests"]
+external_toc_path = "docs/_toc.yml"
+templates_path = ["templates"]
+
+myst_heading_anchors = 4  # as code hosts make them
+copybutton_prompt_text = "$ "
+
+html_theme = "furo"
+html_title = f"sqlsem {release}"
+html_additional_pages = {"index": "index.html"}  # leads to the README
+html_copy_source = False
+html_show_sourcelink = False
+
+default_role = "any"  # docstrings name things in single backticks
+nitpicky = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+suppress_warnings = ["misc.highlighting_failure"]  # examples with "…" in them are no whole programs
+
+
+def public_names() -> None:
+    """Let everything public be of the module that programs import it from, wherever it is written."""
+    for module in (sqlsem, sqlsem.aio):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if getattr(found, "__module__", "").startswith("sqlsem."):
+                found.__module__ = module.__name__
+
+
+def exists(name: str) -> bool:
+    """Whether a name in a docstring is one of Python, of its standard library, or of ours without a page."""
+    first, _, rest = name.partition(".")
+    places = [builtins, datetime, threading, typing]
+    places += [module for where, module in sys.modules.items() if where.partition(".")[0] == "sqlsem"]
+    if not rest:
+        return any(hasattr(place, first) for place in places)
+    for start in (name, f"sqlsem.{name}"):
+        with contextlib.suppress(ImportError, AttributeError):
+            pkgutil.resolve_name(start)
+            return True
+    return first in sys.stdlib_module_names
+
+
+def plain(app: Sphinx, env: Any, node: Any, contnode: nodes.Element) -> nodes.Element | None:
+    """A name without a page of its own stays plain; one that does not exist at all is a warning, and so an error."""
+    return contnode if exists(node.get("reftarget", "")) else None
+
+
+def internal(app: Sphinx, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out what says that programs have no use for it."""
+    return True if "For the package" in (getattr(found, "__doc__", None) or "") else None
+
+
+public_names()
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("missing-reference", plain)
+    app.connect("autodoc-skip-member", internal)
