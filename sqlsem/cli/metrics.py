@@ -34,10 +34,10 @@ def place(value: str) -> tuple[str, int]:
 @click.command(
     epilog="""\b
 Examples:
-  sqlsem metrics                                     http://127.0.0.1:9464/metrics
-  sqlsem metrics --listen 0.0.0.0:9464               for a Prometheus on another host
-  sqlsem metrics --once                              now, to stdout
-  sqlsem metrics --once -o /var/lib/node_exporter/sqlsem.prom
+  sqlsem metrics                         http://127.0.0.1:9464/metrics
+  sqlsem metrics --listen 0.0.0.0:9464   for a Prometheus on another host
+  sqlsem metrics --once                  now, to stdout
+  sqlsem metrics --once -o sqlsem.prom   into a file, for node_exporter
 """
 )
 @click.option(

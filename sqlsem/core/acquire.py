@@ -83,9 +83,15 @@ class Acquisition(WaitingVerb, Generic[G]):
             if again is not None:
                 self._keep.append(again)
                 return again
-        self._trace = self.process.signals.follow(self._requests, self.caller)
+        signals = self.process.signals
+        if signals.tracer is not None:
+            self._trace = signals.follow(self._requests, self.caller)
         try:
-            if not (yield from self._have_all()):
+            had = not holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout)
+            if had:
+                self._watch_order()
+                had = not (yield from self._is_refused_by_those_above())
+            if not had or not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
@@ -97,17 +103,10 @@ class Acquisition(WaitingVerb, Generic[G]):
         holdings.add(grant)
         yield from self._require_rows(holding)
         self._keep.append(grant)
-        holdings.tell_granted(holding, grant.waited, self._waiters)
+        holding.told = True
+        if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self._waiters else logging.DEBUG):
+            holdings.tell_granted(holding, grant.waited, self._waiters)
         return grant
-
-    def _have_all(self) -> Operations[bool]:
-        """Whether all requests were granted in time."""
-        if self.process.holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout):
-            return False
-        self._watch_order()
-        if (yield from self._is_refused_by_those_above()):
-            return False
-        return (yield from self._take_numbers()) and (yield from self._wait_for_all())
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
@@ -134,7 +133,8 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._withdrawn = True
         for grant in self.process.holdings.with_tickets(self.caller, self._tickets):
             self.process.holdings.forget(grant)
-            self.process.holdings.tell_released(grant.holding)
+            if self.process.signals.wants("released", logging.DEBUG):
+                self.process.holdings.tell_released(grant.holding)
             if grant in self._keep:
                 self._keep.remove(grant)
 

@@ -21,6 +21,8 @@ from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
 
+log = logging.getLogger("sqlsem")
+
 #: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
 MOST_AHEAD = 64
 
@@ -275,10 +277,10 @@ class Holdings:
             if holding.why_lost is None:
                 for ticket in holding.tickets:
                     yield from self._return(ticket, holding)
-                if holding.why_lost is None:
-                    self.tell_released(holding)
-                else:
+                if holding.why_lost is not None:
                     self.tell_lost(holding)
+                elif self._signals.taps["released"] or log.isEnabledFor(logging.DEBUG):
+                    self.tell_released(holding)
         except BaseException:
             self.disown(grant)
             raise
@@ -302,7 +304,8 @@ class Holdings:
     def disown(self, grant: BaseGrant) -> None:
         """Giving back was interrupted, or cannot be waited for: the next ping does it."""
         self.forget(grant)
-        self.tell_released(grant.holding)
+        if self._signals.wants("released", logging.DEBUG):
+            self.tell_released(grant.holding)
         self._member.forget(grant.holding.tickets)
         self._member.disown()
 
@@ -326,21 +329,18 @@ class Holdings:
 
     def tell_granted(self, holding: Holding, waited: float, waiters: Mapping[int, Waiter]) -> None:
         """It is held from now on; those of its rows that had to wait, by position."""
-        holding.told = True
-        if self._signals.wants("granted", logging.INFO if waiters else logging.DEBUG):
-            for request, ticket in zip(holding.requests, holding.tickets, strict=True):
-                waiter = waiters.get(ticket.position)
-                about = self._signals.about(request, ticket.position, holding.caller)
-                behind = None if waiter is None else waiter.behind
-                event = Granted(**about, waited=waited, at_once=not waiters, behind=behind)
-                self._signals.tell(event, holding.trace)
+        for request, ticket in zip(holding.requests, holding.tickets, strict=True):
+            waiter = waiters.get(ticket.position)
+            about = self._signals.about(request, ticket.position, holding.caller)
+            behind = None if waiter is None else waiter.behind
+            event = Granted(**about, waited=waited, at_once=not waiters, behind=behind)
+            self._signals.tell(event, holding.trace)
 
     def tell_released(self, holding: Holding) -> None:
         """It was given back, unless its end was told before."""
         if holding.told and holding.why_lost is None:
             holding.told = False
-            if self._signals.wants("released", logging.DEBUG):
-                self._tell(Released, holding, held=monotonic() - holding.since)
+            self._tell(Released, holding, held=monotonic() - holding.since)
 
     def tell_lost(self, holding: Holding) -> None:
         """It is lost."""

@@ -8,7 +8,7 @@ functions are awaited by the event loop in which `Signals.on` was called, one af
 them. Those that fall behind lose what comes after `MOST_BEHIND` events. What happens to locks that a callback takes is
 told to nobody, as it would never end.
 
-Nothing of this costs anything where nobody listens, but for one look into a dictionary.
+Where nobody listens, each event costs a look into a dictionary, and at the level of the logger.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import logging
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
@@ -39,6 +40,7 @@ log = logging.getLogger("sqlsem")
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
+_changing = threading.Lock()  # who listens
 Tap = Callable[[Event], object]
 Listener = Callable[[E], object]
 #: So many events may wait for callbacks.
@@ -107,13 +109,25 @@ Tracer = Callable[["Sequence[Request]", str, str], Trace]
 
 
 class Signals:
-    """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them."""
+    """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them.
+
+    Attributes:
+        taps: Who is told of each kind, those above included.
+        tracer: What follows each acquisition, if anything does.
+    """
 
     def __init__(self, database: str = "", above: Signals | None = None) -> None:
         self._database = database
         self._above = above
-        self._taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
-        self._tracer: Tracer | None = None
+        self._own: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
+        self._own_tracer: Tracer | None = None
+        self.taps: dict[str, tuple[Tap, ...]] = {}
+        self.tracer: Tracer | None = None
+        self._below: weakref.WeakSet[Signals] = weakref.WeakSet()
+        with _changing:
+            if above is not None:
+                above._below.add(self)
+            self._refresh()
 
     @overload
     def on(self, kind: Literal["waiting"], callback: Listener[Waiting] | None = None) -> Subscription[Waiting]: ...
@@ -158,16 +172,28 @@ class Signals:
     def add(self, kind: str, tap: Tap) -> None:
         """Have it told of each such event, at once."""
         with _changing:
-            self._taps[kind] = (*self._taps[kind], tap)
+            self._own[kind] = (*self._own[kind], tap)
+            self._refresh()
 
     def remove(self, kind: str, tap: Tap) -> None:
         """End that."""
         with _changing:
-            self._taps[kind] = tuple(one for one in self._taps[kind] if one is not tap)
+            self._own[kind] = tuple(one for one in self._own[kind] if one is not tap)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """With the lock: who is told now, so that nobody has to look for it while something happens."""
+        above = self._above
+        self.taps = {kind: own if above is None else (*own, *above.taps[kind]) for kind, own in self._own.items()}
+        self.tracer = self._own_tracer or (None if above is None else above.tracer)
+        for one in list(self._below):
+            one._refresh()
 
     def set_tracer(self, tracer: Tracer | None) -> None:
         """What follows each acquisition from now on."""
-        self._tracer = tracer
+        with _changing:
+            self._own_tracer = tracer
+            self._refresh()
         for kind in EVENTS:
             self.remove(kind, _traced)
             if tracer is not None:
@@ -175,11 +201,9 @@ class Signals:
 
     def follow(self, requests: Sequence[Request], caller: Caller) -> Trace | None:
         """What follows an acquisition that begins, if anything does. Never raises."""
-        tracer = self._tracer or (None if self._above is None else self._above._tracer)
-        if tracer is None:
-            return None
+        tracer = self.tracer
         try:
-            return tracer(requests, self._database, caller.owner)
+            return None if tracer is None else tracer(requests, self._database, caller.owner)
         except Exception:
             log.exception("Tracing of %r failed", requests[0].resource)
             return None
@@ -200,15 +224,14 @@ class Signals:
 
     def wants(self, kind: str, level: int) -> bool:
         """Whether anybody is to be told, the logger at this level included."""
-        above = self._above
-        return bool(self._taps[kind] or (above is not None and above._taps[kind])) or log.isEnabledFor(level)
+        return bool(self.taps[kind]) or log.isEnabledFor(level)
 
     def tell(self, event: Event, trace: Trace | None = None) -> None:
         """Tell everybody. Never raises, and waits for nothing."""
         level = event.log_level
         if log.isEnabledFor(level):
             log.log(level, event.template, *event.words, extra=event.as_dict())
-        taps = (*self._taps[event.name], *(self._above._taps[event.name] if self._above is not None else ()))
+        taps = self.taps[event.name]
         for tap in taps if trace is None else (*taps, trace.tell):
             try:
                 tap(event)
@@ -220,7 +243,6 @@ def _traced(_: Event) -> None:
     """Somebody wants to know, and hears of it otherwise."""
 
 
-_changing = threading.Lock()  # who listens
 #: Those who listen to the locks of all databases.
 everywhere = Signals()
 

@@ -27,7 +27,7 @@ def traced():
 
     with sqlsem.otel.instrument(provider):
         yield provider.get_tracer("program"), ended
-    assert everywhere._tracer is None
+    assert everywhere.tracer is None
 
 
 @pytest.fixture
@@ -134,6 +134,28 @@ def test_what_is_lost(connect, name, traced):
     assert hold.status.description == "it was taken away"
     with pytest.raises(sqlsem.LockLost):
         lock.release()
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_a_reader_that_becomes_the_writer(connect, name, traced, waits):
+    _, ended = traced
+    one, other = connect(), connect()
+    with other.read(name) as second:
+        reader = Attempt(one.read(name))
+        grant = reader.granted()
+        inner = getattr(grant, "inner", grant)
+        with pytest.raises(sqlsem.Timeout):
+            grant.upgrade(timeout=1) if inner is grant else grant._loop.call(lambda: inner.upgrade(timeout=1))
+        assert second.position
+    inner.upgrade() if inner is grant else grant._loop.call(inner.upgrade)
+    reader.leave()
+    until(lambda: len(ended("sqlsem.hold")) == 2, "both have ended")
+    (wait,) = ended("sqlsem.wait")
+    assert wait.attributes["sqlsem.outcome"] == "timeout"
+    assert len(wait.links) == 1
+    (hold,) = (span for span in ended("sqlsem.hold") if span.attributes["sqlsem.position"] == grant.position)
+    assert [event.name for event in hold.events] == ["upgraded"]
+    assert hold.attributes["sqlsem.outcome"] == "released"
 
 
 def test_several_at_once_are_one_span(connect, name, traced):
