@@ -25,12 +25,12 @@ from sqlsem.printable import clean
 
 try:
     from opentelemetry import context, trace
+    from opentelemetry.trace import Link, Span, Tracer, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as exc:
     raise ConfigurationError("Traces need opentelemetry-api; install it with: pip install 'sqlsem[otel]'") from exc
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Link, Span, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
     from sqlsem.coordinator import Coordinator

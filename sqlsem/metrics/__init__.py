@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: of this process's locks (`Collector`), and of a whole database (`Exporter`).
+"""Metrics for Prometheus: of this process's locks (`Collector`), and of a whole database (``Exporter``).
 
 >>> sqlsem.metrics.register()  # doctest: +SKIP
 
@@ -19,14 +19,13 @@ from sqlsem.metrics.labels import MOST_LABELS, Few, Patterns, label
 
 try:
     import prometheus_client
+    from prometheus_client import CollectorRegistry
     from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric
 except ImportError as exc:
     raise ConfigurationError("Metrics need prometheus_client; install it with: pip install 'sqlsem[metrics]'") from exc
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.metrics_core import Metric
-
     from sqlsem.coordinator import Coordinator
 
 __all__ = ["Collector", "register"]
