@@ -41,7 +41,7 @@ from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
 from sqlsem.model import End, Ticket, monotonic
 
-__all__ = ["Process"]
+__all__ = ["Process", "processes"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
@@ -273,6 +273,11 @@ class Process:
 
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
 _inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
+
+
+def processes() -> list[Process]:
+    """All that are open: one for each coordinator."""
+    return [one for one in list(_processes) if not one.closed]
 
 
 def _after_fork_in_child() -> None:
