@@ -106,7 +106,7 @@ for _command in (
     *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
     *(watch.top, watch.dashboard),
-    *(nights.audit, nights.replay),
+    *(nights.timeline, nights.replay, nights.audit),
     *(schema.sql_, doctor.doctor, demo.demo),
 ):
     main.add_command(_command)
