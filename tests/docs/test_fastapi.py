@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
 pytest.importorskip("httpx", reason="httpx is not installed")
 
-from fastapi.testclient import TestClient  # noqa: E402
+from fastapi.testclient import TestClient
 
-from sqlsem.chosen import configured  # noqa: E402
+from sqlsem.chosen import configured
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "fastapi.md"
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
