@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sqlsem.chosen import configure, default, default_url
 from sqlsem.coordinator import Coordinator, connect
 from sqlsem.core.grants import Grant
+from sqlsem.core.signals import Subscription, everywhere
 from sqlsem.engines import Database
 from sqlsem.errors import (
     ConfigurationError,
@@ -56,6 +57,7 @@ __all__ = [
     "Shell",
     "Sql",
     "SqlsemError",
+    "Subscription",
     "Task",
     "TaskFailed",
     "Timeout",
@@ -69,6 +71,7 @@ __all__ = [
     "default_url",
     "limit",
     "mutex",
+    "on",
     "queue",
     "read",
     "round",
@@ -76,6 +79,7 @@ __all__ = [
     "write",
 ]
 __version__ = "0.1.0"
+on = everywhere.on
 logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 

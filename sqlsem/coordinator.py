@@ -75,6 +75,8 @@ class Coordinator(Operators):
         creator = creator or own
         engine = engines.of_url(place)(place, options, creator and engines.unpooled(creator))
         super().__init__(Process(engine, retry))
+        #: As `sqlsem.on`, for the locks of this coordinator alone; those of tasks, too.
+        self.on = self.process.signals.on
 
     def __reduce__(self) -> str:
         raise ConfigurationError(

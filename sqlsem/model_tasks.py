@@ -30,6 +30,9 @@ class NewTask:
     backoff: float = 1.0
     on_failure: str = "stop"  # or 'continue'
     note: str | None = None
+    time_limit: float | None = None
+    unique: str | None = None  # a key: it is only put when no other one with this key is open
+    replace: str | None = None  # a key: it is put in the place of the one that has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
     name             a `str`, and a function: ``name`` and ``name("b")`` are resources of this test alone
     connect          ``connect(grace=…)`` makes coordinators on ``database``; closed at the end, when no row of the
                      test's resources may be left (``@pytest.mark.leaves_rows``: not looked at)
+    quiet            ``@pytest.mark.quiet``: the test fails when anything is logged at WARNING or above
     face             ``@pytest.mark.faces("sync", "aio")``: the test runs with both, and does not notice (see `face`)
     spawn            ``spawn(function, **arguments)`` runs a function of a test's module in a process of its own:
                      ``function(channel, url=…, options=…, **arguments)``; gives a `support.Child` to talk with
@@ -23,6 +24,7 @@ a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL;
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -73,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
+    config.addinivalue_line("markers", "quiet: normal running: nothing is logged at WARNING or above")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
     if not is_worker(config) and SHARED not in os.environ:
@@ -166,6 +169,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         ("SQL Server's messages through Microsoft's ODBC driver", microsoft.odbc_lacks()),
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
         ("the .NET client on .NET Core", microsoft.compiler_lacks()),
+        ("the dashboard in a browser", support.browsers.lacks()),
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
@@ -372,6 +376,34 @@ def connect(
         coordinator.close()
     if request.node.get_closest_marker("leaves_rows") is None:
         assert database.queue(name) == [], "the test left rows in the queue"
+
+
+#: What a test still holds when it ends is told, and rightly.
+LEFT_HELD = ("its coordinator was closed", "was still held when its event loop ended")
+
+
+class Loud(logging.Handler):
+    """Keeps what would wake somebody at night."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not any(one in record.getMessage() for one in LEFT_HELD):
+            self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of tests marked `quiet`, all that run in this process: the first fixture to begin, and the last one to end."""
+    loud = Loud()
+    logger = logging.getLogger("sqlsem")
+    if request.node.get_closest_marker("quiet") is not None:
+        logger.addHandler(loud)
+    yield
+    logger.removeHandler(loud)
+    assert loud.lines == [], "normal running was loud"
 
 
 @pytest.fixture

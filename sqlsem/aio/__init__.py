@@ -50,6 +50,7 @@ class Grant(BaseGrant):
         self._cancelled_before = 0
         self._cancelled = False
         self._event: asyncio.Event | None = None
+        self._wanted: asyncio.Event | None = None
         driver.grants.add(self)
 
     @property
@@ -72,6 +73,15 @@ class Grant(BaseGrant):
             if self.holding.why_lost is not None:
                 self._event.set()
         return self._event
+
+    @property
+    def wanted(self) -> asyncio.Event:
+        """As `sqlsem.Grant.wanted`, to be awaited in the loop of the task."""
+        if self._wanted is None:
+            self._wanted = asyncio.Event()
+            soon = functools.partial(self._driver.soon, self._wanted.set)
+            self._driver.process.wanted.add(self.holding, self._wanted.is_set, soon)
+        return self._wanted
 
     async def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import sqlsem
-from sqlsem.cli import demo, doctor, locks, rounds, run, schema, tasks, work
+from sqlsem.cli import demo, doctor, locks, nights, rounds, run, schema, tasks, watch, work
 from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands
 from sqlsem.cli.options import duration
@@ -53,8 +53,8 @@ Examples:
   sqlsem ls                                     who holds, who waits
 
 \b
-Exit codes: 0 done, 1 not in order (doctor, release), 64 wrong usage,
-  69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
+Exit codes: 0 done, 1 not in order (doctor, audit, release), 64 wrong
+  usage, 69 database out of reach, 70 a fault of sqlsem's, 75 not had in time,
   76 lock lost, 78 configuration or schema. `sqlsem run` has more.
 """,
 )
@@ -105,6 +105,8 @@ for _command in (
     *(schema.init, run.run, locks.ls, locks.history),
     *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
+    *(watch.top, watch.dashboard),
+    *(nights.timeline, nights.replay, nights.audit),
     *(schema.sql_, doctor.doctor, demo.demo),
 ):
     main.add_command(_command)

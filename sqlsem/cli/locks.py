@@ -14,8 +14,9 @@ import sqlsem
 from sqlsem import model
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
-from sqlsem.cli.options import duration, json_option, most_option, often, resource_name
+from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
+from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
 from sqlsem.printable import clean
 from sqlsem.terminal import output
@@ -93,8 +94,8 @@ def _watch(
 
 @click.command(short_help="Show finished requests, the newest first.")
 @click.argument("resource", required=False, type=resource_name)
-@click.option("--since", type=duration, metavar="AGE", help="That ended no longer ago than this: 24h.")
-@click.option("--until", type=duration, metavar="AGE", help="That ended no shorter ago than this.")
+@click.option("--since", type=age, metavar="AGE", help="That ended no longer ago than this: 24h.")
+@click.option("--until", type=age, metavar="AGE", help="That ended no shorter ago than this.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
 @most_option(20)
 @json_option
@@ -246,14 +247,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
       such row.
     """
     with options.coordinator(looks=True) as coordinator:
-        entry = next((one for one in coordinator.entries() if one.position == position), None)
-        if entry is not None and entry.state == "dead":
-            # Anyone who looks for the dead makes sure of that once more.
-            coordinator.reap()
-            gone = all(one.position != position for one in coordinator.entries(entry.resource))
-            gone = gone or coordinator.revoke(position, force=force)
-        else:
-            gone = coordinator.revoke(position, force=force)
+        entry, gone = take_away(coordinator, position, force=force)
     what = f"Position {position}"
     if entry is not None:
         who = who_is(entry.host, entry.pid, entry.requesting_id)

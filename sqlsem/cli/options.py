@@ -13,6 +13,7 @@ from sqlsem import model
 from sqlsem.errors import ConfigurationError
 
 __all__ = [
+    "age",
     "duration",
     "json_option",
     "limited",
@@ -50,6 +51,12 @@ def refusing(convert: Callable[P, T]) -> Callable[P, T]:
 def duration(value: str) -> float:
     """Seconds, or numbers with units: ``90``, ``1.5s``, ``5m``, ``2h``, ``1d``, ``1h30m``."""
     return model.check_duration("A duration", value)
+
+
+@refusing
+def age(value: str) -> float:
+    """So long ago: a duration that may be of months."""
+    return model.check_duration("An age", value, most=model.MAX_INT)
 
 
 def often(value: str) -> float:

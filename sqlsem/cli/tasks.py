@@ -107,24 +107,13 @@ def _given(text: str) -> str:
     help="Whether its failure holds up later orders.",
 )
 @click.option("--note", help="Words for anyone who looks at the queue.")
+@click.option(
+    "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
+)
+@click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
 @json_option
 @connecting
-def put(
-    options: Connecting,
-    queue: str,
-    sql_text: str | None,
-    shell: str | None,
-    call: str | None,
-    arguments: Sequence[tuple[str | None, Any]],
-    json_body: str | None,
-    order: int,
-    after: float,
-    max_attempts: int,
-    backoff: float,
-    on_failure: str,
-    note: str | None,
-    as_json: bool,
-) -> None:
+def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None:
     """Put a task into a work queue, and print its number. `sqlsem work` carries it out.
 
     What it is, is said by one of --sql, --shell, --call, --json-body, or by a command after `--`, which is run without
@@ -137,7 +126,30 @@ def put(
       sqlsem put nightly --order 200 --max-attempts 3 -- ./report.sh --all
       sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
       sqlsem put mails --json-body - < mail.json
+      sqlsem put nightly --unique report -- ./report.sh
     """
+    try:
+        body = _body(**{name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")})
+        tasks.encode(body)
+        tasks.check_put(**given)
+    except ConfigurationError as exc:
+        raise click.UsageError(str(exc)) from exc
+    with options.coordinator() as coordinator:
+        number = coordinator.queue(queue).put(body, **given)
+    if as_json:
+        output.print_json({"queue": queue, "task_id": number})
+    else:
+        output.echo(str(number))
+
+
+def _body(
+    sql_text: str | None,
+    shell: str | None,
+    call: str | None,
+    arguments: Sequence[tuple[str | None, Any]],
+    json_body: str | None,
+) -> Any:
+    """What the options say is to be done."""
     command = click.get_current_context().meta["sqlsem.command"]
     if sum(one is not None for one in (sql_text, shell, call, json_body, command)) != 1:
         raise click.UsageError(
@@ -146,35 +158,14 @@ def put(
         )
     if arguments and call is None:
         raise click.UsageError("--arg goes with --call.")
-    try:
-        if sql_text is not None:
-            body: Any = tasks.Sql(_given(sql_text))
-        elif shell is not None or command is not None:
-            body = tasks.Shell(command if shell is None else _given(shell))
-        elif call is not None:
-            body = _call(call, arguments)
-        else:
-            assert json_body is not None
-            body = _json_value(_given(json_body))
-        tasks.encode(body)
-        if note is not None:
-            model.check_name("The note", note, model.MAX_NOTE)
-    except ConfigurationError as exc:
-        raise click.UsageError(str(exc)) from exc
-    with options.coordinator() as coordinator:
-        number = coordinator.queue(queue).put(
-            body,
-            order=order,
-            after=after,
-            max_attempts=max_attempts,
-            backoff=backoff,
-            on_failure=on_failure,
-            note=note,
-        )
-    if as_json:
-        output.print_json({"queue": queue, "task_id": number})
-    else:
-        output.echo(str(number))
+    if sql_text is not None:
+        return tasks.Sql(_given(sql_text))
+    if shell is not None or command is not None:
+        return tasks.Shell(command if shell is None else _given(shell))
+    if call is not None:
+        return _call(call, arguments)
+    assert json_body is not None
+    return _json_value(_given(json_body))
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from sqlsem import deadlocks
 from sqlsem.core import lockorder, nesting
@@ -17,7 +17,8 @@ from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
-from sqlsem.errors import LockLost, SqlsemError
+from sqlsem.errors import Deadlock, LockLost, SqlsemError
+from sqlsem.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
 __all__ = ["Acquisition", "locked"]
@@ -67,7 +68,6 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._sent = False  # may have rows in the database
         self._withdrawn = False  # a call that is still under way in another thread must leave none behind
         self._waiters: dict[int, Waiter] = {}
-        self._told: set[int] = set()  # positions whose wait has been logged
         self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
 
     def run(self) -> Operations[G | None]:
@@ -81,25 +81,30 @@ class Acquisition(WaitingVerb, Generic[G]):
             if again is not None:
                 self._keep.append(again)
                 return again
-        if holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout):
-            return None
-        self._watch_order()
-        if (yield from self._is_refused_by_those_above()):
-            return None
-        if not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
-            log.info("Not had within %g s: %s", self.timeout, ", ".join(one.describe() for one in self._requests))
-            return None
-        waited = monotonic() - self.began
-        level = logging.INFO if self._waiters else logging.DEBUG
-        if log.isEnabledFor(level):
-            for request, ticket in zip(self._requests, self._tickets, strict=False):
-                log.log(level, "Granted %s at %d, after %.1f s", request.describe(), ticket.position, waited)
-        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost)
-        grant = self._make_grant(holding, waited)
+        try:
+            if not (yield from self._have_all()):
+                self._tell(TimedOut, timeout=self.timeout)
+                return None
+        except Deadlock as exc:
+            self._tell(Deadlocked, why=str(exc))
+            raise
+        now = monotonic()
+        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost, now)
+        grant = self._make_grant(holding, now - self.began)
         holdings.add(grant)
         yield from self._require_rows(holding)
         self._keep.append(grant)
+        holdings.tell_granted(holding, grant.waited, not self._waiters)
         return grant
+
+    def _have_all(self) -> Operations[bool]:
+        """Whether all requests were granted in time."""
+        if self.process.holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout):
+            return False
+        self._watch_order()
+        if (yield from self._is_refused_by_those_above()):
+            return False
+        return (yield from self._take_numbers()) and (yield from self._wait_for_all())
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
@@ -126,6 +131,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._withdrawn = True
         for grant in self.process.holdings.with_tickets(self.caller, self._tickets):
             self.process.holdings.forget(grant)
+            self.process.holdings.tell_released(grant.holding)
             if grant in self._keep:
                 self._keep.remove(grant)
 
@@ -218,6 +224,7 @@ class Acquisition(WaitingVerb, Generic[G]):
                     return False
                 granted = yield from self._wait_for(ticket)
                 if granted is None:
+                    self._tell_place_lost(ticket)
                     raise LockLost(
                         f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
                         f"while it waited (by an operator, or because the database was out of reach for too long); "
@@ -234,11 +241,11 @@ class Acquisition(WaitingVerb, Generic[G]):
             (request,) = (one for one in self._requests if one.resource == ticket.resource)
             waiter = self._waiters[ticket.position] = Waiter(ticket, request, self._new_event())
             lines.enter(waiter)
+            self.process.wanted.came(ticket.resource, ticket.position)
+            if self.process.signals.wants("waiting", logging.INFO):
+                yield from self._tell_waiting(waiter)
         if not self.member.knows(ticket):
             return None  # lost while we waited
-        if log.isEnabledFor(logging.INFO) and ticket.position not in self._told:
-            self._told.add(ticket.position)
-            yield from self._tell_waiting(ticket)
         if self._suspected is None:
             self._suspected = self.process.watch.add(self, self._tickets, self.caller.number)
         place = lines.place(waiter)
@@ -282,22 +289,6 @@ class Acquisition(WaitingVerb, Generic[G]):
             finally:
                 lines.end_look()
 
-    def _tell_waiting(self, ticket: Ticket) -> Operations[None]:
-        """Log that it waits; in detail, which has to be asked for, where that is wanted."""
-        behind = ""
-        if log.isEnabledFor(logging.DEBUG):
-            try:
-                entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)
-                ahead = [one for one in entries if one.position < ticket.position]
-                if ahead:
-                    first = ahead[0]
-                    who = first.requesting_id if first.host is None else f"{first.host}:{first.pid}"
-                    more = f" and {len(ahead) - 1} more" if len(ahead) > 1 else ""
-                    behind = f", behind {who} ({first.program}), which {first.state} for {first.seconds:.1f} s{more}"
-            except SqlsemError as exc:
-                log.debug("Cannot see who is ahead: %s", exc)
-        log.info("Waiting for %r at %d%s", ticket.resource, ticket.position, behind)
-
     def _require_rows(self, holding: Holding) -> Operations[None]:
         """While we waited, the main session may have been lost, and our rows with it."""
         if self.member.doubtful():
@@ -306,6 +297,36 @@ class Acquisition(WaitingVerb, Generic[G]):
         if missing:
             self.process.lose(missing, "its row was removed before it could be used")
             holding.require()
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
+        """What has become of it: not had."""
+        signals, tickets = self.process.signals, {ticket.resource: ticket.position for ticket in self._tickets}
+        if signals.wants(event.name, event.level):
+            waited = self.waited()
+            for request in self._requests:
+                about = signals.about(request, tickets.get(request.resource), self.caller)
+                signals.tell(event(**about, waited=waited, **more))
+
+    def _tell_place_lost(self, ticket: Ticket) -> None:
+        (request,) = (one for one in self._requests if one.resource == ticket.resource)
+        about = self.process.signals.about(request, ticket.position, self.caller)
+        self.process.signals.tell(Lost(**about, held=None, why="its row was taken out of the queue while it waited"))
+
+    def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
+        """That it waits, and behind whom. Only for one that nobody of ours stands before is the database asked that."""
+        process, ticket = self.process, waiter.ticket
+        behind = process.lines.behind(waiter) or process.holdings.behind(waiter.request, ticket.position)
+        if behind is None:
+            try:
+                entries = yield Call("look", lambda session, _: session.entries(ticket.resource), 0.0)
+                behind = Behind.of(entries, waiter.request, ticket.position)
+            except SqlsemError as exc:
+                log.debug("Cannot see who is ahead: %s", exc)
+        waiter.behind = behind
+        about = process.signals.about(waiter.request, ticket.position, self.caller)
+        process.signals.tell(Waiting(**about, behind=behind))
 
 
 def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
+import sys
 import threading
 from dataclasses import dataclass
 
-__all__ = ["Caller", "new_number", "this_thread"]
+from sqlsem.events import Behind
+from sqlsem.model import Request, Ticket
+
+__all__ = ["Caller", "new_number", "ours", "this_program", "this_thread"]
 
 _numbers = itertools.count(1)
 _threads = threading.local()
@@ -37,3 +43,14 @@ def this_thread() -> Caller:
     if number is None:
         number = _threads.number = new_number()
     return Caller("thread", number, threading.current_thread().name)
+
+
+def this_program() -> str:
+    """What runs here, for those who look at the table."""
+    return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+
+
+def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:
+    """A row of this process, in whose way it is."""
+    who = (None if caller is None else caller.owner, socket.gethostname(), os.getpid(), this_program())
+    return Behind(ticket.position, state, seconds, ticket.requesting_id, *who, request.note, None)

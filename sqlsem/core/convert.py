@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.core.holdings import Holding
@@ -16,8 +17,9 @@ from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.roles import Convertible
-from sqlsem.errors import ConfigurationError, SqlsemError, Timeout
-from sqlsem.model import READ, WRITE, Duration, Upgrading, check_duration
+from sqlsem.errors import ConfigurationError, Deadlock, SqlsemError, Timeout
+from sqlsem.events import Behind, Deadlocked, Event, Granted, TimedOut, Waiting
+from sqlsem.model import READ, UPGRADE, WRITE, Duration, Upgrading, check_duration
 
 __all__ = ["Upgrade", "downgrade"]
 
@@ -42,12 +44,24 @@ class Upgrade(WaitingVerb):
         self._pauses = pauses()  # between looks, where it has no session to wait in
         self._alone = contextlib.ExitStack()
         self._begun = False  # may be no reader any more
+        self._has_waited = False
 
     def run(self) -> Operations[None]:
         """Begin, and wait until all other readers have left. Raises `Timeout` when that takes too long, `LockLost` when
         its row is gone, and `Deadlock`.
         """
         _require_convertible(self._holding, READ, "upgraded")
+        try:
+            yield from self._become_writer()
+        except Timeout:
+            self._tell(TimedOut, waited=self.waited(), timeout=self.timeout)
+            raise
+        except Deadlock as exc:
+            self._tell(Deadlocked, waited=self.waited(), why=str(exc))
+            raise
+        self._tell(Granted, waited=self.waited(), at_once=not self._has_waited)
+
+    def _become_writer(self) -> Operations[None]:
         self._alone.enter_context(_alone(self.process, self._holding))
         self.process.watch.add(self, (self._ticket,), self.caller.number)
         self._begun = True
@@ -61,6 +75,10 @@ class Upgrade(WaitingVerb):
                     f"writer within {self.timeout:g} s, and reads on; see who else is inside with: sqlsem ls",
                     resource=self._ticket.resource,
                 )
+            if begun in (Upgrading.BEGUN, Upgrading.NOT_YET) and not self._has_waited:
+                self._has_waited = True
+                self.process.wanted.came(self._ticket.resource, self._ticket.position, upgrades=True)
+                yield from self._tell_waiting()
             if begun is Upgrading.BEGUN:  # (after each slice again, which changes nothing as long as that stands)
                 writes = yield from self._wait(left)
             if writes is None or begun is Upgrading.GONE:
@@ -98,6 +116,22 @@ class Upgrade(WaitingVerb):
         """This upgrade has to be given up; from another thread."""
         super().tell(found)
         self._waiter.event.set()
+
+    def _tell(self, event: type[Event], **more: Any) -> None:
+        signals = self.process.signals
+        if signals.wants(event.name, logging.INFO):
+            about = signals.about(self._holding.requests[0], self._ticket.position, self.caller)
+            signals.tell(event(**{**about, "access": UPGRADE, **more}))
+
+    def _tell_waiting(self) -> Operations[None]:
+        if self.process.signals.wants(Waiting.name, logging.INFO):
+            behind = None
+            try:
+                entries = yield Call("look", lambda session, _: session.entries(self._ticket.resource), 0.0)
+                behind = Behind.inside(entries, self._ticket.position)
+            except SqlsemError as exc:
+                log.debug("Cannot see who else is inside: %s", exc)
+            self._tell(Waiting, behind=behind)
 
     def _begin(self) -> Operations[Upgrading]:
         """Begin, or only try where no time is given: what has come of it."""

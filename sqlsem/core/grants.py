@@ -53,6 +53,7 @@ class Grant(BaseGrant):
     """
 
     _event: threading.Event | None = None
+    _wanted: threading.Event | None = None
 
     def __init__(self, process: Process, holding: Holding, waited: float) -> None:
         super().__init__(holding, waited)
@@ -79,6 +80,23 @@ class Grant(BaseGrant):
             if self.holding.why_lost is not None:
                 self._event.set()
         return self._event
+
+    @property
+    def wanted(self) -> threading.Event:
+        """An event that is set when somebody waits behind this grant, for those who can give way: those of this process
+        are told of at once, others within about a second. Looking for them begins with the first use of this attribute,
+        and is one statement a second for the whole process. It stays set, also if they give up; clear it to be told
+        again.
+
+        >>> with sqlsem.mutex("reports") as grant:  # doctest: +SKIP
+        ...     while rows and not grant.wanted.is_set():
+        ...         rebuild(rows.pop())
+        """
+        event = self._wanted
+        if event is None:
+            event = self.__dict__.setdefault("_wanted", threading.Event())  # one, whoever else comes here
+            self._process.wanted.add(self.holding, event.is_set, event.set)
+        return event
 
     def check(self) -> None:
         """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not.

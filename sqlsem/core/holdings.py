@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlsem.core import ending
-from sqlsem.core.callers import Caller
+from sqlsem.core.callers import Caller, ours
 from sqlsem.core.membership import Membership
+from sqlsem.core.signals import Signals
 from sqlsem.core.steps import Operations
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
-from sqlsem.model import READ, WRITE, Request, Ticket
+from sqlsem.events import Behind, Event, Granted, Lost, Released, meets
+from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
-
-log = logging.getLogger("sqlsem")
 
 #: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
 MOST_AHEAD = 64
@@ -41,7 +41,9 @@ class Holding:
         "registry",
         "released",
         "requests",
+        "since",
         "tickets",
+        "told",
         "when_lost",
         "why_lost",
     )
@@ -53,6 +55,7 @@ class Holding:
         tickets: Sequence[Ticket],
         caller: Caller,
         on_lost: LostCallback | None,
+        since: float,
     ) -> None:
         self.registry = registry
         self.requests = tuple(requests)
@@ -60,6 +63,8 @@ class Holding:
         self.caller = caller
         self.pid = os.getpid()
         self.depth = 1  # how often it was acquired
+        self.since = since  # when it was granted (`monotonic`)
+        self.told = False  # that it was granted, and not yet that it has ended
         self.released = False
         self.is_loose = False  # anybody may release it, through its lock
         self.converting = False
@@ -139,8 +144,9 @@ def abandon(grant: BaseGrant) -> None:
 class Holdings:
     """All grants of this process that are neither released nor lost."""
 
-    def __init__(self, member: Membership) -> None:
+    def __init__(self, member: Membership, signals: Signals) -> None:
         self._member = member
+        self._signals = signals
         self._state_lock = member.state_lock
         self._grants: set[BaseGrant] = set()
         #: Of each thread or task, by resource, what it has, until that is released.
@@ -223,6 +229,16 @@ class Holdings:
                 if one.resource == ticket.resource
             ]
 
+    def behind(self, request: Request, position: int) -> Behind | None:
+        """What we hold ourselves that keeps out a request with this row, or takes room from it."""
+        with self._state_lock:
+            for at, grant in itertools.islice(self._by_resource.get(request.resource, {}).items(), MOST_AHEAD):
+                holding = grant.holding
+                for held, ticket in zip(holding.requests, holding.tickets, strict=True):
+                    if ticket.position == at and at < position and meets(request, held.access):
+                        return ours(held, ticket, "holds", monotonic() - holding.since, holding.caller)
+        return None
+
     def add(self, grant: BaseGrant) -> None:
         """It has been acquired."""
         # (In this order: what an interrupt breaks off is found by `with_tickets`, and taken back.)
@@ -255,7 +271,10 @@ class Holdings:
             if holding.why_lost is None:
                 for ticket in holding.tickets:
                     yield from self._return(ticket, holding)
-                    log.debug("Released %r at %d", ticket.resource, ticket.position)
+                if holding.why_lost is None:
+                    self.tell_released(holding)
+                else:
+                    self.tell_lost(holding)
         except BaseException:
             self.disown(grant)
             raise
@@ -279,6 +298,7 @@ class Holdings:
     def disown(self, grant: BaseGrant) -> None:
         """Giving back was interrupted, or cannot be waited for: the next ping does it."""
         self.forget(grant)
+        self.tell_released(grant.holding)
         self._member.forget(grant.holding.tickets)
         self._member.disown()
 
@@ -297,6 +317,30 @@ class Holdings:
                     held.pop(ticket.resource, None)
             if not held:
                 self._by_caller.pop(number, None)
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def tell_granted(self, holding: Holding, waited: float, at_once: bool) -> None:
+        """It is held from now on."""
+        holding.told = True
+        if self._signals.wants("granted", logging.DEBUG if at_once else logging.INFO):
+            self._tell(Granted, holding, waited=waited, at_once=at_once)
+
+    def tell_released(self, holding: Holding) -> None:
+        """It was given back, unless its end was told before."""
+        if holding.told and holding.why_lost is None:
+            holding.told = False
+            if self._signals.wants("released", logging.DEBUG):
+                self._tell(Released, holding, held=monotonic() - holding.since)
+
+    def tell_lost(self, holding: Holding) -> None:
+        """It is lost."""
+        holding.told = False
+        self._tell(Lost, holding, held=monotonic() - holding.since, why=holding.why_lost)
+
+    def _tell(self, event: Callable[..., Event], holding: Holding, **more: object) -> None:
+        for request, ticket in zip(holding.requests, holding.tickets, strict=True):
+            self._signals.tell(event(**self._signals.about(request, ticket.position, holding.caller), **more))
 
     # -- losing -------------------------------------------------------------------------------------------------
 

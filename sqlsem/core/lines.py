@@ -28,8 +28,10 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
+from sqlsem.core.callers import ours
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
+from sqlsem.events import Behind, meets
 from sqlsem.model import Request, Ticket, monotonic
 
 __all__ = ["Lines", "Place", "Waiter"]
@@ -66,7 +68,7 @@ class Waiter:
     ``answer``: True when it is granted, None when its row is gone; False until that is known.
     """
 
-    __slots__ = ("answer", "at_home", "event", "kind", "position", "request", "since", "ticket")
+    __slots__ = ("answer", "at_home", "began", "behind", "event", "kind", "position", "request", "since", "ticket")
 
     def __init__(self, ticket: Ticket, request: Request, event: threading.Event) -> None:
         self.ticket = ticket
@@ -77,6 +79,8 @@ class Waiter:
         self.answer: bool | None = False
         self.at_home = False
         self.since = math.inf  # it has stood
+        self.began = monotonic()
+        self.behind: Behind | None = None  # whom it waits behind, where somebody wanted to know
 
 
 class _Line:
@@ -184,6 +188,20 @@ class Lines:
             if waiter.answer is not False or line is None:
                 return Place.ANSWERED
             return line.place(waiter)
+
+    def behind(self, waiter: Waiter) -> Behind | None:
+        """Whom one waits behind that is kept out by an earlier one of ours: whom that one waits behind, else itself."""
+        with self._state_lock:
+            line = self._lines.get(waiter.ticket.resource)
+            for one in line.waiters if line is not None else ():
+                if one.position >= waiter.position:
+                    break
+                if one.request.keeps_out(waiter.request):
+                    if one.behind is not None or not meets(waiter.request, one.request.access):
+                        return one.behind
+                    seconds = monotonic() - one.began
+                    return ours(one.request, one.ticket, "waits", seconds)
+        return None
 
     def nudge(self, resource: str) -> None:
         """Something left this resource: looking for those who are exposed there may pay."""

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import tenacity
 
+from sqlsem.core.callers import this_program
 from sqlsem.core.steps import Call
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
@@ -191,8 +191,7 @@ class MainSession:
                     )
                     member_id = None
                 if member_id is None:
-                    program = os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
-                    member_id = session.enrol(socket.gethostname(), os.getpid(), program)
+                    member_id = session.enrol(socket.gethostname(), os.getpid(), this_program())
         except BaseException:
             session.close()
             raise

@@ -11,6 +11,7 @@ from sqlsem.engines.roles import Administration, TaskSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
+    MAX_INT,
     Attempt,
     Duration,
     Entry,
@@ -70,9 +71,9 @@ class Operators:
         """
         wanted: dict[str, Any] = {}
         if since is not None:
-            wanted["since"] = check_duration("since", since)
+            wanted["since"] = check_duration("since", since, most=MAX_INT)
         if until is not None:
-            wanted["until"] = check_duration("until", until)
+            wanted["until"] = check_duration("until", until, most=MAX_INT)
         if outcome is not None:
             wanted["outcome"] = outcome
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
@@ -165,6 +166,8 @@ class Operators:
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task"}.get(code, f"it is not {states}")
+            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
+                code, f"it is not {states}"
+            )
             raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
         self.process.bell.notify()

@@ -83,6 +83,8 @@ class PutOptions(TypedDict, total=False):
     backoff: Duration
     on_failure: str | None
     note: str | None
+    unique: str | None
+    replace: str | None
 
 
 class RoundOptions(TypedDict, total=False):

@@ -32,8 +32,10 @@ from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
 from sqlsem.core.news import News
+from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
 from sqlsem.core.waiting import WaitingRoom
+from sqlsem.core.wanted import WantedWatch
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
 from sqlsem.model import End, Ticket, monotonic
@@ -45,6 +47,8 @@ T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
+#: At the end of the interpreter, for what happened before to be told.
+TELL_SECONDS = 1.0
 
 
 class Process:
@@ -53,6 +57,7 @@ class Process:
     Attributes:
         engine: The database.
         retry: Seconds for which a call tries to reach it.
+        signals: Who is told what happens.
         member: This process as a member, with the main session.
         state_lock: Guards what we believe to have; the membership's.
         holdings: Its grants.
@@ -61,6 +66,7 @@ class Process:
         lines: Who of it waits.
         waiting_room: The sessions to wait in.
         watch: Looks for deadlocks.
+        wanted: Looks for those who wait behind what is held here.
         bell: Tells of changes to the work queue.
         news: Hears of those that others make.
         loops: What its event loops have.
@@ -71,6 +77,7 @@ class Process:
     def __init__(self, engine: Engine, retry: float) -> None:
         self.engine = engine
         self.retry = retry
+        self.signals = Signals(engine.where, everywhere)
         self._reset()
         _processes.add(self)
 
@@ -82,13 +89,14 @@ class Process:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.secret = os.urandom(4).hex()
         self._uids = itertools.count(1)
-        self.holdings = Holdings(self.member)
+        self.holdings = Holdings(self.member, self.signals)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
         self.lines = Lines(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
+        self.wanted = WantedWatch(self.member, self.waiting_room)
         self.bell = Bell(self.member.closing)
         self.news = News(self.engine, self.bell, self.member.closing)
         self.loops = Loops(self.member)
@@ -163,7 +171,7 @@ class Process:
         if positions is None:
             self.claims.lose(why)
         for grant in lost:
-            log.error("Lost the lock on %r at %d: %s", grant.resource, grant.position, why)
+            self.holdings.tell_lost(grant.holding)
             if grant.holding.on_lost is not None:
                 try:
                     grant.holding.on_lost(grant)
@@ -223,6 +231,7 @@ class Process:
         self.news.close()
         self.member.close(self._waited_for())
         self.watch.close()
+        self.wanted.close()
         self.lose(None, "its coordinator was closed")
         self.waiting_room.close()
         self.loops.close()
@@ -244,6 +253,7 @@ class Process:
             *([] if main is None else [main]),
             *self.news.sessions(),
             *self.watch.sessions(),
+            *self.wanted.sessions(),
             *self.waiting_room.sessions(),
             *self.loops.sessions(),
         ]
@@ -272,6 +282,7 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _at_exit() -> None:
+    drain(TELL_SECONDS)
     ending.begin()
     for process in list(_processes):
         process.close()

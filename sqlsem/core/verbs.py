@@ -44,6 +44,10 @@ class WaitingVerb:
         """For the next wait; 0 or less when the time is up."""
         return most if self.timeout is None else min(most, self.timeout - (monotonic() - self.began))
 
+    def waited(self) -> float:
+        """Seconds since it was asked for."""
+        return monotonic() - self.began
+
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
         self.deadlock = found

@@ -206,6 +206,14 @@ class Engine(abc.ABC):
         """As `connect`, in a running event loop."""
         raise NotImplementedError
 
+    @property
+    def looks_only(self) -> str:
+        """What to tell somebody who may look, and no more."""
+        return (
+            f"This login may look, and no more; an administrator can add it to the role {self.options.schema}_operator "
+            f"(see: sqlsem sql {self.name} permissions)"
+        )
+
     # -- the tables ---------------------------------------------------------------------------------------------
 
     def installed_version(self) -> int | None:

@@ -44,6 +44,7 @@ from sqlsem.model import (
 )
 
 __all__ = [
+    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -58,6 +59,7 @@ __all__ = [
     "TaskSession",
     "Wire",
     "already_upgrading",
+    "granted_rights",
     "setting_number",
 ]
 
@@ -250,6 +252,12 @@ class Administration(LockSession):
         """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
 
     @abc.abstractmethod
+    def rights(self) -> frozenset[str]:
+        """What this login may do beside looking, as far as can be known without trying: ``operate`` (cap, pause,
+        revoke, reap), ``retry`` (its own tasks at least).
+        """
+
+    @abc.abstractmethod
     def revoke(self, position: int, force: bool) -> int:
         """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, -1 no such row."""
 
@@ -269,7 +277,11 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time."""
+        """Put them, all or none; their numbers. Repeated with the same ``uid``, it finds those of the first time. One
+        with a key is put alone: where its ``unique`` is another open one's, that one's number is returned; where its
+        ``replace`` is, that one is cancelled (or gives up the key, while it runs). `ConfigurationError` where this
+        login may not do that.
+        """
 
     @abc.abstractmethod
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
@@ -343,7 +355,8 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state. The task of a dead worker
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
+        with its key is open. The task of a dead worker
         is pending again first (and so retried by that).
         """
 
@@ -495,6 +508,15 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
         f"leaves, which would wait for it; release this one, then ask to write",
         resource=ticket.resource,
     )
+
+
+#: What `Administration.rights` may find, in the order in which the databases are asked.
+RIGHTS = ("operate", "retry")
+
+
+def granted_rights(answers: Iterable[object]) -> frozenset[str]:
+    """The rights of `RIGHTS` for which the database said yes."""
+    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

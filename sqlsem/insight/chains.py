@@ -68,11 +68,16 @@ class Line:
         found: tuple[Entry, ...] = ()
         if not fits:
             if asked not in self._found:
-                self._found[asked] = _first(self._rows, *asked, self.setting.cap)
+                self._found[asked] = _first(self._rows, *asked, self._cap_for(entry))
             found = self._found[asked]
-        own = _first(self._by_party.get(party_of(entry), ()), *asked, self.setting.cap)
+        own = _first(self._by_party.get(party_of(entry), ()), *asked, self._cap_for(entry))
         waiters = self._waiters - (0 if entry.access == WRITE else self._waiting.get(entry.access, 0))
         return Blocked(entry, self.setting, found, waiters, fits, uncapped, own)
+
+    def _cap_for(self, entry: Entry) -> int | None:
+        """The operator's cap, where it leaves room for such a request at all."""
+        cap = self.setting.cap
+        return None if cap is None or (number(entry.weight) or 0) > cap else cap
 
     def pass_by(self, entry: Entry) -> None:
         """Leave one row behind."""

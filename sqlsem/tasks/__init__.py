@@ -19,8 +19,8 @@ groups    how short tasks are claimed and ended together
 """
 
 from sqlsem.bodies import Call, Shell, Sql, encode
-from sqlsem.tasks.queues import Queue, queue
+from sqlsem.tasks.queues import Queue, check_put, queue
 from sqlsem.tasks.task import Task
 from sqlsem.tasks.worker import Worker
 
-__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "encode", "queue"]
+__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "check_put", "encode", "queue"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from sqlsem.tasks.task import Task
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Queue", "queue"]
+__all__ = ["Queue", "check_put", "queue"]
 
 #: What one statement puts at the most, unless it is a single task: it must not keep the pings out.
 MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
@@ -76,6 +77,8 @@ class Queue:
         backoff: Duration = 1.0,
         on_failure: str | None = None,
         note: str | None = None,
+        unique: str | None = None,
+        replace: str | None = None,
     ) -> list[int]:
         """Put many tasks; returns their numbers. Each 500, fewer when they are large, are put all or none.
 
@@ -91,22 +94,29 @@ class Queue:
             on_failure: ``'stop'``: a failed task holds up all later orders until somebody retries or cancels it.
                 ``'continue'``: it does not. Left out, as the queue has it.
             note: Words for anyone who looks at the queue.
+            unique: A key, for one body. While a task of this queue with the same key is open (pending, running, or
+                failed and holding up), nothing is put, and that one's number is returned.
+            replace: A key, for one body. The task takes the place of the one that is open with the same key: that one
+                is cancelled, or, while it runs, runs on beside it.
 
         Errors as for `put`.
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
-        check_count("The order of a task", order, -MAX_INT)
-        check_count("max_attempts", max_attempts)
-        if note is not None:
-            check_name("The note", note, MAX_NOTE)
-        seconds = check_duration("after", after, most=LONGEST_SECONDS)
-        pause = check_duration("backoff", backoff, most=300.0)
-        failing = self._on_failure if on_failure is None else _check_on_failure(on_failure)
-        tasks = [
-            NewTask(kind, text, order, seconds, max_attempts, pause, failing, note)
-            for kind, text in map(encode, bodies)
-        ]
+        bodies = [encode(body) for body in bodies]
+        how = check_put(
+            order,
+            after,
+            max_attempts,
+            backoff,
+            self._on_failure if on_failure is None else on_failure,
+            note,
+            unique,
+            replace,
+        )
+        if len(bodies) > 1 and (unique is not None or replace is not None):
+            raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
+        tasks = [dataclasses.replace(how, kind=kind, body=text) for kind, text in bodies]
         task_ids: list[int] = []
         for some in _portions(tasks):
             uid = os.urandom(12).hex()
@@ -210,6 +220,32 @@ def _portions(tasks: Sequence[NewTask]) -> Iterator[list[NewTask]]:
         size += len(task.body)
     if some:
         yield some
+
+
+def check_put(
+    order: int = 0,
+    after: Duration = 0.0,
+    max_attempts: int = 1,
+    backoff: Duration = 1.0,
+    on_failure: str | None = None,
+    note: str | None = None,
+    unique: str | None = None,
+    replace: str | None = None,
+) -> NewTask:
+    """The options of `Queue.put`, as a task without a body. Raises `ConfigurationError` for what cannot be."""
+    check_count("The order of a task", order, -MAX_INT)
+    check_count("max_attempts", max_attempts)
+    if note is not None:
+        check_name("The note", note, MAX_NOTE)
+    seconds = check_duration("after", after, most=LONGEST_SECONDS)
+    pause = check_duration("backoff", backoff, most=300.0)
+    for what, key in (("unique", unique), ("replace", replace)):
+        if key is not None:
+            check_name(f"The key ({what})", key)
+    if unique is not None and replace is not None:
+        raise ConfigurationError("A task is unique or replaces another one, not both; give it one key")
+    failing = _check_on_failure("stop" if on_failure is None else on_failure)
+    return NewTask("json", "null", order, seconds, max_attempts, pause, failing, note, None, unique, replace)
 
 
 def _check_on_failure(value: str) -> str:

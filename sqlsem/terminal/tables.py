@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 from sqlsem.printable import clean
 
-__all__ = ["fit", "local_time", "seconds_in_words", "table", "who_is"]
+__all__ = ["fit", "line", "local_time", "seconds_in_words", "table", "who_is"]
 
 #: A column is never made narrower than this to fit a terminal, characters.
 NARROWEST = 6
@@ -78,13 +78,17 @@ class _Table:
     def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
         styles = {name: console.get_style(name) for name in {name for name, _ in self._lines}}
         for name, row in self._lines:
-            cells = (
-                _cell(clean(text), width, column in self._right)
-                for column, (text, width) in enumerate(zip(row, self._widths, strict=True))
-            )
             yield Segment(self._indent)
-            yield Segment("  ".join(cells), styles[name])
+            yield Segment(line(row, self._widths, self._right), styles[name])
             yield Segment.line()
+
+
+def line(cells: Iterable[str], widths: Sequence[int], right: Collection[int]) -> str:
+    """A line of a table: cells as wide as their columns; those of the columns in ``right`` stand at the right."""
+    return "  ".join(
+        _cell(clean(text), width, column in right)
+        for column, (text, width) in enumerate(zip(cells, widths, strict=True))
+    )
 
 
 def _cell(text: str, width: int, right: bool) -> str:

@@ -145,7 +145,7 @@ def render_tasks(
     heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHO", "WHAT"]
     widths = fit(heads, rows, width, elastic=range(6, len(heads)))
     parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
-    failures = [one for one in found if one.status in ("failed", "pending") and one.error]
+    failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]
     if failures:
         parts.append(Text(""))
     for one in failures:

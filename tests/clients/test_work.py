@@ -47,6 +47,33 @@ def test_two_sessions_and_ten_tasks(database, connect, name, threads):
         assert other.started_at < one.ended_at, "a pair runs side by side"
 
 
+def test_keys(database, connect, name):
+    def put(body, **options):
+        named = "".join(f", {option} => '{value}'" for option, value in options.items())
+        return database.rows(f"SELECT sqlsem.put('{name}', '{body}'{named})")[0][0]
+
+    first = put("SELECT 1", unique_key="k")
+    assert put("SELECT 2", unique_key="k") == first
+    second = put("SELECT 3", replace_key="k")
+    queue = connect().queue(name)
+    assert {one.task_id: (one.status, one.body) for one in queue.tasks()} == {
+        first: ("cancelled", "SELECT 1"),
+        second: ("pending", "SELECT 3"),
+    }
+    assert queue.put(sqlsem.Sql("SELECT 4"), unique="k") == second
+    with pytest.raises(errors.InvalidParameterValue, match="one key"):
+        put("x", unique_key="k", replace_key="k")
+    with pytest.raises(errors.InvalidParameterValue, match="key"):
+        put("x", unique_key=" ")
+
+
+def test_another_login_does_not_replace_it(database, login, name):
+    putter = login("sqlsem_putter")
+    database.rows(f"SELECT sqlsem.put('{name}', 'SELECT 1', unique_key => 'k')")
+    with pytest.raises(errors.InsufficientPrivilege, match="another login"):
+        putter.rows(f"SELECT sqlsem.put('{name}', 'SELECT 2', replace_key => 'k')")
+
+
 def test_a_session_that_dies_in_its_task(database, connect, name):
     queue = connect().queue(name)
     first = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"))

@@ -822,6 +822,7 @@ class Upgrade:
         return self
 
 
+@pytest.mark.quiet
 def test_a_grant_goes_up_and_down(connect, database, name):
     one, other = connect(), connect()
     with one.read(name) as grant:
@@ -842,6 +843,7 @@ def test_a_grant_goes_up_and_down(connect, database, name):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one process", "two"])
+@pytest.mark.quiet
 def test_a_grant_waits_for_the_others(connect, database, name, same):
     one = connect()
     other = one if same else connect()
@@ -1130,6 +1132,7 @@ def test_an_exception_in_the_middle_leaves_a_reader(connect, database, name, mon
         grant.check()
 
 
+@pytest.mark.quiet
 def test_tasks_go_up_and_down(connect, database, name):
     one, other = connect(), connect()
 

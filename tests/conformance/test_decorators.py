@@ -10,7 +10,7 @@ import pytest
 
 import sqlsem
 
-pytestmark = pytest.mark.locks
+pytestmark = [pytest.mark.locks, pytest.mark.quiet]
 
 
 def holders(coordinator, name):

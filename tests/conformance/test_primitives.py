@@ -9,7 +9,7 @@ from support import Attempt, Recorder, check_history, overlap, until
 
 import sqlsem
 
-pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet]
 
 
 @pytest.fixture

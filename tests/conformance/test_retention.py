@@ -3,8 +3,6 @@
 import pytest
 from support import until
 
-pytestmark = pytest.mark.engines("sqlite", "postgresql")
-
 
 @pytest.fixture
 def setting(database):

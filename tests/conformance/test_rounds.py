@@ -108,6 +108,7 @@ def test_a_thousand_rounds_give_a_thousand_starts(connect, name, threads, databa
     check_many_rounds(connect, name, threads, database, 1000)
 
 
+@pytest.mark.quiet
 def test_two_that_end_at_the_same_instant(make, threads):
     both = threading.Barrier(2, timeout=PATIENCE)
     ran, last = [], []
@@ -230,6 +231,7 @@ def test_after_a_failed_round_a_part_that_succeeded_begins_anew(make):
     assert run(made, "a").is_last
 
 
+@pytest.mark.quiet
 def test_ended_by_hand(make):
     made = make("a", "b")
     with made.part("a") as one:

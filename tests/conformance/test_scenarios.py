@@ -11,7 +11,7 @@ def stay(granted, released, **kind):
     return Stay(name, position, granted["at"], released["left"], **kind)
 
 
-pytestmark = pytest.mark.faces("sync", "aio")
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.quiet]
 
 
 @pytest.fixture

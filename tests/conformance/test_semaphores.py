@@ -10,7 +10,7 @@ from support import PATIENCE, Attempt, until
 
 import sqlsem
 
-pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks, pytest.mark.quiet]
 
 
 @pytest.fixture

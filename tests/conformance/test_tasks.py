@@ -84,6 +84,7 @@ def states(queue):
 # -- putting and claiming ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_first_come_first_served_within_an_order(queue):
     late = queue.put("late", order=5)
     numbers = queue.put_many(["a", "b", "c"], order=-3)
@@ -221,6 +222,7 @@ def test_what_is_put_in_bulk_is_put_in_portions(queue):
     assert [*large, *small] == sorted(entry.task_id for entry in queue.tasks(most=2000))
 
 
+@pytest.mark.quiet
 def test_wait_and_join(connect, queue, name):
     other = connect().queue(name)
     assert queue.wait(0) is True
@@ -470,6 +472,7 @@ def test_the_next_order_waits_for_other_processes_too(connect, name):
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_two_workers_and_ten_tasks(connect, name):
     """Five pairs, each of which starts together."""
     queue = connect().queue(name)
@@ -829,6 +832,7 @@ def test_errors_of_the_callback_are_logged(queue, caplog):
     assert "on_task of a worker" in caplog.text
 
 
+@pytest.mark.quiet
 def test_many_small_tasks_in_many_workers(connect, name):
     """No task twice, none lost, no error."""
     count, crew = 1000, 8

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
-pytest.importorskip("httpx", reason="httpx is not installed")
 
 from fastapi.testclient import TestClient
 

@@ -33,6 +33,7 @@ class Task:
     failures: int = 0
     losses: int = 0
     member: int | None = None
+    key: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -50,6 +51,11 @@ class Model:
         lowest = min((one.order for one in self.tasks.values() if one.is_open), default=None)
         found = [one for one in self.tasks.values() if one.status == "pending" and one.order == lowest]
         return sorted(found, key=lambda one: one.number)
+
+    def of_key(self, key: str) -> Task | None:
+        found = [one for one in self.tasks.values() if one.is_open and one.key == key]
+        assert len(found) <= 1
+        return found[0] if found else None
 
     def group(self, most: int) -> list[Task]:
         alone = [one.losses > 0 or one.kind == "json" for one in self.pending()]
@@ -101,6 +107,23 @@ class Machine(RuleBasedStateMachine):
         new = [NewTask(kind, "1", order, 0.0, most, 0.0, on_failure, None)] * count
         for number in self.session.put_tasks(self.queue, self.uid(), new):
             self.model.tasks[number] = Task(number, order, kind, most, on_failure)
+
+    @rule(order=orders, kind=kinds, key=st.sampled_from("ab"), how=st.sampled_from(["unique", "replace"]))
+    def put_with_key(self, order, kind, key, how):
+        there, uid = self.model.of_key(key), self.uid()
+        new = [NewTask(kind, "1", order, 0.0, 1, 0.0, "stop", None, None, **{how: key})]
+        (number,) = self.session.put_tasks(self.queue, uid, new)
+        assert self.session.put_tasks(self.queue, uid, new) == [number]
+        if how == "unique" and there is not None:
+            assert number == there.number
+            return
+        assert number not in self.model.tasks
+        if there is not None:
+            if there.status == "running":
+                there.key = None
+            else:
+                there.status = "cancelled"
+        self.model.tasks[number] = Task(number, order, kind, key=key)
 
     @rule(order=orders, kind=kinds, isolation=st.sampled_from(["READ_COMMITTED", "REPEATABLE_READ"]))
     @precondition(lambda self: self.database.engine == "postgresql" and len(self.others) < 3)
@@ -206,6 +229,9 @@ class Machine(RuleBasedStateMachine):
         if not there:
             return
         task = data.draw(st.sampled_from(there))
+        if what == "retry" and task.key is not None and self.model.of_key(task.key) not in (None, task):
+            assert self.session.set_task(task.number, what) == -3
+            return
         assert self.session.set_task(task.number, what) == 0
         task.status = {"retry": "pending", "cancel": "cancelled"}[what]
         if what == "retry":

@@ -1,5 +1,6 @@
 """What tests share; ``from support import …`` works in every test."""
 
+from support import browsers
 from support.children import Channel, Child, child_main, keep_to_the_permissions, make_lock, session
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.forks import TESTS
@@ -21,6 +22,7 @@ __all__ = [
     "Recorder",
     "Stay",
     "Threads",
+    "browsers",
     "check_history",
     "child_main",
     "free_port",

@@ -70,6 +70,31 @@ assert_type(load("a", full=True), int)
 load(1)  # type: ignore[arg-type]
 
 
+# -- events
+
+
+def tell(event: sqlsem.events.Waiting) -> None:
+    assert_type(event.behind, sqlsem.events.Behind | None)
+
+
+assert_type(sqlsem.on("waiting", tell), sqlsem.Subscription[sqlsem.events.Waiting])
+coordinator.on("waiting", tell).undo()
+sqlsem.on("granted", tell)  # type: ignore[call-overload]
+sqlsem.on("grant")  # type: ignore[call-overload]
+
+
+loss = sqlsem.events.Lost("a", 1, "write", 1, 1, None, "SQLite", "MainThread#1", 0.5, "it was taken away")
+
+
+@sqlsem.on("lost")
+def alarm(event: sqlsem.events.Lost) -> str:
+    return event.why
+
+
+assert_type(alarm(loss), str)
+alarm("etl")  # type: ignore[arg-type]
+
+
 # -- asyncio
 
 

@@ -241,6 +241,16 @@ def test_what_is_no_queue(url: str, command: list[str]) -> None:
     assert "queue's name" in result.stderr
 
 
+def test_keys(coordinator: sqlsem.Coordinator) -> None:
+    number = put("--sql", "1", "--unique", "k")
+    assert put("--sql", "2", "--unique", "k") == number
+    other = put("--sql", "3", "--replace", "k")
+    assert {one.task_id: one.status for one in coordinator.tasks("q")} == {number: "cancelled", other: "pending"}
+    assert f"{number}: replaced by task {other}" in done("tasks", "q")
+    for wrong in (["--unique", "k", "--replace", "k"], ["--unique", ""], ["--replace", "a\nb"]):
+        assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
+
+
 def test_a_large_body(coordinator: sqlsem.Coordinator) -> None:
     body = "x" * 1_000_000
     done("put", "q", "--json-body", "-", stdin=json.dumps(body))

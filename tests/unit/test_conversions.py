@@ -91,7 +91,7 @@ def upgrade(world, timeout=None):
     coordinator = Coordinator("sqlite:////nowhere/at/all.db", retry=0.5)
     process = coordinator.process
     process.member.tickets[TICKET.position] = TICKET
-    holding = Holding(process.holdings, [Request("prices", READ)], [TICKET], this_thread(), None)
+    holding = Holding(process.holdings, [Request("prices", READ)], [TICKET], this_thread(), None, 0.0)
     process.holdings.add(BaseGrant(holding, 0.0))
     try:
         with mock.patch.object(verbs, "monotonic", world.now):

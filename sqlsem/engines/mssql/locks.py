@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlsem.deadlocks import Found
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
@@ -146,6 +146,9 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", resource, what, value)
+
+    def rights(self) -> frozenset[str]:
+        return granted_rights(self.rows("rights")[0])
 
     def revoke(self, position: int, force: bool) -> int:
         return int(self.value("revoke", position, int(force)))

@@ -12,7 +12,7 @@ from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed, Unavailable
 from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
 
-#: Tasks put in one round trip: ten parameters each, and a statement has 2,100 at most.
+#: Tasks put in one round trip: 13 parameters each, and a statement has 2,100 at most.
 TASKS_A_TRIP = 100
 
 
@@ -23,7 +23,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
         asked = [
             (
                 *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
-                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note),
+                *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note, one.unique, one.replace),
+                None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
             )
             for number, one in enumerate(tasks, 1)
         ]

@@ -15,7 +15,7 @@ from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
 from sqlsem.engines.base import Busy
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
@@ -148,6 +148,9 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", (resource, what, value))
+
+    def rights(self) -> frozenset[str]:
+        return granted_rights(self.row("rights"))
 
     def revoke(self, position: int, force: bool) -> int:
         return self.number("revoke", position, force)

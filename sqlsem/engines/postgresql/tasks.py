@@ -29,6 +29,9 @@ class PostgresTasks(PostgresConnection, TaskSession):
                 "max_attempts": one.max_attempts,
                 "backoff_ms": round(one.backoff * 1000),
                 "on_failure": one.on_failure,
+                "time_limit_ms": None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
+                "unique": one.unique,
+                "replace": one.replace,
             }
             for one in tasks
         ]

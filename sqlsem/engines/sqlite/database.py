@@ -60,6 +60,15 @@ class SqliteDatabase(Engine):
     def place(self) -> str:
         return f"prefix {self.options.schema}_"
 
+    @property
+    def writable(self) -> bool:
+        """Whether the file is opened for writing, and may be written."""
+        return self._mode != "ro" and os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
+
+    @property
+    def looks_only(self) -> str:
+        return f"{self.where} can only be read from here; to change anything, open it so that it may be written"
+
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
         try:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import random
-import re
-import sqlite3
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,28 +11,22 @@ from typing import Any
 
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.engines.sqlite.executing import SqliteExecuting
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.errors import Unavailable
 from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
 
 #: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
-#: Seconds for which the SQL of a task waits for the file's write lock.
-SQL_PATIENCE_SECONDS = 60.0
 #: Between two looks whether anybody has written.
 HEAR_SECONDS = 0.02
 
 
-class SqliteTasks(SqliteMembers, TaskSession):
-    """Tasks, and the SQL that they run."""
+class SqliteTasks(SqliteExecuting, TaskSession):
+    """Tasks."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
         super().__init__(engine)
-        self._working: sqlite3.Connection | None = None  # runs the SQL of a task
-        self._cancelled = threading.Event()
         self._heard: tuple[int, int] | None = None
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
@@ -56,12 +45,31 @@ class SqliteTasks(SqliteMembers, TaskSession):
                 "uid": one,
                 "after": task.after,
                 "login": login,
+                "time_limit": None if task.time_limit is None else max(1, round(task.time_limit * 1000)),
+                "key": task.unique or task.replace,
             }
             for one, task in zip(uids, tasks, strict=True)
         ]
+        before = {"uids": json.dumps(uids)}
         with fork.held_off, self.writing():
+            if tasks[0].unique or tasks[0].replace:
+                return [self._put_with_key(values[0], before, tasks[0].replace is not None)]
             self.run_many("put_task", values)
-            return [row["task_id"] for row in self.rows("put_before", {"uids": json.dumps(uids)})]
+            return [row["task_id"] for row in self.rows("put_before", before)]
+
+    def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
+        for row in self.rows("put_before", before):
+            return int(row["task_id"])
+        there = self.row("task_of_key", {"queue": values["queue"], "key": values["key"]})
+        if there is not None and not replace:
+            return int(there["task_id"])
+        if there is not None:  # it gives way; to the index, too
+            self.run("give_up_key", (there["task_id"],))
+        self.run("put_task", values)
+        made = int(self.row("put_before", before)["task_id"])
+        if there is not None and there["status"] != "running":
+            self.run("supersede", {"task": there["task_id"], "by": made})
+        return made
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
@@ -218,6 +226,8 @@ class SqliteTasks(SqliteMembers, TaskSession):
                 return 1
             if status not in {"retry": ("failed", "cancelled"), "cancel": ("pending", "failed")}[what]:
                 return -2
+            if what == "retry" and self.row("rival", (task_id,)) is not None:
+                return -3
             self.run(f"{what}_task", (task_id,))
         return 0
 
@@ -225,78 +235,3 @@ class SqliteTasks(SqliteMembers, TaskSession):
         with fork.held_off, self.writing():
             self.run("prune_task_log", {"most": most})
             return self.run("prune_tasks", {"most": most}).rowcount
-
-    def execute(self, text: str) -> str | None:
-        fork.begin_executing(self)
-        try:
-            self._execute_text(text)
-        finally:
-            fork.end_executing(self)
-        return None
-
-    def _execute_text(self, text: str) -> None:
-        # Not through _open: a connection of its own, whose transactions are the text's.
-        self._working = connection = self.engine.open()
-        asked = 0
-
-        def allow(*_: object) -> int:
-            # Asked before each statement: what has not begun when it is cancelled does not begin.
-            nonlocal asked
-            asked += 1
-            return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
-
-        # What manages transactions itself, or cannot run in one, is left alone.
-        first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
-        alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
-        timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE_SECONDS * 1000:.0f};"
-        script = f"{timeout}\n{text}" if alone else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
-        deadline = time.monotonic() + SQL_PATIENCE_SECONDS
-        pause = 0.001
-        try:
-            connection.set_authorizer(allow)
-            while True:
-                asked = 0
-                try:
-                    connection.executescript(script)
-                    break
-                except sqlite3.Error as exc:
-                    # Waiting for the write lock can be cancelled, as SQLite's own cannot.
-                    if alone or asked > 1 or not is_busy(exc) or time.monotonic() > deadline:
-                        raise
-                self._cancelled.wait(random.uniform(0.5, 1) * pause)
-                pause = min(pause * 1.5, 0.05)
-            if connection.in_transaction:
-                if alone:
-                    raise Unavailable(f"{self.engine.where}: the SQL left a transaction open; end it with COMMIT")
-                connection.execute("COMMIT")
-        except sqlite3.Error as exc:
-            if self._cancelled.is_set():
-                raise Unavailable(f"{self.engine.where}: the SQL was ended before its time ({exc})") from exc
-            raise self.translate(exc) from exc
-        finally:
-            self._working = None
-            connection.close()
-
-    def cancel_running(self) -> None:
-        self._cancelled.set()
-        with fork.calm:
-            # Again and again: an interrupt between two statements interrupts nothing.
-            while self in fork.executing:
-                self._interrupt_working()
-                if self.executing_in == threading.get_ident():
-                    return  # in a signal handler: it ends when that has returned
-                fork.calm.wait(0.02)
-
-    def interrupt(self) -> None:
-        super().interrupt()
-        self._interrupt_working()
-
-    def _interrupt_working(self) -> None:
-        connection = self._working
-        if connection is not None:
-            with contextlib.suppress(sqlite3.Error):
-                connection.interrupt()
-
-    def close(self) -> None:
-        fork.end_executing(self)  # should an interrupt have parted it from its end
-        super().close()

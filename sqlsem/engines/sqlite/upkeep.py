@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlsem.engines.base import setting_number
-from sqlsem.engines.roles import Administration, Check, Plan, Tables
+from sqlsem.engines.roles import RIGHTS, Administration, Check, Plan, Tables, granted_rights
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.rounds import SqliteRounds
@@ -45,6 +45,9 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
         with fork.held_off, self.writing():
             self.run("set_resource", {"resource": resource, "what": what, "value": value})
             self.run("tidy_resource", {"resource": resource})
+
+    def rights(self) -> frozenset[str]:
+        return granted_rights([self.engine.writable] * len(RIGHTS))
 
     def revoke(self, position: int, force: bool) -> int:
         with fork.held_off, self.writing():

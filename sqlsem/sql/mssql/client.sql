@@ -83,6 +83,10 @@ EXEC {schema}.overview
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
 
+-- name: rights
+SELECT CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.[revoke]', N'OBJECT', N'EXECUTE'), 0) AS int),
+       CAST(COALESCE(HAS_PERMS_BY_NAME(N'{schema}.set_task', N'OBJECT', N'EXECUTE'), 0) AS int)
+
 -- name: revoke
 EXEC {schema}.[revoke] ?, ?, 1
 
@@ -102,7 +106,7 @@ EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusi
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'
 
 -- name: put_task
-EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = ?, @replace_key = ?, @time_limit_ms = ?
 
 -- name: begin
 BEGIN TRANSACTION

@@ -8,7 +8,6 @@ DROP TABLE IF EXISTS {schema}.[round];
 DROP TABLE IF EXISTS {schema}.task_log;
 DROP TABLE IF EXISTS {schema}.task;
 DROP TABLE IF EXISTS {schema}.entry;
-DROP TABLE IF EXISTS {schema}.low_water;
 DROP TABLE IF EXISTS {schema}.history;
 DROP TABLE IF EXISTS {schema}.resource;
 DROP TABLE IF EXISTS {schema}.member;

@@ -1363,7 +1363,6 @@ BEGIN
         RETURN 0;
     END;
     EXEC {schema}.ping 0;
-    EXEC {schema}.entries N'';
     EXEC {schema}.release N'', 0, N'';
     EXEC {schema}.cancel 0, N'', N'released';
     EXEC {schema}.look_all 0, N'[]';
@@ -1617,7 +1616,8 @@ BEGIN
 END;
 GO
 
--- Removes history older than setting history_days, at most @most rows a call. Returns how many.
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest @most rows. They are
+-- counted by the positions between the first and the last, of which a few may be missing. Returns how many.
 IF OBJECT_ID(N'{schema}.prune') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.prune @most int, @answer bit = 0
@@ -1627,10 +1627,15 @@ BEGIN
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @days int, @before datetime2(6), @count int;
-    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
-    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
-    DELETE TOP (@most) FROM {schema}.history WHERE ended_at < @before;
+    DECLARE @before datetime2(6), @edge datetime2(6), @last bigint, @count int;
+    SELECT @before = DATEADD(day, -CAST(value AS int), SYSUTCDATETIME()) FROM {schema}.setting WHERE name = N'history_days';
+    SELECT TOP (1) @last = queue_position FROM {schema}.history WITH (READPAST, READCOMMITTEDLOCK) ORDER BY ended_at DESC;
+    SELECT @last = @last - CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
+    SELECT TOP (1) @edge = o.ended_at
+    FROM (SELECT TOP (@most) ended_at FROM {schema}.history WITH (READPAST, READCOMMITTEDLOCK) ORDER BY ended_at) AS o
+    ORDER BY o.ended_at DESC;
+    DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    WHERE ended_at <= @edge AND (ended_at < @before OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
     IF @answer = 1
         SELECT @count AS pruned;

@@ -15,7 +15,8 @@
 -- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
 -- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
 -- that steps back.
--- Application lock: N'sqlsem.{schema}.put.' and a uid, Transaction: held while tasks are put under that uid.
+-- Application locks, Transaction: N'sqlsem.{schema}.put.' and a uid, held while tasks are put under that uid;
+-- N'sqlsem.{schema}.key.', a task's key and its queue, held while one with this key is put.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -32,16 +33,20 @@ GO
 ALTER PROCEDURE {schema}.put_task
     @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
     @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
-    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0
+    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
+    @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0, @values int = 1;
+            @mine bit = 0, @values int = 1, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @there bigint,
+            @there_status nvarchar(16), @there_by nvarchar(128), @count int;
     SET @task_id = NULL;
     EXEC {schema}.check_name N'queue', @queue;
+    IF @key IS NOT NULL
+        EXEC {schema}.check_name N'key', @key;
     -- The bar, because = ignores blanks at the end.
     SET @word = CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|');
     SET @word = CASE @word WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call'
@@ -73,6 +78,11 @@ BEGIN
     ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 2147483647
         SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 2147483, not ',
             COALESCE(CONVERT(nvarchar(40), @backoff_ms / CAST(1000 AS float)), N'NULL'));
+    ELSE IF @unique_key IS NOT NULL AND @replace_key IS NOT NULL
+        SET @message = N'sqlsem: a task has one key: give it unique_key or replace_key';
+    ELSE IF @time_limit_ms < 1 OR @time_limit_ms > 2147483647
+        SET @message = CONCAT(N'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not ',
+            CONVERT(nvarchar(40), @time_limit_ms / CAST(1000 AS float)));
     ELSE IF @then IS NULL
         SET @message = CONCAT(N'sqlsem: on_failure is ', COALESCE(N'''' + @on_failure + N'''', N'NULL'),
             N'; it must be stop or continue');
@@ -87,17 +97,17 @@ BEGIN
         EXEC {schema}.refuse 50006, @message;
     END;
 
+    IF @@TRANCOUNT = 0 AND (@uid IS NOT NULL OR @key IS NOT NULL)
+    BEGIN
+        SET @mine = 1;
+        BEGIN TRANSACTION;
+    END;
     IF @uid IS NULL
         SET @uid = CONVERT(nvarchar(64), NEWID());
     ELSE
     BEGIN
         -- The call whose reply was lost may still be running.
         SET @name = CONCAT(N'sqlsem.{schema}.put.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
-        IF @@TRANCOUNT = 0
-        BEGIN
-            SET @mine = 1;
-            BEGIN TRANSACTION;
-        END;
         EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
@@ -108,15 +118,53 @@ BEGIN
         END;
         SELECT @task_id = task_id FROM {schema}.task WHERE put_uid = @uid;
     END;
+    IF @task_id IS NULL AND @key IS NOT NULL
+    BEGIN
+        -- One after the other who puts with this key: what was put before is committed, and seen.
+        SET @name = LEFT(CONCAT(N'sqlsem.{schema}.key.', @key, N'.', @queue), 255);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = @principal;
+        IF @code < 0
+        BEGIN
+            IF @mine = 1
+                ROLLBACK TRANSACTION;
+            THROW 50002, N'sqlsem: busy: a task with this key is being put by another transaction; try again', 1;
+        END;
+        SELECT TOP (1) @there = task_id, @there_status = status, @there_by = put_by FROM {schema}.task
+        WHERE unique_key = @key AND queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_id DESC;
+        IF @unique_key IS NOT NULL
+            SET @task_id = @there;
+        ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> ORIGINAL_LOGIN()
+            AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
+            AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+        BEGIN
+            IF @mine = 1
+                ROLLBACK TRANSACTION;
+            SET @message = CONCAT(N'sqlsem: task ', @there, N' with this key was put by ', @there_by,
+                N', and is not replaced by another login''s');
+            EXEC {schema}.refuse 50006, @message;
+        END;
+    END;
     IF @task_id IS NULL
     BEGIN
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
-                                   put_uid, ready_at)
-        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid,
+                                   put_uid, time_limit_ms, unique_key, ready_at)
+        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid, @time_limit_ms, @key,
                 CASE WHEN @after_ms = 0 THEN CAST(N'19000101' AS datetime2(6))
                      ELSE DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
                                   DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())) END);
         SET @task_id = SCOPE_IDENTITY();
+        IF @there IS NOT NULL
+        BEGIN
+            -- It gives way; while it runs it only gives up its key.
+            UPDATE {schema}.task WITH (ROWLOCK)
+            SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(),
+                error = CONCAT(N'replaced by task ', @task_id)
+            WHERE task_id = @there AND status IN (N'pending', N'failed') AND is_open = CAST(1 AS bit);
+            SET @count = @@ROWCOUNT;
+            IF @count = 0
+                UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @there AND status = N'running';
+        END;
     END;
     IF @mine = 1
         COMMIT TRANSACTION;
@@ -739,7 +787,7 @@ GO
 -- What operators do ------------------------------------------------------------------------------------------------
 
 -- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed).
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state. A task whose worker is dead is pending
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open. A task whose worker is dead is pending
 -- again first, and so retried by that.
 IF OBJECT_ID(N'{schema}.set_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_task AS RETURN 0');
 GO
@@ -773,7 +821,10 @@ BEGIN
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
-            WHERE task_id = @task AND status IN (N'failed', N'cancelled');
+            WHERE task_id = @task AND status IN (N'failed', N'cancelled')
+              AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
+                              WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
+                                AND o.is_open = CAST(1 AS bit) AND o.task_id <> @task);
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
@@ -781,7 +832,8 @@ BEGIN
         SET @count = @@ROWCOUNT;
     END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
-    SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1 ELSE -2 END;
+    SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1
+                     WHEN @what = N'retry' AND @status IN (N'failed', N'cancelled') THEN -3 ELSE -2 END;
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
@@ -824,22 +876,26 @@ GO
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction.
+-- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
+-- key is open, it is that one's number. @replace_key: in the place of the one with this key.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put
     @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
-    @task_id bigint = NULL OUTPUT
+    @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
+    @time_limit_seconds float = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     -- What is too much here is too much there.
     DECLARE @after_ms bigint = CASE WHEN ABS(@after_seconds) > 1e12 THEN -1 ELSE FLOOR(@after_seconds * 1000) END,
-            @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END;
+            @backoff_ms bigint = CASE WHEN ABS(@backoff_seconds) > 1e12 THEN -1 ELSE FLOOR(@backoff_seconds * 1000) END,
+            @time_limit_ms bigint = CASE WHEN ABS(@time_limit_seconds) > 1e12 THEN -1
+                                         ELSE CEILING(@time_limit_seconds * 1000) END;
     EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
-        @note, @task_id OUTPUT;
+        @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms;
 END;
 GO
 

@@ -103,6 +103,10 @@ SELECT * FROM {schema}.overview()
 -- name: set_resource
 SELECT {schema}.set_resource(%s, %s, %s)
 
+-- name: rights
+SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::text, 'EXECUTE'::text),
+       pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::text, 'EXECUTE'::text)
+
 -- name: revoke
 SELECT {schema}.revoke(%s, %s)
 

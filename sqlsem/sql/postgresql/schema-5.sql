@@ -63,6 +63,20 @@ ALTER TABLE {schema}.task
     ADD COLUMN unique_key      varchar(255) COLLATE "C";  -- of the open tasks of a queue one has it
 CREATE UNIQUE INDEX task_unique ON {schema}.task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
 
+-- It has other parameters now, and tasks.sql makes a new one. Not dropped yet: see schema-3.sql.
+DO $$
+DECLARE
+    v_routine text;
+BEGIN
+    FOR v_routine IN
+        SELECT p.oid::regprocedure::text FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = 'put'
+    LOOP
+        EXECUTE format('ALTER ROUTINE %s RENAME TO put_before', v_routine);
+    END LOOP;
+END
+$$;
+
 -- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
 CREATE TABLE {schema}.schedule (
     schedule_name varchar(255) COLLATE "C" PRIMARY KEY,

@@ -308,8 +308,44 @@ BEGIN
 END
 $$;
 
+-- The task that keeps one with this key from being put: an open one, or the one that an earlier call with the same p_uid has
+-- put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only gives up its key.
+CREATE OR REPLACE FUNCTION {schema}.make_way(
+    p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, OUT there bigint, OUT gone bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_task record;
+BEGIN
+    there := (SELECT t.task_id FROM {schema}.task AS t WHERE t.put_uid = p_uid || '.1' AND t.put_by = session_user);
+    IF there IS NOT NULL THEN
+        RETURN;
+    END IF;
+    SELECT t.task_id, t.put_by INTO v_task FROM {schema}.task AS t
+    WHERE t.queue_name = p_queue AND t.unique_key = p_key AND t.is_open;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF NOT p_replace THEN
+        there := v_task.task_id;
+    ELSIF v_task.put_by IS DISTINCT FROM session_user AND NOT {schema}.has_role('operator') THEN
+        RAISE EXCEPTION 'sqlsem: task % with the key % was put by %, and is not replaced by another login''s', v_task.task_id,
+            {schema}.plain(p_key), {schema}.plain(v_task.put_by::text) USING ERRCODE = '42501';
+    ELSE
+        UPDATE {schema}.task AS t
+        SET unique_key = CASE WHEN t.status = 'running' THEN NULL ELSE t.unique_key END,
+            status = CASE WHEN t.status = 'running' THEN t.status ELSE 'cancelled' END,
+            is_open = t.status = 'running',
+            ended_at = CASE WHEN t.status = 'running' THEN NULL ELSE clock_timestamp() END
+        WHERE t.task_id = v_task.task_id AND coalesce(t.is_open, false)
+        RETURNING CASE WHEN t.status = 'cancelled' THEN ARRAY[t.task_id] END INTO gone;
+    END IF;
+END
+$$;
+
 -- Puts tasks: all of them or none. A second call with the same p_uid (the first reply was lost) finds those of the first.
--- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …}, …]
+-- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
+-- "time_limit_ms": …, "unique": …, "replace": …}, …]. A task with a key (unique or replace) is put alone: see make_way.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -318,14 +354,18 @@ DECLARE
     v_task  record;
     v_made  bigint[];
     v_order integer;
+    v_key   varchar;
+    v_there bigint;
+    v_gone  bigint[] := '{}';
+    v_tries integer := 0;
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.hold_marks(p_queue);
     SELECT * INTO v_task FROM jsonb_to_recordset(p_tasks)
-        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric)
+        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric)
     WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
        OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
-       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647
+       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647 OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
     LIMIT 1;
     IF FOUND THEN
         IF v_task.body IS NULL THEN
@@ -335,26 +375,57 @@ BEGIN
         ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 2147483647 ms, not %', v_task.backoff_ms
                 USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.time_limit_ms, 1) BETWEEN 1 AND 2147483647 THEN
+            RAISE EXCEPTION 'sqlsem: the time limit of a task must be from 1 to 2147483647 ms, not %', v_task.time_limit_ms
+                USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
         END IF;
         RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
-    WITH made AS (
-        INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
-                                   put_at, ready_at, put_by)
-        SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
-               coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
-               v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', session_user
-        FROM ROWS FROM (jsonb_to_recordset(p_tasks)
-            AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
-                backoff_ms integer, on_failure varchar)) WITH ORDINALITY
-            AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, ordinal)
-        ORDER BY r.ordinal
-        ON CONFLICT (put_uid) DO NOTHING
-        RETURNING task_id, task_order)
-    SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
+    v_key := (SELECT coalesce(r."unique", r."replace") FROM jsonb_to_recordset(p_tasks) AS r ("unique" varchar, "replace" varchar)
+              WHERE coalesce(r."unique", r."replace") IS NOT NULL LIMIT 1);
+    IF v_key IS NOT NULL THEN
+        PERFORM {schema}.check_name('key', v_key);
+        IF jsonb_array_length(p_tasks) > 1 OR (p_tasks->0->>'unique') || (p_tasks->0->>'replace') IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: a task with a key is put alone, and has one key: unique or replace' USING ERRCODE = '22023';
+        END IF;
+    END IF;
+    LOOP
+        IF v_key IS NOT NULL THEN
+            SELECT m.there, v_gone || m.gone INTO v_there, v_gone
+            FROM {schema}.make_way(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL) AS m;
+            IF v_there IS NOT NULL THEN
+                RETURN NEXT v_there;
+                RETURN;
+            END IF;
+        END IF;
+        WITH made AS (
+            INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
+                                       put_at, ready_at, put_by, time_limit_ms, unique_key)
+            SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
+                   coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
+                   v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', session_user, r.time_limit_ms, v_key
+            FROM ROWS FROM (jsonb_to_recordset(p_tasks)
+                AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
+                    backoff_ms integer, on_failure varchar, time_limit_ms bigint)) WITH ORDINALITY
+                AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, time_limit_ms, ordinal)
+            ORDER BY r.ordinal
+            ON CONFLICT DO NOTHING
+            RETURNING task_id, task_order)
+        SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
+        EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
+        -- Somebody was faster, and it is committed by now: look again.
+        v_tries := v_tries + 1;
+        IF v_tries >= 100 THEN
+            RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.plain(v_key)
+                USING ERRCODE = '55P03';
+        END IF;
+    END LOOP;
+    IF v_gone <> '{}' THEN
+        UPDATE {schema}.task SET error = 'replaced by task ' || v_made[1] WHERE task_id = ANY (v_gone);
+    END IF;
     IF v_made IS NOT NULL THEN
         PERFORM {schema}.tell_of_tasks(p_queue, NULL);
         PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
@@ -839,7 +910,7 @@ $$;
 
 -- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). Of one that runs the
 -- worker is tested first. Who may only put does it with what it put itself.
--- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state.
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open.
 CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -862,11 +933,15 @@ BEGIN
     ELSIF v_status = 'running' THEN
         RETURN 1;
     ELSIF p_what = 'retry' AND (v_status IN ('failed', 'cancelled') OR v_status = 'pending' AND v_task.status = 'running') THEN
-        UPDATE {schema}.task
-        SET status = 'pending', is_open = true, failures = 0, losses = 0,
-            ready_at = put_at,  -- from the first, whatever the clock says
-            ended_at = NULL
-        WHERE task_id = p_task;
+        BEGIN
+            UPDATE {schema}.task
+            SET status = 'pending', is_open = true, failures = 0, losses = 0,
+                ready_at = put_at,  -- from the first, whatever the clock says
+                ended_at = NULL
+            WHERE task_id = p_task;
+        EXCEPTION WHEN unique_violation THEN
+            RETURN -3;
+        END;
         PERFORM {schema}.take_mark_back(v_task.queue_name, v_task.task_order, p_task);
     ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
         UPDATE {schema}.task SET status = 'cancelled', is_open = false, ended_at = clock_timestamp() WHERE task_id = p_task;
@@ -900,11 +975,13 @@ $$;
 
 -- For sessions --------------------------------------------------------------------------------------------------
 
--- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction.
+-- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
+-- with this key is open, that one's number. replace_key: in the place of the one with this key.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
     max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
-    backoff_seconds double precision DEFAULT 1) RETURNS bigint
+    backoff_seconds double precision DEFAULT 1, unique_key text DEFAULT NULL, replace_key text DEFAULT NULL,
+    time_limit_seconds double precision DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -912,11 +989,15 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: after_seconds must be from 0 to ten years, not %', after_seconds USING ERRCODE = '22023';
     ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 2147483) THEN
         RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 2147483, not %', backoff_seconds USING ERRCODE = '22023';
+    ELSIF NOT (time_limit_seconds > 0 AND time_limit_seconds <= 2147483) THEN
+        RAISE EXCEPTION 'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not %', time_limit_seconds
+            USING ERRCODE = '22023';
     END IF;
     RETURN (SELECT {schema}.put_tasks(queue, replace(gen_random_uuid()::text, '-', ''), jsonb_build_array(jsonb_build_object(
         'kind', kind, 'body', body, 'order', "order", 'after_ms', (after_seconds * 1000)::bigint,
         'max_attempts', max_attempts, 'note', note, 'on_failure', on_failure,
-        'backoff_ms', (backoff_seconds * 1000)::integer))));
+        'backoff_ms', (backoff_seconds * 1000)::integer, 'unique', unique_key, 'replace', replace_key,
+        'time_limit_ms', ceil(time_limit_seconds * 1000)::bigint))));
 END
 $$;
 

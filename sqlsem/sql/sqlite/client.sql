@@ -369,13 +369,23 @@ PRAGMA data_version
 
 -- name: put_task
 INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
-                           ready_at)
+                           ready_at, time_limit_ms, unique_key)
 VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
-        {clock} + :after)
+        {clock} + :after, :time_limit, :key)
 ON CONFLICT (put_uid) DO NOTHING
 
 -- name: put_before
 SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
+
+-- name: task_of_key
+SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND unique_key = :key AND is_open
+
+-- name: give_up_key
+UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
+
+-- name: supersede
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock}, error = 'replaced by task ' || :by
+WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
@@ -537,6 +547,11 @@ SELECT status FROM {schema}_task WHERE task_id = ?
 UPDATE {schema}_task
 SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL
 WHERE task_id = ?
+
+-- name: rival
+-- Another open task with the same key.
+SELECT 1 FROM {schema}_task AS t JOIN {schema}_task AS o ON o.queue_name = t.queue_name AND o.unique_key = t.unique_key
+WHERE t.task_id = ? AND o.is_open AND o.task_id <> t.task_id
 
 -- name: cancel_task
 UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?

@@ -1,0 +1,157 @@
+"""The commands that stay open and show what goes on: ``sqlsem top`` and ``sqlsem dashboard``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+import click
+
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.options import often
+from sqlsem.errors import ConfigurationError
+from sqlsem.live import Live
+from sqlsem.terminal import output
+
+__all__ = ["dashboard", "top"]
+
+TOKEN = "SQLSEM_DASHBOARD_TOKEN"  # noqa: S105 - the name of the variable
+every_option = click.option(
+    "--every", type=often, default="2", show_default=True, metavar="SECONDS", help="Look again every so often."
+)
+
+
+def _require(module: str, extra: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as exc:
+        raise ConfigurationError(
+            f"sqlsem {extra} needs {module.partition('.')[0]} ({exc}); install it with: pip install 'sqlsem[{extra}]'"
+        ) from exc
+
+
+@click.command(short_help="Show what goes on, live, and operate it by keys.")
+@every_option
+@connecting
+def top(options: Connecting, every: float) -> None:
+    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, rounds, times.
+
+    Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
+    come of it, and is done only when you say y. It takes the role sqlsem_reader to look, sqlsem_operator to change.
+
+    When the database goes away it says since when, and looks again until it is back.
+
+    \b
+    Examples:
+      sqlsem top
+      sqlsem --profile prod top --every 10
+      NO_COLOR=1 sqlsem top
+    """
+    _require("textual", "top")
+    from sqlsem.tui.app import Top  # loads Textual, which no other command needs
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("sqlsem top needs a terminal; for a pipe or a file there is: sqlsem ls --watch 2")
+    with options.coordinator(looks=True) as coordinator:
+        live = Live(coordinator, every)
+        live.first_look()
+        Top(live).run()
+
+
+@click.command(short_help="Show what goes on, live, in a browser.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any that is free.")
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="HOST",
+    help="A name under which it may be asked for, as behind a proxy (repeatable). Then looking needs the token, too.",
+)
+@click.option("--allow-changes", is_flag=True, help="Whoever shows the token may pause, cap, release and retry.")
+@click.option("--private", is_flag=True, help="Nothing is shown without the token.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The token's file, which only you can read. Left out: "
+    f"${TOKEN}; else one is made, and told on stderr. (An argument could be read by everybody on this host.)",
+)
+@click.option("--tls-cert", type=click.Path(exists=True), metavar="FILE", help="Serve HTTPS with this certificate.")
+@click.option("--tls-key", type=click.Path(exists=True), metavar="FILE", help="Its key, if that is not in it.")
+@every_option
+@connecting
+def dashboard(
+    options: Connecting,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    allow_changes: bool,
+    private: bool,
+    token_file: Path | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    every: float,
+) -> None:
+    """Show what `sqlsem top` shows to people without a terminal, in a browser.
+
+    It listens on this host only, and changes nothing, unless you say so. From another host, go through
+    ssh -L 8765:127.0.0.1:8765 HOST. With --host of another address, TLS is required, and the token for looking, too.
+
+    \b
+    Examples:
+      sqlsem dashboard
+      sqlsem dashboard --allow-changes
+      sqlsem dashboard --host 10.0.0.5 --name locks.example.com \\
+        --tls-cert cert.pem --tls-key key.pem --token-file token
+    """
+    for module in ("starlette", "jinja2", "uvicorn"):
+        _require(module, "dashboard")
+    from sqlsem.dashboard import guarding, server  # they load Starlette and uvicorn, which no other command needs
+    from sqlsem.dashboard.app import Dashboard  # as above
+
+    if tls_key and not tls_cert:
+        raise click.UsageError("--tls-key is the key of a --tls-cert.")
+    local = guarding.is_loopback(host)
+    if not local and not tls_cert:
+        raise click.UsageError(
+            f"{host} can be reached from elsewhere, and the token could be read on its way: add --tls-cert; or listen "
+            f"on 127.0.0.1, behind a proxy with TLS (--name) or ssh -L."
+        )
+    private = private or bool(names) or not local
+    token, made = _token(token_file) if allow_changes or private else (None, False)
+    with options.coordinator(looks=True) as coordinator:
+        live = Live(coordinator, every)
+        live.first_look()
+        hosts = {host, *names, *(guarding.LOOPBACK if local else ())}
+        application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)
+        place = server.listen(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http{'s' if tls_cert else ''}://{shown}:{place.getsockname()[1]}/"
+
+        def ready() -> None:
+            output.say(f"the dashboard is at {url} (Ctrl-C ends it)")
+            if made:
+                output.say(f"the token: {token}")
+
+        server.serve(application, place, ready, (tls_cert, tls_key) if tls_cert else None)
+
+
+def _token(file: Path | None) -> tuple[str, bool]:
+    """The token, and whether it was made here."""
+    if file is not None:
+        try:
+            with file.open(encoding="ascii") as opened:
+                if os.name == "posix" and stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
+                    raise ConfigurationError(
+                        f"{file} can be read or written by others; close it with: chmod 600 {file}"
+                    )
+                return opened.read(1000).strip(), False
+        except (OSError, UnicodeError) as exc:
+            raise ConfigurationError(f"Cannot read the token from {file}: {exc}") from exc
+    given = os.environ.get(TOKEN)
+    return (given, False) if given else (secrets.token_urlsafe(24), True)

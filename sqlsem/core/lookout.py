@@ -1,0 +1,95 @@
+"""A thread that looks into the database from time to time, for as long as anybody of this process cares."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import threading
+from typing import ClassVar
+
+from sqlsem.core.membership import Membership
+from sqlsem.core.waiting import WaitingRoom
+from sqlsem.engines.base import Session
+from sqlsem.errors import SqlsemError
+
+__all__ = ["Lookout"]
+
+log = logging.getLogger("sqlsem")
+
+#: Seconds for which an answer may be awaited.
+ANSWER_SECONDS = 15.0
+#: Seconds that the thread gets to end when a coordinator is closed.
+CLOSE_SECONDS = 0.5
+
+
+class Lookout(abc.ABC):
+    """On a session of its own, as the main one has to be free for the pings.
+
+    The state lock guards what is looked for; `begin` and `cares` are called with it held.
+    """
+
+    #: The thread's name, seconds between two looks, and for what it looks (``deadlocks``).
+    name: ClassVar[str]
+    every: ClassVar[float]
+    what: ClassVar[str]
+
+    def __init__(self, member: Membership, waiting_room: WaitingRoom) -> None:
+        self.member = member
+        self.waiting_room = waiting_room
+        self.state_lock = member.state_lock
+        self.thread: threading.Thread | None = None
+        self._session: Session | None = None
+
+    @abc.abstractmethod
+    def cares(self) -> bool:
+        """Whether there is anything left to look for."""
+
+    @abc.abstractmethod
+    def look(self, session: Session) -> None:
+        """Look."""
+
+    def begin(self) -> None:
+        """Somebody cares."""
+        if self.thread is None and not self.member.closing.is_set():
+            self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
+            try:
+                self.thread.start()
+            except RuntimeError as exc:  # no more threads, or this process is ending
+                self.thread = None
+                log.warning("Nobody looks for %s of this process: %s", self.what, exc)
+
+    def run(self) -> None:
+        """Thread: look, until nobody is left for whom."""
+        while True:
+            self.member.closing.wait(self.every)
+            with self.state_lock:
+                if self.member.closing.is_set() or not self.cares():
+                    # In one go: the next who cares makes a new one.
+                    session, self._session, self.thread = self._session, None, None
+                    break
+            try:
+                if self._session is None:
+                    self._session = self.waiting_room.idle_session()
+                if self._session is None:
+                    self._session = self.member.engine.connect("wait")
+                with self.waiting_room.awaiting(self._session, ANSWER_SECONDS):
+                    self.look(self._session)
+            except Exception as exc:
+                if not self.member.closing.is_set():
+                    known = isinstance(exc, SqlsemError)
+                    log.warning("Could not look for %s, trying again: %s", self.what, exc, exc_info=not known)
+                session, self._session = self._session, None
+                if session is not None:
+                    session.close()
+        if session is not None:
+            self.waiting_room.keep(session)
+
+    def close(self) -> None:
+        """Wait for the thread, which ends by itself."""
+        thread = self.thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(CLOSE_SECONDS)
+
+    def sessions(self) -> list[Session]:
+        """What it has open: for a forked child."""
+        return [] if self._session is None else [self._session]

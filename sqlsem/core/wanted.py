@@ -1,0 +1,84 @@
+"""Tells those who hold something, and want to know, that somebody waits behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlsem.core.holdings import Holding
+from sqlsem.core.lookout import Lookout
+from sqlsem.core.membership import Membership
+from sqlsem.core.waiting import WaitingRoom
+from sqlsem.engines.base import Session
+from sqlsem.model import UPGRADE, Entry
+
+__all__ = ["WantedWatch"]
+
+#: Of so many resources each is asked for by itself; of more, all are asked for at once.
+MOST_RESOURCES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """Somebody who wants to know; ``set`` may be called from any thread."""
+
+    holding: Holding
+    is_set: Callable[[], bool]
+    set: Callable[[], object]
+
+    @property
+    def held(self) -> bool:
+        return not self.holding.released and self.holding.why_lost is None
+
+    def is_ahead_of(self, resource: str, position: int, upgrades: bool) -> bool:
+        """Whether a row that waits is behind one of its rows; who upgrades waits for all others inside."""
+        return any(
+            one.resource == resource and (one.position < position or (upgrades and one.position != position))
+            for one in self.holding.tickets
+        )
+
+
+class WantedWatch(Lookout):
+    """Those of this process are told at once of each other. For those of others it looks once a second, for as long as
+    anybody holds something who wants to know and has not been told.
+    """
+
+    name = "sqlsem-wanted"
+    every = 1.0
+    what = "those who wait behind this process"
+
+    def __init__(self, member: Membership, waiting_room: WaitingRoom) -> None:
+        super().__init__(member, waiting_room)
+        self._watched: list[_Watched] = []
+
+    def add(self, holding: Holding, is_set: Callable[[], bool], set_: Callable[[], object]) -> None:
+        """From now on its owner wants to know."""
+        with self.state_lock:
+            self._watched.append(_Watched(holding, is_set, set_))
+            self.begin()
+
+    def came(self, resource: str, position: int, upgrades: bool = False) -> None:
+        """One of ours begins to wait."""
+        if self._watched:
+            for one in list(self._watched):
+                if one.held and one.is_ahead_of(resource, position, upgrades):
+                    one.set()
+
+    def cares(self) -> bool:
+        """Whether anybody holds something who wants to know."""
+        self._watched = [one for one in self._watched if one.held]
+        return bool(self._watched)
+
+    def look(self, session: Session) -> None:
+        """Look for those whom nobody has told."""
+        watched = [one for one in list(self._watched) if one.held and not one.is_set()]
+        resources = {ticket.resource for one in watched for ticket in one.holding.tickets}
+        if not resources:
+            return
+        entries: list[Entry] = []
+        for resource in [None] if len(resources) > MOST_RESOURCES else resources:
+            entries += session.entries(resource)
+        waiting = [one for one in entries if one.state == "waits" or (one.state == "holds" and one.access == UPGRADE)]
+        for one in watched:
+            if any(one.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):
+                one.set()

@@ -1,0 +1,196 @@
+"""Who may ask, and from where: hosts, origins, the token, and what browsers are told not to do.
+
+A browser that somebody uses for other things as well may be led to send requests here. So a request counts only
+
+- when it names a host that we are called by (a foreign name that was made to lead here, DNS rebinding, does not), and
+- if it changes anything, when it comes from a page of ours (origin), with a session that was opened by the token, and
+  with the word that only pages of that session have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+import urllib.parse
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["COOKIE", "Doors", "Guard", "from_elsewhere", "is_loopback", "read_form"]
+
+COOKIE = "sqlsem"
+#: Seconds after which a session has to show the token again.
+SESSION_SECONDS = 12 * 3600.0
+#: Sessions at the same time; the oldest give way.
+MOST_SESSIONS = 100
+#: So many wrong tokens within a minute, and nobody is let in until it is over.
+MOST_FAILURES = 10
+#: The shortest token that somebody may choose: shorter ones can be guessed.
+SHORTEST_TOKEN = 16
+#: The longest form, bytes.
+MOST_BYTES = 10_000
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+HEADERS = {
+    # Nothing but our own files, and nothing that stands in the page itself.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach what listens there."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+class Guard:
+    """Lets those through that name a host of ours, and adds the headers to every answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(one.lower() for one in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        named = HTTPConnection(scope).headers.getlist("host")
+        if len(named) != 1 or host_of(named[0]) not in self._hosts:
+            told = "This dashboard is not known by that name; start it with --name if it should be.\n"
+            await PlainTextResponse(told, 421)(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+def host_of(named: str) -> str | None:
+    """The name in a ``Host`` header, without the port."""
+    try:
+        parts = urllib.parse.urlsplit(f"//{named}")
+        plain = parts.hostname if not (parts.username or parts.path or parts.query or parts.fragment) else None
+        return plain if parts.port is None or parts.port else None
+    except ValueError:  # as the port of host:x
+        return None
+
+
+def from_elsewhere(request: Request, *, strict: bool) -> bool:
+    """Whether another site's page has sent this. ``strict``: it must say that it was ours."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if site not in ("same-origin", "none"):
+        return True
+    origin = request.headers.get("origin")
+    if origin is None:
+        return strict
+    # The host is one of ours: `Guard` has seen to that.
+    return origin not in {f"{scheme}://{request.headers['host']}" for scheme in ("http", "https")}
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form that was sent. Raises `ValueError` for what is none."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise ValueError("This is no form")
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise ValueError("This form is too long")
+    return dict(urllib.parse.parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=20))
+
+
+@dataclass
+class Session:
+    """A browser that has shown the token."""
+
+    until: float
+    said: str = ""  # what to tell it on its next page
+
+
+@dataclass
+class Doors:
+    """Who has shown the token.
+
+    Attributes:
+        token: What has to be shown; None: nobody can change anything.
+    """
+
+    token: str | None
+    _sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    _failures: deque[float] = field(default_factory=deque)
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
+            raise ConfigurationError(
+                f"The dashboard's token must have at least {SHORTEST_TOKEN} characters, all of them ASCII; one is made "
+                f"when none is given"
+            )
+
+    def closed_for(self) -> float:
+        """Seconds until another token may be tried; 0: now."""
+        now = time.monotonic()
+        while self._failures and now - self._failures[0] > 60:
+            self._failures.popleft()
+        return 60 - (now - self._failures[0]) if len(self._failures) >= MOST_FAILURES else 0.0
+
+    def enter(self, shown: str) -> str | None:
+        """The id of a new session, if that is the token."""
+        if self.token is None or self.closed_for():
+            return None
+        if not hmac.compare_digest(shown.encode(), self.token.encode()):
+            self._failures.append(time.monotonic())
+            return None
+        name = secrets.token_urlsafe(32)
+        self._sessions[name] = Session(time.monotonic() + SESSION_SECONDS)
+        while len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return name
+
+    def session(self, request: Request) -> Session | None:
+        """The session that a request has."""
+        name = request.cookies.get(COOKIE, "")
+        found = self._sessions.get(name)
+        if found is not None and found.until < time.monotonic():
+            del self._sessions[name]
+            return None
+        return found
+
+    def leave(self, request: Request) -> None:
+        """The session is over."""
+        self._sessions.pop(request.cookies.get(COOKIE, ""), None)
+
+    def word(self, request: Request) -> str:
+        """What the forms of a session carry, and no other site can know."""
+        name = request.cookies.get(COOKIE, "")
+        return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+
+    def may_change(self, request: Request, word: str) -> bool:
+        """Whether a form comes from a page of ours, of a session that has shown the token."""
+        return (
+            not from_elsewhere(request, strict=True)
+            and self.session(request) is not None
+            and hmac.compare_digest(word.encode(), self.word(request).encode())
+        )

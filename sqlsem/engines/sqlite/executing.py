@@ -1,0 +1,103 @@
+"""The SQL of tasks: how it is run, and how it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import sqlite3
+import threading
+import time
+
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.connection import is_busy
+from sqlsem.engines.sqlite.database import SqliteDatabase
+from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.errors import Unavailable
+
+#: Seconds for which the SQL of a task waits for the file's write lock.
+SQL_PATIENCE_SECONDS = 60.0
+
+
+class SqliteExecuting(SqliteMembers):
+    """Runs the SQL of a task."""
+
+    def __init__(self, engine: SqliteDatabase) -> None:
+        super().__init__(engine)
+        self._working: sqlite3.Connection | None = None
+        self._cancelled = threading.Event()
+
+    def execute(self, text: str) -> str | None:
+        fork.begin_executing(self)
+        try:
+            self._execute_text(text)
+        finally:
+            fork.end_executing(self)
+        return None
+
+    def _execute_text(self, text: str) -> None:
+        # Not through _open: a connection of its own, whose transactions are the text's.
+        self._working = connection = self.engine.open()
+        asked = 0
+
+        def allow(*_: object) -> int:
+            # Asked before each statement: what has not begun when it is cancelled does not begin.
+            nonlocal asked
+            asked += 1
+            return sqlite3.SQLITE_DENY if self._cancelled.is_set() else sqlite3.SQLITE_OK
+
+        # What manages transactions itself, or cannot run in one, is left alone.
+        first = re.match(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/|;)*(\w*)", text, re.DOTALL)
+        alone = first is not None and first[1].upper() in ("BEGIN", "PRAGMA", "VACUUM", "ATTACH", "DETACH")
+        timeout = f"PRAGMA busy_timeout = {SQL_PATIENCE_SECONDS * 1000:.0f};"
+        script = f"{timeout}\n{text}" if alone else f"BEGIN IMMEDIATE;\n{timeout}\n{text}\n;"
+        deadline = time.monotonic() + SQL_PATIENCE_SECONDS
+        pause = 0.001
+        try:
+            connection.set_authorizer(allow)
+            while True:
+                asked = 0
+                try:
+                    connection.executescript(script)
+                    break
+                except sqlite3.Error as exc:
+                    # Waiting for the write lock can be cancelled, as SQLite's own cannot.
+                    if alone or asked > 1 or not is_busy(exc) or time.monotonic() > deadline:
+                        raise
+                self._cancelled.wait(random.uniform(0.5, 1) * pause)
+                pause = min(pause * 1.5, 0.05)
+            if connection.in_transaction:
+                if alone:
+                    raise Unavailable(f"{self.engine.where}: the SQL left a transaction open; end it with COMMIT")
+                connection.execute("COMMIT")
+        except sqlite3.Error as exc:
+            if self._cancelled.is_set():
+                raise Unavailable(f"{self.engine.where}: the SQL was ended before its time ({exc})") from exc
+            raise self.translate(exc) from exc
+        finally:
+            self._working = None
+            connection.close()
+
+    def cancel_running(self) -> None:
+        self._cancelled.set()
+        with fork.calm:
+            # Again and again: an interrupt between two statements interrupts nothing.
+            while self in fork.executing:
+                self._interrupt_working()
+                if self.executing_in == threading.get_ident():
+                    return  # in a signal handler: it ends when that has returned
+                fork.calm.wait(0.02)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._interrupt_working()
+
+    def _interrupt_working(self) -> None:
+        connection = self._working
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.interrupt()
+
+    def close(self) -> None:
+        fork.end_executing(self)  # should an interrupt have parted it from its end
+        super().close()

@@ -1,0 +1,330 @@
+"""Whether a history could be: no limit passed, nobody overtaken. One pass over the rows, the newest end first.
+
+A request that is let in must fit (`Request.fits`) with every row ahead of it that is there at that instant, whether
+that row is inside or still waits. That is the rule itself, and all that is promised about limits and order follows from
+it: whoever is inside together fits together, as the last of them in the queue fitted with the others; and nobody goes
+past a row that it conflicts with. A reader that becomes the writer, by a row that is there already, must be alone.
+
+The pass goes back in time. A row comes in at its end and goes out when it was asked for, so no more is kept in memory
+than was there at one time, however long the history.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlsem.insight.rule import Asked, Kind, Queue
+from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
+
+__all__ = ["Audit", "Finding", "audit"]
+
+#: Of those in the way of one request at most so many are shown.
+MOST_ROWS = 20
+#: What has ended since the entries were read is among so many of the newest rows.
+JUST_ENDED = 5000
+#: What happens to a row, in the order in which it is looked at where both have one time.
+GRANTED, ASKED = 0, 1
+CONVERTED = ("upgraded", "downgraded")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that must not be.
+
+    ``kind`` is 'limit' (more inside than a limit allows; a writer, or a stage, not alone), 'order' (let in past
+    somebody who waited ahead of it and conflicts with it), 'alone' (a reader became the writer beside others), 'number'
+    (a position that was given twice, or not in the order of asking) or 'clock' (an end before its beginning).
+    """
+
+    kind: str
+    resource: str
+    position: int
+    at: datetime
+    words: str
+    rows: tuple[Past | Entry, ...]  # first the offender, then those that were in its way
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return {
+            "kind": self.kind,
+            "resource": self.resource,
+            "position": self.position,
+            "at": self.at.isoformat(),
+            "words": self.words,
+            "rows": [row.as_dict() for row in self.rows],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What came of it. ``first_end`` and ``last_end`` are those of the finished rows: of what ended before the first
+    one nothing is known, so of what was let in before it only a part could be checked (``partly``).
+    """
+
+    finished: int
+    present: int
+    resources: int
+    grants: int
+    partly: int
+    first_end: datetime | None
+    last_end: datetime | None
+    found: int
+    findings: tuple[Finding, ...]  # the newest; ``found`` says how many there are
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return {
+            "ok": self.ok,
+            "finished": self.finished,
+            "present": self.present,
+            "resources": self.resources,
+            "grants": self.grants,
+            "partly": self.partly,
+            "first_end": None if self.first_end is None else self.first_end.isoformat(),
+            "last_end": None if self.last_end is None else self.last_end.isoformat(),
+            "found": self.found,
+            "findings": [one.as_dict() for one in self.findings],
+        }
+
+
+def audit(past: Iterable[Past], entries: Iterable[Entry] = (), *, most: int = 100) -> Audit:
+    """Check a history, and what is there now.
+
+    Args:
+        past: Finished requests, the newest end first, as they are read: they are not kept.
+        entries: What holds and waits now, read *before* the first of ``past``: those tell what has ended since.
+        most: So many findings are kept at the most; all are counted.
+    """
+    pass_ = _Pass(most)
+    past = iter(past)
+    newest = list(itertools.islice(past, JUST_ENDED))
+    ended = {(one.resource, one.position) for one in newest if one.outcome not in CONVERTED}
+    for entry in entries:
+        if (entry.resource, entry.position) not in ended:
+            pass_.read_entry(entry)
+    for one in itertools.chain(newest, past):
+        pass_.read_past(one)
+    return pass_.end()
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A row of the queue while it was one thing. Times in seconds since 1970."""
+
+    source: Past | Entry
+    place: int
+    kind: Kind
+    asked: float
+    granted: float | None
+    ended: float | None  # None: it is there
+    gone: bool = False  # something else stands in its place by now: what is still to come of it counts no more
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nobody is known whose it is."""
+        return self.source.host is None and (isinstance(self.source, Past) or self.source.member_id is None)
+
+    def is_there_after(self, time: float) -> bool:
+        """Whether its end is later."""
+        return self.ended is None or self.ended > time
+
+    def request(self) -> Asked:
+        """What it asks for."""
+        return Asked(self.source.resource, *self.kind)
+
+
+@dataclass(slots=True)
+class _Line:
+    """What is there of a resource, at the time that the pass has come to."""
+
+    queue: Queue[int]
+    rows: dict[int, _Row] = field(default_factory=dict)
+    inside: dict[int, _Row] = field(default_factory=dict)
+    #: Who asked last, of those whose asking has been seen: all before it must have lower numbers.
+    next_asked: _Row | None = None
+
+    def put(self, row: _Row) -> None:
+        self.rows[row.place] = row
+        self.queue.add(row.kind, row.place)
+        if row.granted is not None:
+            self.inside[row.place] = row
+
+    def take(self, row: _Row) -> None:
+        row.gone = True
+        del self.rows[row.place]
+        self.inside.pop(row.place, None)
+        self.queue.remove(row.kind, row.place)
+
+
+class _Pass:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lines: dict[str, _Line] = {}
+        self._events: list[tuple[float, int, int, int, _Row]] = []  # backwards in time
+        self._numbers = itertools.count()
+        self._findings: list[Finding] = []
+        self._finished = self._present = self._found = self._grants = 0
+        self._first: Past | None = None
+        self._last: Past | None = None
+
+    def read_entry(self, entry: Entry) -> None:
+        """A row that is there."""
+        self._present += 1
+        access = (
+            READ if entry.access.startswith(UPGRADE) else entry.access
+        )  # (since when it upgrades, nobody wrote down)
+        granted = None if entry.granted_at is None else entry.granted_at.timestamp()
+        kind = (access, entry.limit, entry.weight)
+        row = _Row(entry, entry.position, kind, entry.requested_at.timestamp(), granted, None)
+        self._line(entry.resource).put(row)
+        self._expect(row)
+
+    def read_past(self, past: Past) -> None:
+        """A row that has ended, no later than those that were read before."""
+        ended = past.ended_at.timestamp()
+        if self._first is not None and past.ended_at > self._first.ended_at:
+            raise ValueError("The history must come with the newest end first")
+        self._finished += 1
+        self._first = past
+        self._last = self._last or past
+        self._go_back_to(ended)
+        converted = past.outcome in CONVERTED
+        # (Not every engine writes down the limit of what goes on; nothing else can be converted than a limit of 1.)
+        kind = (past.access, 1 if converted else past.limit, past.weight)
+        granted = None if past.granted_at is None else past.granted_at.timestamp()
+        row = _Row(past, past.position, kind, past.requested_at.timestamp(), granted, ended)
+        if self._has_times_wrong(row):
+            return
+        line = self._line(past.resource)
+        later = line.rows.get(past.position)
+        if later is not None and later.ended is not None and not converted:
+            self._tell("number", row, "its position was given twice", [later])
+            return
+        if later is not None:  # what it went on as; or it was there, and has just ended
+            if later.granted is not None and later.place not in line.inside:
+                self._grants -= 1  # it was not let in then: it became something else
+            line.take(later)
+        if past.outcome == "upgraded":
+            self._check_alone(line, row)
+        line.put(row)
+        self._expect(row)
+
+    def end(self) -> Audit:
+        """What came of it."""
+        fully = self._grants
+        self._go_back_to(None)
+        return Audit(
+            finished=self._finished,
+            present=self._present,
+            resources=len(self._lines),
+            grants=self._grants,
+            partly=0 if self._first is None else self._grants - fully,
+            first_end=None if self._first is None else self._first.ended_at,
+            last_end=None if self._last is None else self._last.ended_at,
+            found=self._found,
+            findings=tuple(self._findings),
+        )
+
+    # -- going back -----------------------------------------------------------------------------------------------
+
+    def _line(self, resource: str) -> _Line:
+        line = self._lines.get(resource)
+        if line is None:
+            line = self._lines[resource] = _Line(Queue(resource))
+        return line
+
+    def _expect(self, row: _Row) -> None:
+        if row.granted is not None:
+            heapq.heappush(self._events, (-row.granted, GRANTED, -row.place, next(self._numbers), row))
+        heapq.heappush(self._events, (-row.asked, ASKED, -row.place, next(self._numbers), row))
+
+    def _go_back_to(self, time: float | None) -> None:
+        """Look at what happened since, and at what was granted then: what ends then is not beside it any more."""
+        events = self._events
+        while events and (time is None or (events[0][0], events[0][1]) < (-time, ASKED)):
+            _, what, *_, row = heapq.heappop(events)
+            if row.gone:
+                continue
+            line = self._lines[row.source.resource]
+            if what == GRANTED:
+                del line.inside[row.place]
+                self._grants += 1
+                self._check_granted(line, row)
+            else:
+                line.take(row)
+                self._check_number(line, row)
+
+    # -- what must be ---------------------------------------------------------------------------------------------
+
+    def _has_times_wrong(self, row: _Row) -> bool:
+        begun = row.asked if row.granted is None else row.granted
+        if row.ended is None or row.asked <= begun <= row.ended:
+            return False
+        self._tell(
+            "clock", row, "it ends before it begins, so the server's clock was set back: nothing is proven there"
+        )
+        return True
+
+    def _check_granted(self, line: _Line, row: _Row) -> None:
+        if line.queue.fits(row.kind, row.place):
+            return
+        # What ended at this very instant was over.
+        time = row.asked if row.granted is None else row.granted
+        ahead = [one for one in line.rows.values() if one.place < row.place and one.is_there_after(time)]
+        asked = row.request()
+        if asked.fits([one.request() for one in ahead], None):
+            return
+        inside = [one for one in ahead if one.granted is not None and one.granted <= time]
+        if asked.fits([one.request() for one in inside], None):
+            waiting = [one for one in ahead if one not in inside and not (asked.shared and one.kind[0] == asked.access)]
+            self._tell("order", row, "it was let in past who waited ahead of it", waiting)
+        else:
+            others = [one for one in inside if not (asked.shared and one.kind[0] == asked.access)]
+            self._tell("limit", row, "it was let in beside more than the limit allows", others)
+
+    def _check_alone(self, line: _Line, row: _Row) -> None:
+        time = row.asked if row.ended is None else row.ended
+        others = [one for one in line.inside.values() if one.is_there_after(time)]
+        if not line.queue.fits((WRITE, 1, 1), row.place):  # it waits for all that stand ahead, inside or not
+            ahead = (one for one in line.rows.values() if one.place < row.place and one.place not in line.inside)
+            others += [one for one in ahead if one.is_there_after(time)]
+        if others:
+            self._tell("alone", row, "it became the writer while others were there", others)
+
+    def _check_number(self, line: _Line, row: _Row) -> None:
+        if row.is_bare:  # (its time may be of before it stood in line)
+            return
+        after, line.next_asked = line.next_asked, row
+        if after is not None and after.place < row.place and after.asked > row.asked:
+            self._tell("number", row, "who asked later has a lower position, or the clock was set back", [after])
+
+    def _tell(self, kind: str, row: _Row, words: str, others: Iterable[_Row] = ()) -> None:
+        self._found += 1
+        if len(self._findings) >= self._most:
+            return
+        source = row.source
+        at = (
+            source.ended_at
+            if kind == "alone" and isinstance(source, Past)
+            else source.granted_at or source.requested_at
+        )
+        found = sorted(others, key=lambda one: one.place)
+        if found:
+            words += ": " + _positions(found)
+        rows = (source, *(one.source for one in found[:MOST_ROWS]))
+        self._findings.append(Finding(kind, source.resource, source.position, at, words, rows))
+
+
+def _positions(rows: list[_Row]) -> str:
+    shown = ", ".join(str(row.place) for row in rows[:MOST_ROWS])
+    return shown if len(rows) <= MOST_ROWS else f"{shown} and {len(rows) - MOST_ROWS} more"

@@ -1,0 +1,256 @@
+"""What an operator's action would bring about, in words, before it is done: who goes in by it, and who waits on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sqlsem.insight.overview import Overview
+from sqlsem.insight.passing import Pass
+from sqlsem.insight.words import seconds_in_words, who_is
+from sqlsem.model import Entry, Resource
+from sqlsem.printable import clean
+
+__all__ = ["OPERATE", "RETRY", "Action", "Consequence", "consequence", "entering"]
+
+#: The rights that actions need, as sessions name them (`Administration.rights`).
+OPERATE, RETRY = "operate", "retry"
+#: So many of those that go in are named.
+NAMED = 3
+#: What is inside, whatever an operator does to its resource.
+INSIDE = ("holds", "revoked")
+
+Kind = Literal["pause", "resume", "cap", "uncap", "release", "take", "retry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What an operator wants done, to a resource, to a position or to a task. (``take`` is ``release`` by force.)"""
+
+    kind: Kind
+    resource: str | None = None
+    position: int | None = None
+    task_id: int | None = None
+    cap: int | None = None
+
+    @property
+    def right(self) -> str:
+        """The right that it needs."""
+        return RETRY if self.kind == "retry" else OPERATE
+
+    @property
+    def command(self) -> str:
+        """The same as a command."""
+        words: dict[Kind, list[str]] = {
+            "pause": ["pause", str(self.resource)],
+            "resume": ["resume", str(self.resource)],
+            "cap": ["set", str(self.resource), "--limit", str(self.cap)],
+            "uncap": ["set", str(self.resource), "--no-limit"],
+            "release": ["release", str(self.position)],
+            "take": ["release", str(self.position), "--force"],
+            "retry": ["tasks", "retry", str(self.task_id)],
+        }
+        return clean(shlex.join(["sqlsem", *words[self.kind]]))
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """What comes of an action.
+
+    Attributes:
+        action: The one.
+        question: What is asked before it is done; where it is not possible, why not.
+        lines: What comes of it, a sentence each.
+        possible: Whether it can be done, as things are.
+        admitted: The positions that go in at once by it.
+    """
+
+    action: Action
+    question: str
+    lines: tuple[str, ...] = ()
+    possible: bool = True
+    admitted: tuple[int, ...] = ()
+
+
+def entering(entries: Iterable[Entry], cap: int | None, paused: bool) -> list[Entry]:
+    """Those of one resource's queue, in order, that wait and may go in as it is: by the rule, `Request.fits`.
+
+    The dead ahead count no more: who waits behind them looks for them, and removes them.
+    """
+    ahead = Pass(cap, paused)
+    found = []
+    for entry in entries:
+        if entry.state == "dead":
+            continue
+        asked = entry.access, entry.limit, entry.weight
+        if entry.state == "waits" and ahead.fits(*asked):
+            found.append(entry)
+        ahead.go_by(*asked)
+    return found
+
+
+def consequence(overview: Overview, action: Action) -> Consequence:
+    """What ``action`` would bring about, as things are in ``overview``.
+
+    >>> told = consequence(overview, Action("resume", resource="etl"))  # doctest: +SKIP
+    >>> told.question, told.lines  # doctest: +SKIP
+    ("Resume 'etl'?", ('Lets in 4 (db1:811) and 5 (db2:77), then 6.',))
+    """
+    if action.kind == "retry":
+        return _retry(overview, action)
+    if action.kind in ("release", "take"):
+        return _release(overview, action)
+    name = str(action.resource)
+    queue = [entry for entry in overview.entries if entry.resource == name]
+    resource = next((one for one in overview.resources if one.resource == name), None)
+    if resource is None:
+        return Consequence(action, f"{clean(name)!r} is not there any more", possible=False)
+    told = {"pause": _pause, "resume": _resume, "cap": _cap, "uncap": _cap}[action.kind](action, resource, queue)
+    return replace(told, question=clean(told.question))
+
+
+def _pause(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
+    if resource.paused:
+        return Consequence(action, f"{resource.resource!r} is paused already", possible=False)
+    lines = [_inside_stay(queue), f"Nobody else goes in until it is resumed; {_waiting(queue)}."]
+    kept = entering(queue, resource.cap, False)
+    if kept:
+        lines.append(f"Keeps out {_names(kept)}.")
+    return Consequence(action, f"Pause {resource.resource!r}?", tuple(filter(None, lines)))
+
+
+def _resume(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
+    if not resource.paused:
+        return Consequence(action, f"{resource.resource!r} is not paused", possible=False)
+    admitted = entering(queue, resource.cap, False)
+    lines = (_lets_in(admitted, queue),)
+    return Consequence(action, f"Resume {resource.resource!r}?", lines, admitted=_positions(admitted))
+
+
+def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Consequence:
+    name, cap = resource.resource, action.cap if action.kind == "cap" else None
+    if cap == resource.cap:
+        told = "has no cap" if cap is None else f"is capped at {cap} already"
+        return Consequence(action, f"{name!r} {told}", possible=False)
+    was = "" if resource.cap is None else f" (now {resource.cap})"
+    question = f"Lift the cap of {name!r}{was}?" if cap is None else f"Cap {name!r} at {cap}{was}?"
+    before = _positions(entering(queue, resource.cap, resource.paused))
+    after = entering(queue, cap, resource.paused)
+    lines = []
+    load = sum(entry.weight for entry in queue if entry.state in INSIDE)
+    if cap is not None and load > cap:
+        lines.append(f"{_inside_stay(queue)} Nobody else goes in until a weight of {load - cap} and more has left.")
+    if cap is not None:
+        lines += [
+            f"{entry.position} asks for a weight of {entry.weight}: under this cap it can never go in, and those "
+            f"behind it that conflict with it wait as well."
+            for entry in queue
+            if entry.state == "waits" and entry.weight > cap
+        ][:1]
+    if resource.paused:
+        lines.append("It is paused: nobody goes in until it is resumed.")
+    else:
+        kept = [entry for entry in entering(queue, resource.cap, False) if entry.position not in _positions(after)]
+        if kept:
+            lines.append(f"Keeps out {_names(kept)}.")
+        lines.append(_lets_in([entry for entry in after if entry.position not in before], queue))
+    return Consequence(action, question, tuple(lines), admitted=_positions(after))
+
+
+def _release(overview: Overview, action: Action) -> Consequence:
+    entry = next((one for one in overview.entries if one.position == action.position), None)
+    if entry is None:
+        return Consequence(action, f"Position {action.position} is gone already", possible=False)
+    resource = next((one for one in overview.resources if one.resource == entry.resource), None)
+    cap, paused = (resource.cap, resource.paused) if resource else (None, False)
+    queue = [one for one in overview.entries if one.resource == entry.resource]
+    left = [one for one in queue if one.position != entry.position]
+    before = _positions(entering(queue, cap, paused))
+    after = [one for one in entering(left, cap, paused) if one.position not in before]
+    who = clean(who_is(entry.host, entry.pid, entry.requesting_id))
+    verb = "Take away at once" if action.kind == "take" else "Release"
+    question = f"{verb} {entry.position} of {clean(entry.resource)!r} ({who})?"
+    lines = [*_what_becomes_of(entry, force=action.kind == "take")]
+    if paused:
+        lines.append("The resource is paused: nobody goes in by this.")
+    else:
+        lines.append(_lets_in(after, left))
+    return Consequence(action, question, tuple(lines), admitted=_positions(after))
+
+
+def _what_becomes_of(entry: Entry, *, force: bool) -> Iterable[str]:
+    told = f"It {'has held' if entry.state in INSIDE else 'has waited'} for {seconds_in_words(entry.seconds)}"
+    note = f", for {clean(entry.note)!r}." if entry.note else "."
+    yield told + note
+    if entry.state == "dead":
+        yield "Its process is dead: the row is removed."
+    elif entry.state == "waits":
+        yield "It loses its place; its program is told that it was taken away."
+    elif force:
+        yield "It is not waited for: others may be let in before its program knows, and run beside it."
+    elif entry.state == "revoked":
+        yield "Its holder has been told already, and is removed when its grace is over."
+    elif entry.member_id is None:
+        yield "There is no living process behind the row: it is removed at once, and nobody is told."
+    else:
+        grace = "its grace" if entry.grace is None else f"its grace ({seconds_in_words(entry.grace)})"
+        yield f"Its holder is told, and has {grace} to stop; then it is removed."
+
+
+def _retry(overview: Overview, action: Action) -> Consequence:
+    queue = next((one for one in overview.queues if one.blocked_by == action.task_id), None)
+    question = f"Retry task {action.task_id}?"
+    lines = ["It is pending again, and the next free worker takes it."]
+    if queue is not None:
+        waits = f"{queue.pending} pending task{'' if queue.pending == 1 else 's'}"
+        lines.append(f"It has failed, and holds up later orders of {clean(queue.queue)!r} ({waits} there).")
+        lines.append("When it succeeds they go on; when it fails again they stay where they are.")
+    return Consequence(action, question, tuple(lines))
+
+
+# -- words ----------------------------------------------------------------------------------------------------------
+
+
+def _positions(entries: Iterable[Entry]) -> tuple[int, ...]:
+    return tuple(entry.position for entry in entries)
+
+
+def _name(entry: Entry) -> str:
+    return clean(f"{entry.position} ({who_is(entry.host, entry.pid, entry.requesting_id)})")
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    """``4 (db1:811), 5 (db2:77) and 12 more``."""
+    shown = [_name(entry) for entry in entries[:NAMED]]
+    if len(entries) > NAMED:
+        shown.append(f"{len(entries) - NAMED} more")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _lets_in(admitted: Sequence[Entry], queue: Iterable[Entry]) -> str:
+    """Who goes in at once, and who comes next."""
+    waiting = [entry for entry in queue if entry.state == "waits"]
+    after = _after(waiting, {entry.position for entry in admitted})
+    if not admitted:
+        return f"Lets in nobody at once; next is {_name(after)}." if after else "Nobody waits."
+    then = f", then {after.position}" if after else "; nobody waits behind"
+    return f"Lets in {_names(admitted)}{then}."
+
+
+def _after(waiting: Iterable[Entry], admitted: Collection[int]) -> Entry | None:
+    """The first that waits on."""
+    return next((entry for entry in waiting if entry.position not in admitted), None)
+
+
+def _inside_stay(queue: Iterable[Entry]) -> str:
+    inside = sum(entry.state in INSIDE for entry in queue)
+    if not inside:
+        return "Nobody is inside."
+    return "The one inside stays." if inside == 1 else f"The {inside} inside stay."
+
+
+def _waiting(queue: Iterable[Entry]) -> str:
+    waiting = sum(entry.state == "waits" for entry in queue)
+    return "nobody waits" if not waiting else "one waits" if waiting == 1 else f"{waiting} wait"

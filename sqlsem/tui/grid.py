@@ -1,0 +1,157 @@
+"""A table that is drawn line by line as it is scrolled, so that its length costs nothing."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.events import Click, Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from sqlsem.insight.board import Column, Listing, Row
+from sqlsem.terminal.tables import STYLES, fit, line
+
+__all__ = ["Grid"]
+
+#: From this width on the columns are shown that can be spared.
+WIDE = 110
+#: What stands before the line under the cursor: colours may be off.
+MARK, NO_MARK = "> ", "  "
+
+
+class Grid(ScrollView, can_focus=True):
+    """The rows of a `Listing`, with a cursor that stays on its row when others come and go."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home,g", "to(0)", "First", show=False),
+        Binding("end,G", "to(-1)", "Last", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor stands on another row, or its row has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listing: Listing | None = None
+        self._at = 0
+        self._columns: list[int] = []
+        self._widths: list[int] = []
+
+    @property
+    def row(self) -> Row | None:
+        """The row under the cursor."""
+        rows = self._listing.rows if self._listing is not None else ()
+        return rows[self._at] if self._at < len(rows) else None
+
+    def show(self, listing: Listing, *, afresh: bool = False) -> None:
+        """Show this now. ``afresh``: it is another view, so the cursor stands at its beginning."""
+        before = self.row
+        self._listing = listing
+        keys = {row.key: number for number, row in enumerate(listing.rows)}
+        if afresh:
+            self._at = 0
+        elif before is not None:
+            self._at = keys.get(before.key, min(self._at, max(0, len(keys) - 1)))
+        self._lay_out()
+        self._follow()
+
+    def _lay_out(self) -> None:
+        """The widths of the columns, as things are."""
+        if self._listing is None:
+            return
+        width = self.size.width or 80
+        columns = self._listing.columns
+        self._columns = [number for number, one in enumerate(columns) if width >= WIDE or not one.extra]
+        heads = [columns[number].head for number in self._columns]
+        cells = [[row.cells[number] for number in self._columns] for row in self._listing.rows if not row.heading]
+        elastic = [at for at, number in enumerate(self._columns) if columns[number].elastic]
+        self._widths = fit(heads, cells, width, elastic=elastic, indent=len(MARK))
+        self.virtual_size = Size(width, len(self._listing.rows) + 1)
+        self.refresh()
+
+    def _follow(self) -> None:
+        """Scroll to the cursor. (The first line is the heads', and stays.)"""
+        room = max(1, self.size.height - 1)
+        top = round(self.scroll_y)
+        if self._at < top or (self._at == 1 and top == 1):
+            self.scroll_to(y=0 if self._at <= 1 else self._at, animate=False, force=True)
+        elif self._at >= top + room:
+            self.scroll_to(y=self._at - room + 1, animate=False, force=True)
+        self.post_message(self.Moved())
+
+    def on_resize(self, event: Resize) -> None:
+        """Other widths."""
+        self._lay_out()
+        self._follow()
+
+    def on_click(self, event: Click) -> None:
+        """The cursor goes where one points."""
+        if event.y > 0:
+            self._go_to(round(self.scroll_y) + event.y - 1)
+
+    def action_move(self, by: int) -> None:
+        """A row up or down."""
+        self._go_to(self._at + by)
+
+    def action_page(self, by: int) -> None:
+        """As many as are seen."""
+        self._go_to(self._at + by * max(1, self.size.height - 1))
+
+    def action_to(self, at: int) -> None:
+        """The first or the last one."""
+        self._go_to(at if at >= 0 else len(self._listing.rows if self._listing else ()) - 1)
+
+    def _go_to(self, at: int) -> None:
+        rows = self._listing.rows if self._listing is not None else ()
+        self._at = max(0, min(at, len(rows) - 1))
+        self._follow()
+        self.refresh()
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def render_line(self, y: int) -> Strip:
+        """A line of what is seen."""
+        width = self.size.width
+        listing = self._listing
+        if listing is None or y == 0:
+            return self._strip(self._heads(), Style(bold=True, underline=True), width)
+        number = round(self.scroll_y) + y - 1
+        if not listing.rows:
+            told = "Nothing here has these words in it." if listing.total else listing.view.nothing
+            return self._strip(NO_MARK + told if y == 1 else "", Style(), width)
+        if number >= len(listing.rows):
+            return self._strip("", Style(), width)
+        row = listing.rows[number]
+        here = number == self._at
+        style = Style.parse(STYLES.get(row.state, "")) + Style(bold=row.heading or None, reverse=here or None)
+        return self._strip((MARK if here else NO_MARK) + self._text(row), style, width)
+
+    def _heads(self) -> str:
+        if self._listing is None:
+            return ""
+        columns = [self._listing.columns[number] for number in self._columns]
+        return NO_MARK + line([one.head for one in columns], self._widths, self._right(columns))
+
+    def _text(self, row: Row) -> str:
+        assert self._listing is not None
+        if row.heading:
+            return row.cells[0]
+        columns = [self._listing.columns[number] for number in self._columns]
+        return line([row.cells[number] for number in self._columns], self._widths, self._right(columns))
+
+    @staticmethod
+    def _right(columns: list[Column]) -> set[int]:
+        return {at for at, one in enumerate(columns) if one.right}
+
+    def _strip(self, text: str, style: Style, width: int) -> Strip:
+        """A line as wide as the widget, in its own colours where the style has none."""
+        return Strip([Segment(text, self.rich_style + style)]).adjust_cell_length(width, self.rich_style + style)

@@ -1,0 +1,359 @@
+"""What `sqlsem.on` tells and the logger writes, of every primitive, on every engine, with both faces."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+from sqlsem import events
+from sqlsem.core import signals
+
+pytestmark = [pytest.mark.faces("sync", "aio"), pytest.mark.locks]
+
+#: A lock of each kind, one that keeps it waiting, and what is told of the first.
+KINDS = {
+    "mutex": (lambda c, name: c.mutex(name, note="n"), lambda c, name: c.mutex(name), ("write", 1, 1)),
+    "limit": (lambda c, name: c.limit(name, 2, note="n"), lambda c, name: c.limit(name, 2, weight=2), ("write", 2, 1)),
+    "read": (lambda c, name: c.read(name, note="n"), lambda c, name: c.write(name), ("read", 1, 1)),
+    "write": (lambda c, name: c.write(name, note="n"), lambda c, name: c.read(name), ("write", 1, 1)),
+    "stage": (lambda c, name: c.stage(name, 2, note="n"), lambda c, name: c.stage(name, 1), ("stage:2", 1, 1)),
+}
+
+
+@pytest.fixture
+def told():
+    """All that happens, in the order in which it was told."""
+    found = []
+    subscriptions = [sqlsem.on(kind, found.append) for kind in events.EVENTS]
+    yield lambda: signals.drain(PATIENCE) or list(found)
+    for one in subscriptions:
+        one.undo()
+
+
+def upgrade(grant, **options):
+    inner = getattr(grant, "inner", grant)
+    if inner is grant:
+        grant.upgrade(**options)
+    else:
+        grant._loop.call(lambda: inner.upgrade(**options))
+
+
+def names(found):
+    return [one.name for one in found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_granted_and_released(connect, name, told, kind):
+    make, _, asked = KINDS[kind]
+    with make(connect(), name) as grant:
+        granted = told()[-1]
+    released = told()[-1]
+    assert names(told()) == ["granted", "released"]
+    assert isinstance(granted, events.Granted)
+    assert isinstance(released, events.Released)
+    for one in (granted, released):
+        assert (one.resource, one.position, one.note) == (name, grant.position, "n")
+        assert (one.access, one.limit, one.weight) == asked
+        assert one.caller == grant.holding.caller.owner
+    assert granted.at_once
+    assert granted.waited == grant.waited
+    assert released.held >= 0
+
+
+@pytest.mark.parametrize("where", ["another member", "this member"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wait_tells_whom_it_is_behind(connect, name, told, kind, where):
+    make, keeps_out, _ = KINDS[kind]
+    one = connect()
+    other = connect() if where == "another member" else one
+    with keeps_out(one, name) as first:
+        waiting = Attempt(make(other, name))
+        until(lambda: "waiting" in names(told()), "the wait was told")
+    waiting.granted()
+    waiting.leave()
+    (wait,) = (event for event in told() if isinstance(event, events.Waiting))
+    assert wait.behind.position == first.position
+    assert wait.behind.state == "holds"
+    assert wait.behind.requesting_id == first.holding.tickets[0].requesting_id
+    assert wait.behind.pid
+    assert wait.behind.program
+    own = [event for event in told() if event.position == wait.position]
+    assert names(own) == ["waiting", "granted", "released"]
+    assert not own[1].at_once
+    assert own[1].waited > 0
+
+
+def test_those_behind_one_of_ours_wait_behind_whom_it_waits(connect, name, told, monkeypatch):
+    """... and the database is asked once."""
+    one, other = connect(), connect()
+    with one.mutex(name, note="the first") as first:
+        attempts = []
+        for number in range(4):
+            attempts.append(Attempt(other.mutex(name)))
+            until(lambda: names(told()).count("waiting") == number + 1, "it waits")  # noqa: B023
+    for attempt in attempts:
+        attempt.granted()
+        attempt.leave()
+    behind = [event.behind for event in told() if isinstance(event, events.Waiting)]
+    assert [one.position for one in behind] == [first.position] * 4
+    assert {one.note for one in behind} == {"the first"}
+
+
+def test_a_group_is_told_of_each(connect, name, told):
+    coordinator = connect()
+    with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.read(name("b"))):
+        pass
+    assert [(one.name, one.resource) for one in told()] == [
+        ("granted", name("a")),
+        ("granted", name("b")),
+        ("released", name("a")),
+        ("released", name("b")),
+    ]
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_a_timeout(connect, name, told, timeout):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        assert not other.limit(name, 2).acquire(timeout=timeout)
+    (late,) = (event for event in told() if isinstance(event, events.TimedOut))
+    assert late.timeout == timeout
+    assert (late.position is None) == (timeout == 0)
+    assert late.waited >= timeout
+    assert names(told()) == ["granted", *(["waiting"] if timeout else []), "timeout", "released"]
+
+
+def test_a_reader_that_becomes_the_writer(connect, name, told):
+    one, other = connect(), connect()
+    with other.read(name) as second:
+        reader = Attempt(one.read(name))
+        grant = reader.granted()
+        with pytest.raises(sqlsem.Timeout):
+            upgrade(grant, timeout=0)
+        with pytest.raises(sqlsem.Timeout):
+            upgrade(grant, timeout=0.2)
+    upgrade(grant)
+    reader.leave()
+    own = [event for event in told() if event.position == grant.position]
+    assert [(event.name, event.access) for event in own] == [
+        ("granted", "read"),
+        ("timeout", "upgrade"),
+        ("waiting", "upgrade"),
+        ("timeout", "upgrade"),
+        ("granted", "upgrade"),
+        ("released", "write"),
+    ]
+    assert own[2].behind.position == second.position
+    assert own[2].described == f"upgrade on {name!r}"
+
+
+def test_a_deadlock(connect, name, told):
+    coordinator = connect()
+    with coordinator.mutex(name), pytest.raises(sqlsem.Deadlock) as caught:
+        coordinator.mutex(name).acquire()
+    (found,) = (event for event in told() if isinstance(event, events.Deadlocked))
+    assert found.why == str(caught.value)
+    assert found.position is None
+    assert names(told()) == ["granted", "deadlock", "released"]
+
+
+def test_what_is_lost(connect, name, told, caplog):
+    coordinator = connect()
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    coordinator.process.lose([grant.position], "it was taken away")
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    (lost,) = (event for event in told() if isinstance(event, events.Lost))
+    assert (lost.position, lost.why) == (grant.position, "it was taken away")
+    assert lost.held >= 0
+    assert names(told()) == ["granted", "lost"]
+    assert f"Lost the lock on {name!r} at {grant.position}: it was taken away" in caplog.messages
+
+
+def test_a_row_that_is_gone_when_it_is_given_back_is_lost(connect, database, name, told):
+    lock = connect().mutex(name)
+    lock.acquire()
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", lock.grant.position)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    assert names(told()) == ["granted", "lost"]
+
+
+def test_a_place_in_the_queue_that_is_lost(connect, database, name, told):
+    one, other = connect(), connect()
+    with one.mutex(name):
+        waiting = Attempt(other.mutex(name))
+        until(lambda: "waiting" in names(told()), "it waits")
+        (wait,) = (event for event in told() if isinstance(event, events.Waiting))
+        database.rows("DELETE FROM {table} WHERE queue_position = ?", wait.position)
+        assert isinstance(waiting.failed(), sqlsem.LockLost)
+    (lost,) = (event for event in told() if isinstance(event, events.Lost))
+    assert (lost.position, lost.held) == (wait.position, None)
+
+
+def test_a_coordinator_tells_of_its_own_locks(connect, name):
+    one, other = connect(), connect()
+    found = []
+    with one.on("granted", found.append), one.mutex(name("a")), other.mutex(name("b")):
+        pass
+    signals.drain(PATIENCE)
+    assert [event.resource for event in found] == [name("a")]
+    with one.mutex(name("c")):
+        pass
+    signals.drain(PATIENCE)
+    assert len(found) == 1, "told after it was undone"
+
+
+def test_callbacks_that_raise_or_block_harm_no_lock(connect, name, caplog):
+    coordinator = connect()
+    gate, found = threading.Event(), []
+
+    def fails(event):
+        raise SystemExit("no")
+
+    def blocks(event):
+        assert gate.wait(PATIENCE)
+        found.append(threading.current_thread().name)
+
+    with coordinator.on("granted", fails), coordinator.on("granted", blocks), coordinator.on("released", fails):
+        for _ in range(3):
+            with coordinator.mutex(name):
+                pass
+        gate.set()
+        signals.drain(PATIENCE)
+    assert found == ["sqlsem-events"] * 3
+    assert sum("What listens to" in message for message in caplog.messages) == 6
+
+
+def test_a_callback_may_take_locks_which_are_not_told(connect, name):
+    coordinator = connect()
+    plain = getattr(coordinator, "_coordinator", coordinator)
+    found = []
+
+    def takes(event):
+        found.append(event.resource)
+        with plain.mutex(name("inner")):
+            pass
+
+    with coordinator.on("granted", takes), coordinator.mutex(name("outer")):
+        pass
+    signals.drain(PATIENCE)
+    assert found == [name("outer")]
+
+
+def test_events_that_nobody_takes_are_dropped(connect, name, monkeypatch, caplog):
+    monkeypatch.setattr(signals, "MOST_BEHIND", 10)
+    coordinator = connect()
+    gate, found = threading.Event(), []
+
+    def blocks(event):
+        gate.wait(PATIENCE)
+        found.append(event)
+
+    with coordinator.on("granted", blocks):
+        for _ in range(30):
+            with coordinator.mutex(name):
+                pass
+        gate.set()
+        signals.drain(PATIENCE)
+    assert 10 <= len(found) <= 11
+    assert sum("events are dropped" in message for message in caplog.messages) == 1
+
+
+def test_lines_of_the_log_are_told_once_with_all_that_is_known(connect, name, caplog):
+    one, other = connect(), connect()
+    note = "a\x1b[2Jb\r\nERROR sqlsem forged\u202e<b>"
+    with caplog.at_level(logging.DEBUG, "sqlsem"):
+        with one.mutex(name, note=note):
+            waiting = Attempt(other.mutex(name))
+            until(lambda: any(one.startswith("Waiting for") for one in caplog.messages), "it waits")
+        waiting.granted()
+        waiting.leave()
+    records = [record for record in caplog.records if hasattr(record, "event")]
+    assert [record.event for record in records].count("waiting") == 1
+    (wait,) = (record for record in records if record.event == "waiting")
+    assert wait.behind["note"] == "a\\x1b[2Jb\\r\\nERROR sqlsem forged\\u202e<b>"
+    assert wait.resource == name
+    assert wait.behind["state"] == "holds"
+    for record in records:
+        assert record.getMessage().isprintable()
+        assert record.note is None or record.note.isprintable()
+        assert record.levelno < logging.WARNING
+
+
+# -- in an event loop
+
+
+@pytest.mark.faces("aio")
+def test_coroutine_functions_are_awaited_in_their_loop(connect, name):
+    coordinator = connect()
+    coordinator = getattr(coordinator, "_coordinator", coordinator)
+    found = []
+
+    async def main():
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        async def tell(event):
+            await asyncio.sleep(0)
+            assert asyncio.get_running_loop() is loop
+            found.append(event)
+            if event.name == "released":
+                done.set()
+            if event.name == "granted":
+                raise ValueError("one that fails is called again")
+
+        with contextlib.ExitStack() as stack:
+            for kind in ("waiting", "granted", "released"):
+                stack.enter_context(coordinator.on(kind, tell))
+            async with coordinator.mutex(name):
+                pass
+            await asyncio.wait_for(done.wait(), PATIENCE)
+            done.clear()
+            async with coordinator.mutex(name):
+                pass
+            await asyncio.wait_for(done.wait(), PATIENCE)
+
+    asyncio.run(main())
+    assert names(found) == ["granted", "released"] * 2
+
+
+def test_what_cannot_be_listened_to(connect):
+    coordinator = connect()
+    with pytest.raises(sqlsem.ConfigurationError, match="no event 'grant'; there are 'waiting', 'granted'"):
+        coordinator.on("grant", print)
+
+    async def tell(event):
+        pass
+
+    with pytest.raises(sqlsem.ConfigurationError, match="no event loop runs here"):
+        coordinator.on("granted", tell)
+    with pytest.raises(sqlsem.ConfigurationError, match="takes a function"):
+        coordinator.on("granted", 5)
+
+
+def test_as_a_decorator(connect, name):
+    coordinator = connect()
+    found = []
+    subscription = coordinator.on("granted")
+
+    @subscription
+    def tell(event):
+        found.append(event)
+
+    with coordinator.mutex(name):
+        pass
+    signals.drain(PATIENCE)
+    subscription.undo()
+    subscription.undo()
+    with coordinator.mutex(name):
+        pass
+    signals.drain(PATIENCE)
+    assert len(found) == 1
+    tell("itself")
+    assert found[-1] == "itself"

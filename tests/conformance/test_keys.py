@@ -1,0 +1,131 @@
+"""Tasks that are there once, and tasks that take another one's place."""
+
+import threading
+
+import pytest
+
+import sqlsem
+from sqlsem.core.operators import Operators
+
+
+@pytest.fixture
+def queue(connect, name):
+    return connect().queue(name)
+
+
+def states(queue):
+    return {entry.task_id: entry.status for entry in queue.tasks(most=1000)}
+
+
+def test_one_that_is_open_is_not_put_again(connect, queue, name):
+    number = queue.put("report", unique="report")
+    assert queue.put("report", unique="report", order=-5) == number
+    other = queue.put("x", unique="Report")
+    elsewhere = connect().queue(name("b")).put("report", unique="report")
+    assert len({number, other, elsewhere}) == 3, "keys are told apart exactly, and by queue"
+    (entry,) = [one for one in queue.tasks() if one.task_id == number]
+    assert (entry.unique, entry.order) == ("report", 0)
+    task = queue.try_claim()
+    assert task.id == number
+    assert queue.put("report", unique="report") == number, "while it runs, too"
+    task.finish()
+    again = queue.put("report", unique="report")
+    assert again not in (number, other, elsewhere)
+    assert queue.put("without") not in (number, again)
+
+
+def test_what_failed_and_holds_up_is_open(queue):
+    number = queue.put(1, unique="x")
+    queue.try_claim().fail("no")
+    assert queue.put(1, unique="x") == number
+    ended = queue.put(1, unique="y", on_failure="continue", order=-1)
+    queue.try_claim().fail("no")
+    assert queue.put(1, unique="y") != ended
+
+
+def test_the_later_one_takes_its_place(queue):
+    first = queue.put("old", replace="index", order=3)
+    before = queue.put("other")
+    second = queue.put("new", replace="index", note="again")
+    assert states(queue) == {first: "cancelled", before: "pending", second: "pending"}
+    (gone,) = queue.tasks("cancelled")
+    assert gone.error == f"replaced by task {second}"
+    assert [queue.try_claim().body for _ in range(1)] == ["other"], "it takes the key, not the place in the queue"
+    task = queue.try_claim()
+    assert task.id == second
+    third = queue.put("newer", replace="index")
+    assert states(queue)[second] == "running", "what runs is not taken away"
+    assert queue.put("newer", unique="index") == third
+    task.finish()
+    fourth = queue.put("newest", replace="index")
+    assert (states(queue)[third], states(queue)[fourth]) == ("cancelled", "pending")
+    queue.try_claim().fail("no")
+    fifth = queue.put("the last", replace="index")
+    assert (states(queue)[fourth], states(queue)[fifth]) == ("cancelled", "pending")
+    assert queue.state().failed is None
+
+
+def test_a_retry_does_not_make_two_of_one_key(queue):
+    number = queue.put(1, unique="x")
+    operators = Operators(queue.claiming.process)
+    operators.cancel_task(number)
+    other = queue.put(2, unique="x")
+    with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {number}: another one with its key is open"):
+        operators.retry_task(number)
+    operators.cancel_task(other)
+    operators.retry_task(number)
+    assert states(queue) == {number: "pending", other: "cancelled"}
+
+
+def test_the_answer_that_was_lost(queue):
+    """A call that is made again finds what it has put, and does not replace it."""
+    from sqlsem.model import NewTask
+
+    process = queue.claiming.process
+    queue.put(0, replace="k")
+    task = [NewTask("json", "1", replace="k")]
+    call = lambda session, _: session.put_tasks(queue.name, "uid-of-" + queue.name, task)  # noqa: E731
+    first = process.member.call("put", call)
+    assert process.member.call("put", call) == first
+    assert sorted(states(queue).values()) == ["cancelled", "pending"]
+
+
+@pytest.mark.parametrize("how", ["unique", "replace"])
+def test_many_at_once(connect, name, threads, how):
+    """However many put it at the same time: one is open in the end, and each gets the number of a task."""
+    coordinators = [connect() for _ in range(4)]
+    numbers, start = [], threading.Barrier(4)
+
+    def put(coordinator):
+        queue = coordinator.queue(name)
+        start.wait(30)
+        for _ in range(10):
+            numbers.append(queue.put("x", **{how: "k"}))
+
+    for coordinator in coordinators:
+        threads.start(put, coordinator)
+    threads.join()
+    found = states(coordinators[0].queue(name))
+    assert set(numbers) == set(found)
+    assert len(numbers) == 40
+    if how == "unique":
+        assert found == {numbers[0]: "pending"}
+    else:
+        assert sorted(found.values()) == ["cancelled"] * 39 + ["pending"]
+        assert found[max(numbers)] == "pending"
+
+
+def test_what_is_no_key(queue):
+    for options, words in (
+        ({"unique": ""}, r"The key \(unique\) is empty"),
+        ({"replace": "a\nb"}, "control character"),
+        ({"unique": "x" * 300}, "at most 255"),
+        ({"unique": 5}, "must be a string"),
+        ({"unique": "a", "replace": "a"}, "not both"),
+    ):
+        with pytest.raises(sqlsem.ConfigurationError, match=words):
+            queue.put(1, **options)
+    with pytest.raises(sqlsem.ConfigurationError, match="these are 2"):
+        queue.put_many([1, 2], unique="x")
+    assert queue.put_many([], unique="x") == []
+    assert queue.tasks() == []

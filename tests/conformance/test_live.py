@@ -1,0 +1,181 @@
+"""What people leave open: one look after the other, on each engine."""
+
+import contextlib
+import queue
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.insight.consequences import Action
+from sqlsem.live import Live
+
+
+class Recorded:
+    """A session that tells what was asked of it."""
+
+    def __init__(self, session, asked):
+        self._session = session
+        self._asked = asked
+
+    def __getattr__(self, name):
+        self._asked.append(name)
+        return getattr(self._session, name)
+
+
+@pytest.fixture
+def live(connect):
+    made = []
+
+    def live(coordinator=None, every=0.05):
+        made.append(Live(coordinator or connect(), every))
+        return made[-1]
+
+    yield live
+    for one in made:
+        one.stop()
+
+
+def following(one):
+    """Start it; ``until_seen(condition)`` waits for a look of which that is true, and gives it."""
+    seen = queue.SimpleQueue()
+    one.start(seen.put)
+
+    def until_seen(condition):
+        found = []
+
+        def look():
+            found.append(seen.get(timeout=PATIENCE))
+            return condition(found[-1])
+
+        until(look, "what was waited for is seen")
+        return found[-1]
+
+    return until_seen
+
+
+def test_it_sees_what_goes_on(connect, live, name):
+    coordinator = connect()
+    until_seen = following(live())
+
+    def of(seen):
+        return [] if seen.overview is None else [one for one in seen.overview.entries if one.resource == name]
+
+    with coordinator.mutex(name, note="mine"):
+        seen = until_seen(of)
+        assert (of(seen)[0].state, of(seen)[0].note) == ("holds", "mine")
+        assert seen.down_since is None
+        assert seen.rights == {"operate", "retry"}
+    until_seen(lambda seen: not of(seen))
+
+
+def test_each_look_asks_for_one_thing_on_one_session(connect, live, monkeypatch):
+    coordinator = connect()
+    asked, sessions = [], []
+    original = coordinator.engine.connect
+
+    def connect_recorded(purpose):
+        sessions.append(purpose)
+        return Recorded(original(purpose), asked)
+
+    monkeypatch.setattr(coordinator.engine, "connect", connect_recorded)
+    one = live(coordinator)
+    one.first_look()
+    assert [what for what in asked if what != "interrupt"] == ["check_schema", "rights", "overview"]
+    asked.clear()
+    looks = []
+    one.start(lambda seen: looks.append(seen))
+    until(lambda: len(looks) > 3, "several looks")
+    one.stop()
+    assert set(asked) - {"interrupt", "close"} == {"overview"}
+    assert sessions == ["look"]
+
+
+def test_it_looks_at_once_when_asked(live):
+    looks = []
+    one = live(every=3600)
+    one.first_look()
+    one.start(looks.append)
+    until(lambda: len(looks) == 1, "what was seen first is told")
+    one.look_now()
+    until(lambda: len(looks) == 2, "another look")
+
+
+def test_what_operators_do(connect, live, name):
+    coordinator, other = connect(), connect()
+    one = live(coordinator)
+    one.first_look()
+    with pytest.raises(sqlsem.LockLost), other.limit(name, 3) as grant:
+        for action, words in (
+            (Action("pause", resource=name), "is paused"),
+            (Action("resume", resource=name), "goes on"),
+            (Action("cap", resource=name, cap=2), "is capped at 2"),
+            (Action("uncap", resource=name), "has no cap"),
+        ):
+            assert words in one.perform(action)
+        assert all(found.cap is None for found in coordinator.resources() if found.resource == name)
+        position = grant.position
+        assert "has been told" in one.perform(Action("release", position=position))
+        assert "is gone" in one.perform(Action("take", position=position))
+        until(lambda: grant.lost, "it hears of that")
+        with pytest.raises(sqlsem.NotHeld, match="no row"):
+            one.perform(Action("release", position=position))
+    tasks = coordinator.queue(name)
+    task_id = tasks.put(sqlsem.Shell("false"))
+    coordinator.cancel_task(task_id)
+    assert "pending again" in one.perform(Action("retry", task_id=task_id))
+    coordinator.cancel_task(task_id)
+
+
+@pytest.mark.engines("sqlite")
+def test_a_file_that_may_only_be_read(database, live):
+    database.coordinator().entries()
+    reader = sqlsem.connect(f"{database.url}?mode=ro")
+    with contextlib.closing(reader):
+        one = live(reader)
+        one.first_look()
+        assert one.seen.rights == frozenset()
+        with pytest.raises(sqlsem.ConfigurationError, match="can only be read"):
+            one.perform(Action("pause", resource="x"))
+
+
+@pytest.mark.engines("sqlite")
+def test_what_waiting_does_not_mend_is_raised_at_once(tmp_path):
+    with sqlsem.connect(f"sqlite:///{tmp_path / 'none.db'}?mode=ro") as coordinator:
+        one = Live(coordinator, 1)
+        with pytest.raises(sqlsem.SchemaError, match="is not there"):
+            one.first_look()
+
+
+@pytest.mark.engines("sqlite")
+def test_a_fault_of_ours_ends_nothing(connect, live, monkeypatch, caplog):
+    coordinator = connect()
+    until_seen = following(live(coordinator))
+    until_seen(lambda seen: seen.overview is not None)
+    session_class = type(coordinator.engine.connect("look"))
+    with monkeypatch.context() as patch:
+        patch.setattr(session_class, "overview", lambda self: 1 / 0)
+        seen = until_seen(lambda seen: seen.down_since is not None)
+        assert "division by zero" in seen.trouble
+        assert seen.overview is not None, "what was seen last"
+    until_seen(lambda seen: seen.down_since is None)
+    assert "this is a fault of sqlsem's" in caplog.text
+
+
+@pytest.mark.engines("postgresql")
+def test_a_database_that_goes_away_and_comes_back(own_postgres_server, make_database):
+    there = make_database(own_postgres_server)
+    with there.coordinator(retry=1) as coordinator:
+        one = Live(coordinator, 0.05)
+        until_seen = following(one)
+        until_seen(lambda seen: seen.overview is not None)
+        own_postgres_server.stop("immediate")
+        first = until_seen(lambda seen: seen.down_since is not None)
+        later = until_seen(lambda seen: "Cannot reach" in seen.trouble)
+        assert later.down_since == first.down_since, "since when it is away, not since the last try"
+        assert later.overview is not None
+        with pytest.raises(sqlsem.Unavailable):
+            one.perform(Action("pause", resource="x"))
+        own_postgres_server.start()
+        assert until_seen(lambda seen: seen.down_since is None).trouble == ""
+        one.stop()

@@ -1,0 +1,148 @@
+"""What the engines write down under load is in order, and can be lived again."""
+
+import random
+import time
+from collections import Counter
+
+import pytest
+from support import PATIENCE, until
+from support.nights import handed_over
+
+import sqlsem
+from sqlsem.cli import nights
+from sqlsem.insight.audit import audit
+from sqlsem.insight.replay import Terms, replay
+
+#: So many seconds ago everything in these tests began, at the most.
+SINCE = 3600
+
+
+def night_of(coordinator, resource=None):
+    night = nights.Night(coordinator, resource, SINCE)
+    return night, list(night.past())
+
+
+def crowd(connect, threads, name, number=6, rounds=8):
+    """Everything at once: mutexes, weights, readers and writers, conversions, stages, groups, those who give up."""
+
+    def work(seed):
+        rng = random.Random(seed)
+        coordinator = connect()
+        for _ in range(rounds):
+            what = rng.choice(["mutex", "limit", "heavy", "read", "upgrade", "downgrade", "stage", "both", "hurry"])
+            pause = rng.uniform(0, 0.02)
+            if what == "mutex":
+                with coordinator.mutex(name("mutex"), timeout=PATIENCE):
+                    time.sleep(pause)
+            elif what in ("limit", "heavy"):
+                with coordinator.limit(name("limit"), 3, weight=1 if what == "limit" else 3, timeout=PATIENCE):
+                    time.sleep(pause)
+            elif what == "stage":
+                with coordinator.stage(name("stage"), rng.choice([100, 200]), timeout=PATIENCE):
+                    time.sleep(pause)
+            elif what == "both":
+                locks = [coordinator.limit(name("limit"), 3), coordinator.mutex(name("mutex"))]
+                with sqlsem.all_of(*locks, timeout=PATIENCE):
+                    time.sleep(pause)
+            elif what == "hurry":
+                lock = coordinator.mutex(name("mutex"))
+                if lock.acquire(timeout=0.01):
+                    lock.release()
+            elif what == "downgrade":
+                with coordinator.write(name("table"), timeout=PATIENCE) as grant:
+                    grant.downgrade()
+                    time.sleep(pause)
+            else:
+                with coordinator.read(name("table"), timeout=PATIENCE) as grant:
+                    time.sleep(pause)
+                    if what == "upgrade":
+                        try:
+                            grant.upgrade(timeout=PATIENCE)
+                        except sqlsem.Deadlock:
+                            continue
+                        time.sleep(pause)
+
+    for seed in range(number):
+        threads.start(work, seed)
+    threads.join()
+
+
+def test_what_happened_under_load_is_in_order(connect, threads, name):
+    crowd(connect, threads, name)
+    coordinator = connect()
+    until(lambda: not [one for one in coordinator.entries() if one.resource.startswith(name)], "all have left")
+    for resource in ("mutex", "limit", "table", "stage"):
+        night, past = night_of(coordinator, name(resource))
+        result = audit(past, night.entries)
+        assert result.ok, result.findings
+        assert result.finished == len(past)
+        assert result.grants == len({one.position for one in past if one.granted_at is not None})
+
+
+def test_what_is_held_and_waited_for_counts(connect, threads, name):
+    coordinator, other = connect(), connect()
+    with coordinator.mutex(name, timeout=PATIENCE):
+        threads.start(lambda: other.mutex(name, timeout=PATIENCE).__enter__())
+        until(lambda: len(coordinator.entries(name)) == 2, "the other one waits")
+        night, past = night_of(coordinator, name)
+        assert (len(night.entries), past) == (2, [])
+        assert audit(past, night.entries).ok
+        result = replay(past, night.entries)
+        assert (result.unfinished, result.everything.would.let_in) == (2, 1)
+    threads.join()
+    assert [one.state for one in coordinator.entries(name)] == ["holds"]
+    other.close()
+
+
+def test_pages_have_every_row_once(connect, name, monkeypatch):
+    monkeypatch.setattr(nights, "PAGE_ROWS", 7)
+    coordinator = connect()
+    for number in range(60):
+        with coordinator.read(name, note=str(number)) as grant:
+            if number % 5 == 0:
+                grant.upgrade()
+    _, past = night_of(coordinator, name)
+    assert len(past) == 72
+    assert Counter(one.note for one in past) == Counter([str(n) for n in range(60)] + [str(n) for n in range(0, 60, 5)])
+    ends = [one.ended_at for one in past]
+    assert ends == sorted(ends, reverse=True)
+    assert past == coordinator.history(name, most=1000) or len({one.ended_at for one in past}) < len(past)
+
+
+def test_a_history_that_is_pruned_while_it_is_read(connect, name, monkeypatch):
+    """What is gone is not waited for."""
+    monkeypatch.setattr(nights, "PAGE_ROWS", 5)
+    coordinator = connect()
+    for _ in range(20):
+        with coordinator.mutex(name):
+            pass
+    night = nights.Night(coordinator, name, SINCE)
+    pages = night.past()
+    first = next(pages)
+    assert first.resource == name
+    monkeypatch.setattr(coordinator, "history", lambda *_, **__: [])
+    assert len(list(pages)) == 4  # of the page that was read
+
+
+def test_the_night_again_is_nearly_the_night_that_was(connect, threads, name):
+    """But for the hand-overs, which take a moment each: nobody waits for longer, nor for less than without those."""
+
+    def work(seed):
+        rng = random.Random(seed)
+        coordinator = connect()
+        for _ in range(3):
+            with coordinator.limit(name, 2, weight=rng.choice([1, 1, 2]), timeout=PATIENCE):
+                time.sleep(rng.uniform(0.1, 0.2))
+
+    for seed in range(5):
+        threads.start(work, seed)
+    threads.join()
+    _, past = night_of(connect(), name)
+    both = replay(past).resources[name]
+    moments = handed_over(past) + 0.01
+    assert both.was.let_in == both.would.let_in == 15
+    assert -0.01 <= (both.was.end - both.would.end).total_seconds() <= moments
+    assert -0.01 <= both.was.wait_p99 - both.would.wait_p99 <= moments
+    assert -0.01 <= both.was.wait_total - both.would.wait_total <= moments * both.was.let_in
+    more = replay(past, terms=Terms(limits={name: 10})).resources[name].would
+    assert more.wait_total == pytest.approx(0)

@@ -1,0 +1,40 @@
+"""A dashboard of what `support.overviews` makes up, with and without a server; and a browser, where one is found."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import until
+from support.overviews import FakeLive, a_night
+
+from sqlsem.dashboard import guarding, server
+from sqlsem.dashboard.app import Dashboard
+
+
+@pytest.fixture
+def live() -> FakeLive:
+    return FakeLive(a_night())
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """``serve(live, …)`` serves a dashboard in a thread of this process; its URL."""
+    with contextlib.ExitStack() as ended:
+
+        def serve(live: Any, **options: Any) -> str:
+            dashboard = Dashboard(live, guarding.LOOPBACK, **options)
+            place = server.listen("127.0.0.1", 0)
+            running = server.Server(dashboard, lambda: None)
+            thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})
+            thread.start()
+            ended.callback(thread.join)
+            ended.callback(setattr, running, "should_exit", True)
+            until(lambda: running.started, "the server answers")
+            return f"http://127.0.0.1:{place.getsockname()[1]}"
+
+        serve.end = ended.close  # type: ignore[attr-defined]
+        yield serve

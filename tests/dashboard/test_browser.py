@@ -1,0 +1,288 @@
+"""The dashboard in a real browser without a window: no error on the console, keyboard, contrast, narrow, dark, long."""
+
+import dataclasses
+
+import pytest
+from support import browsers, until
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+
+from sqlsem.insight.board import VIEWS
+from sqlsem.insight.consequences import Action
+from sqlsem.live import Seen
+
+if browsers.lacks():
+    pytest.skip(f"needs {browsers.lacks()}", allow_module_level=True)
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+TOKEN = "correct-horse-battery-staple"
+SIZES = {"wide": {"width": 1400, "height": 900}, "narrow": {"width": 360, "height": 640}}
+PATIENCE = 30_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browsers.chromium())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """``open_page(url, …)``; at the end nothing must have gone wrong in any of them."""
+    opened, wrong = [], []
+
+    def open_page(url, *, size="wide", scheme="light", **options):
+        context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, **options)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+        page.on("console", lambda one: wrong.append(one.text) if one.type in ("error", "warning") else None)
+        page.on("pageerror", lambda one: wrong.append(str(one)))
+        page.on("dialog", lambda one: (wrong.append(f"dialog: {one.message}"), one.dismiss()))
+        opened.append(context)
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert wrong == []
+
+
+def live_of(rows):
+    return FakeLive(overview([entry(1, "holds"), *(entry(position) for position in range(2, rows + 1))]))
+
+
+def enter(page, url):
+    page.goto(f"{url}/login")
+    page.keyboard.type(TOKEN)  # the field has the focus
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
+
+
+def violations(page):
+    found = Axe().run(page)
+    return [
+        (one["id"], node["target"], node.get("failureSummary"))
+        for one in found.response["violations"]
+        for node in one["nodes"]
+    ]
+
+
+def pages_of(url):
+    """All there is to see."""
+    return [
+        *(f"{url}/?view={view}" for view in VIEWS),
+        *(f"{url}/?q=nothing+has+this", f"{url}/?sort=seconds&q=db1", f"{url}/row?key=p4", f"{url}/row?key=retl"),
+        *(f"{url}/row?view=tasks&key=qnightly", f"{url}/ask?kind=release&position=1", f"{url}/login"),
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_anybody_can_read_it(live, serve, open_page, size, scheme):
+    """axe: contrast, names of controls, structure of tables; and nothing sticks out of a narrow window."""
+    url = serve(live, token=TOKEN, allow_changes=True)
+    page = open_page(url, size=size, scheme=scheme)
+    enter(page, url)
+    for address in pages_of(url):
+        page.goto(address)
+        assert violations(page) == [], address
+        wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wider <= 0, address
+    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused"))
+    page.goto(url)
+    expect(page.locator("#board .outage")).to_contain_text("connection refused")
+    assert violations(page) == []
+
+
+def test_dark_is_dark(live, serve, open_page):
+    url = serve(live)
+    grounds = {}
+    for scheme in ("light", "dark"):
+        page = open_page(url, scheme=scheme)
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        grounds[scheme] = sum(int(one) for one in colour.strip("rgb()").split(","))
+    assert grounds["dark"] < 200 < 600 < grounds["light"]
+
+
+def test_it_follows_what_happens(live, serve, open_page):
+    page = open_page(serve(live))
+    expect(page.locator("#p4")).to_be_visible()
+    live.see(Seen(overview([entry(70, "holds", note="new")]), NOW))
+    expect(page.locator("#p70")).to_be_visible()
+    expect(page.locator("#p4")).to_have_count(0)
+    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused"))
+    expect(page.locator("#board .outage")).to_contain_text("Nothing has been seen of the database since")
+    expect(page.locator("#p70")).to_be_visible()
+    live.see(Seen(a_night(), NOW))
+    expect(page.locator("#p4")).to_be_visible()
+    expect(page.locator("#board .outage")).to_have_count(0)
+
+
+def test_by_keyboard_alone(live, serve, open_page):
+    url = serve(live, token=TOKEN, allow_changes=True)
+    page = open_page(url)
+    enter(page, url)
+    page.keyboard.press("3")
+    expect(page).to_have_title("Members - sqlsem")
+    page.keyboard.press("1")
+    expect(page).to_have_title("Queues - sqlsem")
+    page.keyboard.press("/")
+    expect(page.locator("#q")).to_be_focused()
+    page.keyboard.type("db2")
+    expect(page.locator("#board a.row")).to_have_count(2)
+    assert "q=db2" in page.url
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#p5")).to_be_focused()
+    # The focus stays where it is when something happens.
+    before = page.locator("#board").element_handle()
+    live.see(Seen(overview([entry(5, host="db2"), entry(6, host="db2")]), NOW, rights=live.seen.rights))
+    expect(page.locator("#p6")).to_be_visible()
+    assert not before.evaluate("one => one.isConnected"), "it was replaced"
+    expect(page.locator("#p5")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="What can be done")).to_be_visible()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent").startswith("Release the request"):
+            break
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Release 5 of 'etl' (db2:805)?")).to_be_visible()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Yes, do it":
+            break
+    assert live.done == []
+    page.keyboard.press("Enter")
+    expect(page.locator(".said")).to_have_text("done: sqlsem release 5")
+    assert live.done == [Action("release", resource="etl", position=5)]
+    assert page.url == f"{url}/?view=queues&q=db2"
+
+
+def test_each_thing_that_has_the_focus_is_seen(live, serve, open_page):
+    page = open_page(serve(live))
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+        assert float(width.removesuffix("px")) >= 2
+
+
+def test_frozen_it_shows_nothing_new(live, serve, open_page):
+    page = open_page(serve(live))
+    page.get_by_role("button", name="Freeze").click()
+    live.see(Seen(overview([entry(70, "holds")]), NOW))
+    other = open_page(page.url)
+    expect(other.locator("#p70")).to_be_visible()
+    expect(page.locator("#p4")).to_be_visible()
+    page.get_by_role("button", name="Freeze").click()
+    expect(page.locator("#p70")).to_be_visible()
+
+
+def test_a_thousand_rows(serve, open_page):
+    live = live_of(1000)
+    page = open_page(serve(live))
+    expect(page.locator("#p1000")).to_be_attached()
+    page.locator("#p1000").focus()
+    took = page.evaluate(
+        """async () => {
+            const text = await (await fetch(location.href)).text();
+            const began = performance.now();
+            const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("board");
+            document.getElementById("board").replaceWith(document.adoptNode(fresh));
+            fresh.getBoundingClientRect();
+            return performance.now() - began;
+        }"""
+    )
+    assert took < 1500, "ms, to show all of them anew; there is a look every two seconds"
+    live.see(Seen(overview([*live.seen.overview.entries, entry(1001)]), NOW))
+    expect(page.locator("#p1001")).to_be_attached()
+    page.fill("#q", "db1:1800")
+    expect(page.locator("#board a.row")).to_have_count(2)
+
+
+@pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, '"><img src=x onerror=alert(1)>', "a</script><script>alert(2)"])
+def test_names_with_markup_do_nothing(serve, open_page, name):
+    entries = [entry(1, "holds", name, host=name, note=name, program=name), entry(2, "waits", name, limit=1)]
+    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+    url = serve(live, token=TOKEN, allow_changes=True)
+    page = open_page(url)
+    enter(page, url)
+    page.locator("#p1").click()
+    page.get_by_role("button", name="Resume the resource").click()
+    expect(page.get_by_role("heading")).to_have_count(2)
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.locator(".said")).to_be_visible()
+    live.see(Seen(overview(entries), NOW))
+    expect(page.locator("#board")).not_to_contain_text("PAUSED")
+    # A browser ends lines in fields in its own way; all else comes back as it was.
+    assert [action.resource for action in live.done] == [name]
+    for one in page.context.pages:
+        assert one.locator("img").count() == 0
+
+
+def test_what_stands_in_the_page_is_not_run(live, serve, browser):
+    """The policy holds for what an attacker would have got into a page all the same."""
+    page = browser.new_context().new_page()
+    page.goto(serve(live))
+    blocked = page.evaluate(
+        """() => new Promise((resolve) => {
+            document.addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+            const script = document.createElement("script");
+            script.textContent = "window.stolen = true";
+            document.body.append(script);
+            setTimeout(() => resolve(null), 5000);
+        })"""
+    )
+    assert blocked == "script-src-elem"
+    assert page.evaluate("window.stolen") is None
+    page.context.close()
+
+
+def test_it_says_when_the_dashboard_itself_is_gone(live, serve, browser):
+    page = browser.new_context().new_page()
+    page.goto(serve(live))
+    expect(page.locator("#p4")).to_be_visible()
+    serve.end()
+    expect(page.locator("#silence")).to_contain_text("The dashboard has not answered since")
+    expect(page.locator("#p4")).to_be_visible()
+    page.context.close()
+
+
+def test_another_site_cannot_change_anything(live, serve, open_page, browser):
+    """With the cookie of a session in the browser, a page of another origin sends the form."""
+    url = serve(live, token=TOKEN, allow_changes=True)
+    page = open_page(url)
+    enter(page, url)
+    evil = page.context.new_page()
+    evil.route(
+        "http://evil.example/",
+        lambda route: route.fulfill(
+            content_type="text/html",
+            body=f"""<form method="post" action="{url}/do"><input name="kind" value="pause">
+            <input name="resource" value="etl"><button>Win</button></form>""",
+        ),
+    )
+    evil.goto("http://evil.example/")
+    evil.get_by_role("button").click()
+    expect(evil.locator("main")).to_contain_text("nothing was changed")
+    assert live.done == []
+
+
+def test_without_scripts_it_works_too(live, serve, open_page):
+    url = serve(live, token=TOKEN, allow_changes=True)
+    page = open_page(url, java_script_enabled=False)
+    enter(page, url)
+    page.fill("#q", "db2")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#board a.row")).to_have_count(2)
+    page.locator("#p5").click()
+    page.get_by_role("button", name="Pause the resource").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.locator(".said")).to_contain_text("sqlsem pause etl")
+    until(lambda: len(live.done) == 1, "it is done")

@@ -1,0 +1,568 @@
+"""``sqlsem dashboard``: the pages, what is done from them, and who is refused."""
+
+import dataclasses
+import re
+import threading
+import time
+from html.parser import HTMLParser
+
+import pytest
+from starlette.testclient import TestClient
+from support import until
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+
+import sqlsem
+from sqlsem.dashboard import guarding
+from sqlsem.dashboard.app import Dashboard
+from sqlsem.dashboard.feed import Feed
+from sqlsem.insight.board import VIEWS
+from sqlsem.insight.consequences import Action
+from sqlsem.live import Seen
+
+try:
+    import httpx2 as httpx
+except ImportError:  # on Python 3.10
+    import httpx
+
+TOKEN = "correct-horse-battery-staple"
+HOME = "http://127.0.0.1:8765"
+
+
+def client_of(live, *, changes=True, token=TOKEN, **options):
+    dashboard = Dashboard(live, guarding.LOOPBACK, token, allow_changes=changes, **options)
+    client = TestClient(dashboard.app, base_url=HOME, follow_redirects=False)
+    client.headers["origin"] = HOME
+    return client
+
+
+@pytest.fixture
+def client(live):
+    return client_of(live)
+
+
+def enter(client, token=TOKEN):
+    return client.post("/login", data={"token": token})
+
+
+def word(client):
+    """What the forms of this session carry."""
+    return re.search(r'name="word" value="([0-9a-f]+)"', client.get("/").text)[1]
+
+
+def do(client, **fields):
+    return client.post("/do", data={"word": word(client), **fields})
+
+
+class Text(HTMLParser):
+    """The text of a page, and its elements."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.words, self.tags, self.attributes = [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.extend((tag, name, value) for name, value in attrs)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def __str__(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def text(answer):
+    return str(Text(answer.text))
+
+
+# -- what is shown
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view(client, view):
+    answer = client.get("/", params={"view": view})
+    assert answer.status_code == 200
+    told = text(answer)
+    assert "PostgreSQL database dwh on db.example:5432" in told
+    assert "3 resources, 5 in, 3 waiting" in told
+    for column in VIEWS[view].columns:
+        if (view, column.key) != ("queues", "resource"):
+            assert column.head in told
+
+
+def test_queues_below_their_resources(client):
+    told = text(client.get("/"))
+    assert "report 1 in, 1 waiting PAUSED by ann" in told
+    assert "4 waits 16m00s limit 3 db1:804" in told
+
+
+def test_sorted_and_filtered(client):
+    told = text(client.get("/?sort=seconds&q=db2"))
+    assert "1 of 9 rows have “db2” in them." in told
+    page = Text(client.get("/?sort=seconds").text)
+    assert ("th", "aria-sort", "descending") in page.attributes
+    assert "No row has these words in it." in text(client.get("/?q=zzz"))
+    assert text(client.get("/?view=nonsense&sort=nonsense")) == text(client.get("/"))
+
+
+def test_links_keep_what_is_asked_for(client):
+    page = Text(client.get("/?view=queues&sort=seconds&q=db1 x%26y").text)
+    links = [value for tag, name, value in page.attributes if (tag, name) == ("a", "href") and "view=" in value]
+    assert links
+    assert all("q=db1+x%26y" in one for one in links)
+
+
+def test_a_row_by_itself(client):
+    told = text(client.get("/row?view=queues&key=p4"))
+    assert "4 waits etl for 16m00s: limit 3, db1:804, load.py" in told
+    assert "Note: customers" in told
+    assert "Release the request" in told
+    gone = client.get("/row?view=queues&key=p99")
+    assert gone.status_code == 404
+    assert "That row is gone." in text(gone)
+
+
+def test_thousands_of_rows():
+    client = client_of(FakeLive(overview(entry(position) for position in range(1, 2501))))
+    page = client.get("/")
+    assert page.text.count("<tr class=") == 2000
+    assert "There are 501 more rows; filter to see them." in text(page)
+    assert "2500 waits" in text(client.get("/?q=db1:3300"))
+
+
+@pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, '"><img src=x onerror=alert(1)>', "'; alert(1)//", "{{ 7*7 }}"])
+def test_names_that_would_be_markup(name):
+    entries = [
+        entry(1, "holds", name, host=name, note=name, program=name, owner=name, requesting_id=name),
+        entry(2, "waits", name, limit=1),
+    ]
+    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+    live.where = f"database {name}"
+    client = client_of(live)
+    enter(client)
+    asked = {"kind": "release", "position": 1}
+    live.failure = sqlsem.NotHeld(name)
+    pages = [
+        *(client.get("/", params={"view": view, "q": ""}) for view in VIEWS),
+        *(
+            client.get("/", params={"q": name}),
+            client.get("/row?key=p1"),
+            client.get("/row", params={"key": f"r{name}"}),
+        ),
+        *(client.get("/ask", params=asked), client.get("/ask", params={"kind": "resume", "resource": name})),
+        do(client, **asked),
+    ]
+    own = set(Text(client_of(FakeLive(a_night())).get("/").text).tags) | {"h3", "dl", "dt", "dd", "code", "input"}
+    for page in pages:
+        found = Text(page.text)
+        assert set(found.tags) - {"script"} <= own | {"h2"}
+        assert [value for tag, name, value in found.attributes if tag == "script" and name == "src"] in (
+            ["/static/dashboard.js"],
+            [],
+        )
+        assert not [name for _, name, _ in found.attributes if name.startswith("on") or name == "style"]
+        assert str(found).isprintable()
+        # What is sent back has to be the name itself; nobody sees it.
+        assert all(
+            value.isprintable() for tag, name, value in found.attributes if value and (tag, name) != ("input", "value")
+        )
+        assert "49" not in str(found).split()
+    assert "\\x1b" in pages[0].text or name != ANSI
+    assert "\\u202e" in pages[0].text or name != BIDI
+
+
+def test_before_anything_was_seen():
+    client = client_of(FakeLive(Seen(down_since=NOW, trouble="Cannot reach it")))
+    told = text(client.get("/"))
+    assert "Nothing has been seen of the database since 03:12:05; it is looked for every 2 s. Cannot reach it" in told
+    assert "Nothing has been seen yet." in told
+    assert client.get("/row?key=p1").status_code == 404
+    enter(client)
+    assert client.get("/ask?kind=pause&resource=etl").status_code == 503
+
+
+def test_an_outage_is_told_and_what_was_seen_last_is_shown(live, client):
+    live.seen = dataclasses.replace(live.seen, down_since=NOW, trouble="connection refused")
+    told = text(client.get("/"))
+    assert "What you see is of 03:12:05. connection refused" in told
+    assert "db1:801" in told
+
+
+def test_what_is_not_there(client):
+    for path, status in (("/nothing", 404), ("/static/nothing", 404), ("/static/../app.py", 404), ("/do", 405)):
+        answer = client.get(path)
+        assert answer.status_code == status
+        assert "content-security-policy" in answer.headers
+
+
+def test_a_fault_of_ours_is_a_page_too(live):
+    class Broken(FakeLive):
+        def refusal(self, action):
+            raise ZeroDivisionError
+
+    broken = client_of(Broken(a_night()))
+    client = TestClient(broken.app, base_url=HOME, raise_server_exceptions=False)
+    answer = client.get("/ask?kind=pause&resource=etl")
+    assert answer.status_code == 500
+    assert "This is a fault of sqlsem's (ZeroDivisionError)" in text(answer)
+
+
+# -- changing
+
+CHANGES = {
+    "pause": ({"kind": "pause", "resource": "etl"}, "Pause 'etl'?", Action("pause", resource="etl")),
+    "resume": ({"kind": "resume", "resource": "report"}, "Resume 'report'?", Action("resume", resource="report")),
+    "cap": ({"kind": "cap", "resource": "etl", "cap": "5"}, "Cap 'etl' at 5?", Action("cap", resource="etl", cap=5)),
+    "uncap": ({"kind": "uncap", "resource": "spare"}, "Lift the cap of 'spare'", Action("uncap", resource="spare")),
+    "release": ({"kind": "release", "position": "1"}, "Release 1 of 'etl'", Action("release", position=1)),
+    "take": ({"kind": "take", "position": "1"}, "Take away at once 1", Action("take", position=1)),
+    "retry": ({"kind": "retry", "task_id": "17"}, "Retry task 17?", Action("retry", task_id=17)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_asked_with_its_consequence_and_then_done(live, client, name):
+    fields, question, action = CHANGES[name]
+    before = client.get("/ask", params=fields)
+    assert question in text(before)
+    assert "Yes, do it" not in text(before), "the token has not been shown"
+    assert enter(client).status_code == 303
+    asked = client.get("/ask", params=fields)
+    assert question in text(asked)
+    assert f"The same as: {action.command}" in text(asked)
+    assert live.done == []
+    answer = do(client, **fields, view="queues", q="db1")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/?view=queues&q=db1")
+    assert live.done == [action]
+    assert f"done: {action.command}" in text(client.get("/"))
+    assert "done:" not in text(client.get("/")), "it is said once"
+
+
+def test_what_cannot_be_done_has_no_button(client):
+    enter(client)
+    told = text(client.get("/ask?kind=release&position=99"))
+    assert "Position 99 is gone already" in told
+    assert "Yes, do it" not in told
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"kind": "drop", "resource": "etl"},
+        {"kind": "pause"},
+        {"kind": "cap", "resource": "etl"},
+        *(
+            {"kind": "cap", "resource": "etl", "cap": cap}
+            for cap in ("0", "-1", "x", "1e3", "9" * 30, "2147483648", "²")
+        ),
+        {"kind": "release", "position": "1; DROP TABLE"},
+        {"kind": "retry"},
+    ],
+)
+def test_nonsense_is_refused(live, client, fields):
+    enter(client)
+    assert client.get("/ask", params=fields).status_code == 400
+    assert do(client, **fields).status_code == 400
+    assert live.done == []
+
+
+def test_what_fails_is_told(live, client):
+    enter(client)
+    live.failure = sqlsem.NotHeld("There is no row at position 1")
+    answer = do(client, kind="release", position="1")
+    assert answer.status_code == 409
+    assert "There is no row at position 1" in text(answer)
+
+
+def test_a_reader_is_told_beforehand():
+    client = client_of(FakeLive(a_night(), rights=()))
+    enter(client)
+    answer = client.get("/ask?kind=pause&resource=etl")
+    assert answer.status_code == 403
+    assert "This login may look, and no more" in text(answer)
+
+
+def test_without_leave_to_change_nothing_is_offered_or_done(live):
+    client = client_of(live, changes=False, token=None)
+    assert "read-only" in text(client.get("/"))
+    assert "What can be done" not in text(client.get("/row?key=p4"))
+    assert client.get("/ask?kind=pause&resource=etl").status_code == 403
+    assert client.post("/do", data={"kind": "pause", "resource": "etl"}).status_code == 403
+    assert client.get("/login").status_code == 403
+    assert live.done == []
+
+
+def test_private_without_leave_to_change(live):
+    client = client_of(live, changes=False, private=True)
+    assert enter(client).status_code == 303
+    assert "db1:801" in text(client.get("/"))
+    assert do(client, kind="pause", resource="etl").status_code == 403
+    assert live.done == []
+
+
+# -- who is refused
+
+
+def refused(live, client, **request):
+    """A change that is fine but for what ``request`` makes of it."""
+    enter(client)
+    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
+    headers = request.pop("headers", {})
+    if request.pop("without_cookie", False):
+        client.cookies.clear()
+    answer = client.post("/do", data={**fields, **request}, headers=headers)
+    assert live.done == []
+    return answer.status_code
+
+
+def test_a_change_without_a_token_or_with_a_wrong_one(live, client):
+    assert client.post("/do", data={"kind": "pause", "resource": "etl"}).status_code == 403
+    for wrong in ("", "wrong", TOKEN[:-1], f"{TOKEN}x", "ä", "\x00"):
+        answer = enter(client, wrong)
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+        assert wrong == "" or wrong not in answer.text
+    assert client.post("/do", data={"kind": "pause", "resource": "etl", "word": "0" * 64}).status_code == 403
+    assert live.done == []
+
+
+def test_a_change_without_its_cookie_or_word(live):
+    assert refused(live, client_of(live), without_cookie=True) == 403
+    assert refused(live, client_of(live), word="") == 403
+    assert refused(live, client_of(live), word="0" * 64) == 403
+    assert refused(live, client_of(live), word="ä") == 403
+    # Of another session.
+    other = client_of(live)
+    enter(other)
+    assert refused(live, client_of(live), word=word(other)) == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://127.0.0.1:8765.evil.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"content-type": "text/plain"},
+        {"content-type": "application/json"},
+        {"content-type": "multipart/form-data; boundary=x"},
+    ],
+)
+def test_a_change_from_another_origin(live, headers):
+    assert refused(live, client_of(live), headers=headers) in (400, 403)
+
+
+def test_a_change_that_does_not_say_where_it_comes_from(live):
+    client = client_of(live)
+    enter(client)
+    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
+    del client.headers["origin"]
+    assert client.post("/do", data=fields).status_code == 403
+    assert client.post("/login", data={"token": TOKEN}).status_code == 403
+    assert live.done == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8765", "127.0.0.1.evil.example", "localhost.evil.example:8765", "", "["),
+        *("127.0.0.1:x", "user@127.0.0.1", "127.0.0.1/x", "127.0.0.2", "0.0.0.0:8765"),
+    ],
+)
+def test_dns_rebinding(live, client, host):
+    """A name of somebody else's that was made to lead here."""
+    for path in ("/", "/events", "/row?key=p4", "/static/dashboard.js", "/login"):
+        answer = client.get(path, headers={"host": host})
+        assert answer.status_code == 421, path
+        assert "db1" not in answer.text
+    assert client.post("/do", headers={"host": host, "origin": f"http://{host}"}).status_code == 421
+    assert live.done == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:8765"])
+def test_names_of_ours(client, host):
+    assert client.get("/", headers={"host": host}).status_code == 200
+
+
+def test_two_hosts_at_once(client):
+    answer = client.get("/", headers=[("host", "127.0.0.1:8765"), ("host", "evil.example")])
+    assert answer.status_code == 421
+
+
+def test_other_sites_may_not_listen(client):
+    for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}):
+        assert client.get("/events", headers=headers).status_code == 403
+
+
+def test_private_nothing_is_shown_without_the_token(live):
+    client = client_of(live, private=True)
+    for path in ("/", "/events", "/row?key=p4", "/ask?kind=pause&resource=etl"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        assert "db1" not in answer.text
+    assert "before anything is shown" in text(client.get("/login"))
+    enter(client)
+    assert "db1:801" in text(client.get("/"))
+
+
+def test_what_browsers_are_told(client):
+    for path in ("/", "/login", "/static/dashboard.js", "/static/dashboard.css", "/nothing"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "*" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert headers["referrer-policy"] == "same-origin"
+
+
+def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(client):
+    cookie = enter(client).headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "path=/" in cookie
+    assert TOKEN not in cookie
+    assert "secure" not in cookie
+    behind = client.post("/login", data={"token": TOKEN}, headers={"origin": HOME.replace("http", "https")})
+    assert "secure" in behind.headers["set-cookie"].lower()
+
+
+def test_forgetting_the_token(live, client):
+    enter(client)
+    mine = word(client)
+    cookie = client.cookies[guarding.COOKIE]
+    assert client.post("/logout", data={"word": "0"}).status_code == 303
+    client.cookies.set(guarding.COOKIE, cookie)
+    assert client.post("/logout", data={"word": mine}).status_code == 303
+    client.cookies.set(guarding.COOKIE, cookie, domain="127.0.0.1")
+    assert client.post("/do", data={"kind": "pause", "resource": "etl", "word": mine}).status_code == 403
+    assert live.done == []
+
+
+def test_wrong_tokens_are_slowed_down(client):
+    for _ in range(guarding.MOST_FAILURES):
+        assert enter(client, "wrong").status_code == 403
+    answer = enter(client)
+    assert answer.status_code == 429
+    assert "Too many wrong ones" in text(answer)
+    assert enter(client).status_code == 429
+
+
+def test_a_session_ends(live, client, monkeypatch):
+    enter(client)
+    fields = {"kind": "pause", "resource": "etl", "word": word(client)}
+    now = time.monotonic() + guarding.SESSION_SECONDS + 1
+    monkeypatch.setattr(guarding.time, "monotonic", lambda: now)
+    assert client.post("/do", data=fields).status_code == 403
+    assert live.done == []
+
+
+def test_there_are_only_so_many_sessions():
+    doors = guarding.Doors(TOKEN)
+    names = [doors.enter(TOKEN) for _ in range(guarding.MOST_SESSIONS + 5)]
+    assert len(set(names)) == len(names)
+    assert len(doors._sessions) == guarding.MOST_SESSIONS
+
+
+@pytest.mark.parametrize("token", ["short", "ä" * 20, ""])
+def test_tokens_that_could_be_guessed_are_refused(token):
+    with pytest.raises(sqlsem.ConfigurationError, match="at least 16") as caught:
+        guarding.Doors(token)
+    assert not token or token not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"x" * 20_000, b"\xff\xfe", b"&".join(b"a=1" for _ in range(100))])
+def test_forms_that_are_none(live, client, body):
+    enter(client)
+    answer = client.post("/do", content=body, headers={"content-type": "application/x-www-form-urlencoded"})
+    assert answer.status_code == 400
+    assert live.done == []
+
+
+# -- a real server
+
+
+def events(url, path="/events", **options):
+    """Server-sent events, one after the other."""
+    with httpx.Client(timeout=30) as client, client.stream("GET", url + path, **options) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        block = []
+        for line in answer.iter_lines():
+            if line:
+                block.append(line)
+            elif block:
+                yield "\n".join(one.removeprefix("data: ") for one in block if one.startswith("data: "))
+                block = []
+
+
+def test_what_is_seen_is_sent_at_once(live, serve):
+    url = serve(live)
+    stream = events(url, "/events?view=queues&q=db1")
+    assert "db1:801" in next(stream)
+    live.see(Seen(overview([entry(7, "holds")]), NOW))
+    assert "db1:807" in next(stream)
+    live.see(dataclasses.replace(live.seen, down_since=NOW, trouble="gone"))
+    told = next(stream)
+    assert "Nothing has been seen of the database since 03:12:05" in str(Text(told))
+    assert "db1:807" in told
+    live.see(Seen(a_night(), NOW))
+    assert "Nothing has been seen" not in next(stream)
+    stream.close()
+
+
+def test_many_who_see_the_same_have_it_drawn_once(live, serve, monkeypatch):
+    drawn = []
+    from sqlsem.dashboard.pages import Pages
+
+    original = Pages.board
+    monkeypatch.setattr(Pages, "board", lambda *arguments: drawn.append(1) or original(*arguments))
+    url = serve(live)
+    streams = [events(url) for _ in range(5)]
+    for stream in streams:
+        next(stream)
+    assert len(drawn) == 1
+    for stream in streams:
+        stream.close()
+
+
+def test_only_so_many_streams(live, serve, monkeypatch):
+    from sqlsem.dashboard import app
+
+    monkeypatch.setattr(app, "MOST_STREAMS", 1)
+    url = serve(live)
+    stream = events(url)
+    next(stream)
+    assert httpx.get(f"{url}/events").status_code == 503
+    stream.close()
+    until(lambda: _first_status(f"{url}/events") == 200, "its place is free")
+
+
+def _first_status(url):
+    with httpx.stream("GET", url, timeout=30) as answer:
+        return answer.status_code
+
+
+def test_the_server_ends_while_pages_are_open(live, serve, monkeypatch):
+    ended = []
+    original = Feed.stop
+    monkeypatch.setattr(Feed, "stop", lambda self: ended.append(1) or original(self))
+    url = serve(live)
+    stream = events(url)
+    next(stream)
+    threads = [one for one in threading.enumerate() if one.name.startswith("Thread-")]
+    assert threads
+    rest = []
+    reader = threading.Thread(target=lambda: rest.extend(stream))
+    reader.start()
+    serve.end()
+    reader.join(20)
+    assert not reader.is_alive(), "the stream ends"
+    assert ended

@@ -1,0 +1,171 @@
+"""Histories that were never lived: made by a small and slow model of the rule, and looked at in the same plain way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+
+from sqlsem.model import Entry, Past, Request
+
+START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def seconds(moment: datetime) -> float:
+    return (moment - START).total_seconds()
+
+
+def past(
+    resource: str,
+    position: int,
+    asked: float,
+    granted: float | None,
+    ended: float,
+    access: str = "write",
+    limit: int | None = 1,
+    weight: int = 1,
+    outcome: str = "released",
+    **more,
+) -> Past:
+    return Past(
+        resource=resource,
+        position=position,
+        access=access,
+        weight=weight,
+        requesting_id=more.pop("requesting_id", f"r{position}"),
+        owner=None,
+        note=more.pop("note", None),
+        requested_at=at(asked),
+        granted_at=None if granted is None else at(granted),
+        ended_at=at(ended),
+        waited=(ended if granted is None else granted) - asked,
+        held=None if granted is None else ended - granted,
+        outcome=outcome,
+        limit=limit,
+        **{"host": "h", "pid": position, "login": "l", **more},
+    )
+
+
+def entry(resource: str, position: int, asked: float, granted: float | None, now: float, **more) -> Entry:
+    known = {field.name: None for field in dataclasses.fields(Entry)}
+    known |= {
+        **{"resource": resource, "position": position, "requested_at": at(asked), "access": "write", "limit": 1},
+        **{"weight": 1, "requesting_id": f"r{position}", "member_id": 1, "host": "h", "pid": position},
+        **{"granted_at": None if granted is None else at(granted), "state": "waits" if granted is None else "holds"},
+        "seconds": now - (asked if granted is None else granted),
+    }
+    return Entry(**(known | more))
+
+
+@dataclass
+class Ask:
+    """One request of a made-up night: when, of what, for how long; and how long it is ready to wait."""
+
+    at: int
+    resource: str
+    access: str
+    limit: int | None
+    weight: int
+    hold: int
+    patience: int | None = None
+
+
+def lived(asks: Sequence[Ask]) -> list[Past]:
+    """What the rule makes of them: second after second, and everybody is looked at each time. Newest end first."""
+    asks = sorted(asks, key=lambda one: one.at)
+    requests = [Request(one.resource, one.access, one.limit, one.weight) for one in asks]
+    granted: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    now = 0
+    while len(ended) < len(asks):
+        for number, one in enumerate(asks):
+            if number in granted and granted[number] + one.hold <= now:
+                ended.setdefault(number, now)
+        # Who is let in may be gone at once, and let others in by that.
+        again = True
+        while again:
+            again = False
+            for number, one in enumerate(asks):
+                if number in granted or number in ended or one.at > now:
+                    continue
+                ahead = [
+                    requests[other]
+                    for other in range(number)
+                    if other not in ended and asks[other].resource == one.resource
+                ]
+                if requests[number].fits(ahead, None):
+                    granted[number] = now
+                    if not one.hold:
+                        ended[number] = now
+                        again = True
+                elif one.patience is not None and one.at + one.patience <= now:
+                    ended[number] = now
+                    again = True
+        now += 1
+    found = [
+        past(
+            one.resource,
+            number + 1,
+            one.at,
+            granted.get(number),
+            ended[number],
+            one.access,
+            one.limit,
+            one.weight,
+            "released" if number in granted else "timeout",
+        )
+        for number, one in enumerate(asks)
+    ]
+    return newest_first(found)
+
+
+def newest_first(rows: Iterable[Past]) -> list[Past]:
+    """What ended at the same time stays as it was."""
+    return sorted(rows, key=lambda one: one.ended_at, reverse=True)
+
+
+def broken(rows: Sequence[Past]) -> set[int]:
+    """The positions that were let in though they did not fit with the rows ahead that had not ended."""
+    found = set()
+    for one in rows:
+        if one.granted_at is None:
+            continue
+        ahead = [
+            Request(other.resource, other.access, other.limit, other.weight)
+            for other in rows
+            if other.resource == one.resource and other.position < one.position and other.ended_at > one.granted_at
+        ]
+        if not Request(one.resource, one.access, one.limit, one.weight).fits(ahead, None):
+            found.add(one.position)
+    return found
+
+
+def handed_over(rows: Sequence[Past]) -> float:
+    """Seconds that all hand-overs took together: from when there was room for somebody until he was let in."""
+    found = 0.0
+    for one in rows:
+        if one.granted_at is None:
+            continue
+        ahead = [other for other in rows if other.resource == one.resource and other.position < one.position]
+        for moment in sorted([one.requested_at, *(other.ended_at for other in ahead)]):
+            there = [
+                Request(other.resource, other.access, other.limit, other.weight)
+                for other in ahead
+                if other.ended_at > moment
+            ]
+            if moment >= one.requested_at and Request(one.resource, one.access, one.limit, one.weight).fits(
+                there, None
+            ):
+                found += max(0.0, (one.granted_at - moment).total_seconds())
+                break
+    return found
+
+
+def moved(row: Past, **times: float) -> Past:
+    """The same at other times."""
+    return replace(row, **{name: at(value) for name, value in times.items()})

@@ -1,0 +1,123 @@
+"""What is seen of a database, made up: for the tests of what shows it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from sqlsem.insight.consequences import Action
+from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
+from sqlsem.insight.reasons import reasons
+from sqlsem.live import Seen
+from sqlsem.model import Entry, PartEntry, QueueCounts, Resource, RoundEntry
+
+#: The database's clock.
+NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
+#: Names as nobody should choose them: markup, ANSI, bidirectional overrides.
+MARKUP = "<script>alert(1)</script>"
+ANSI = "\x1b[2Jred\x1b[31m"
+BIDI = "etl\u202egnp.exe"
+
+
+def entry(position: int, state: str = "waits", resource: str = "etl", **others: Any) -> Entry:
+    """A request; it holds or waits for ten seconds for each position before 100."""
+    seconds = float(max(1, 100 - position) * 10)
+    at = NOW - timedelta(seconds=seconds)
+    values: dict[str, Any] = {
+        **{"access": "write", "limit": 3, "weight": 1, "requesting_id": f"db1:{800 + position}:1:aa"},
+        **{"member_id": position, "owner": "MainThread", "host": "db1", "pid": 800 + position, "program": "load.py"},
+        **{"note": None, "requested_at": at, "granted_at": None if state == "waits" else at, "seconds": seconds},
+        **{"missing_for": None, "grace": 5.0},
+    }
+    return Entry(resource=resource, position=position, state=state, **{**values, **others})
+
+
+def resource(name: str = "etl", **others: Any) -> Resource:
+    """What is set for a resource: nothing."""
+    values = {"cap": None, "paused": False, "stale_after": None, "holding": 0, "waiting": 0}
+    return Resource(name, **{**values, **others})
+
+
+def overview(entries: Iterable[Entry] = (), resources: Iterable[Resource] = (), **others: Any) -> Overview:
+    """With a resource for each name that occurs."""
+    found = {one.resource: one for one in resources}
+    listed = sorted(entries, key=lambda one: (one.resource, one.position))
+    for one in listed:
+        found.setdefault(one.resource, resource(one.resource))
+    values: dict[str, Any] = {"members": [], "queues": [], "rounds": [], "holds": {}}
+    return Overview(NOW, [found[name] for name in sorted(found)], listed, **{**values, **others})
+
+
+def a_night() -> Overview:
+    """A bit of everything."""
+    entries = [
+        *(entry(position, "holds", note="orders") for position in (1, 2, 3)),
+        *(entry(4, note="customers"), entry(5, host="db2", pid=77, program="nightly.sh")),
+        entry(6, "holds", "report", limit=1, missing_for=2.0, program="report.py"),
+        entry(7, "waits", "report", access="read", limit=None),
+        *(entry(8, "dead", "archive", limit=1), entry(9, "revoked", "archive", limit=1, pid=4711)),
+    ]
+    resources = [
+        resource("report", paused=True, paused_at=NOW, paused_by="ann"),
+        resource("spare", cap=2, cap_by="bob"),
+    ]
+    members = [
+        MemberEntry(1, "db1", 801, "load.py", "etl", NOW - timedelta(hours=2), "beacon", None, 5.0, None, 1, 0),
+        MemberEntry(6, "db1", 806, "report.py", "etl", NOW - timedelta(hours=1), "beacon", 2.0, 5.0, 3.0, 1, 0),
+        MemberEntry(9, "web", None, None, "app", NOW - timedelta(minutes=5), "lease", None, 30.0, 21.0, 1, 0),
+    ]
+    queues = [
+        QueueCounts("nightly", 12, 2, 30, 1, 0, 0, 754.0, 4.2, 17),
+        QueueCounts("mail", 0, 0, 4000, 0, 2, 1, None, 61.0, None),
+    ]
+    parts = (
+        PartEntry("north", "succeeded", False, 1, 1, None, "db1", 801, NOW, NOW, 60.0, None, None),
+        PartEntry("south", "failed", False, 1, 1, None, "db1", 801, NOW, NOW, 61.0, "disk full", None),
+    )
+    rounds = [
+        RoundEntry(31, "close", "open", 3600.0, NOW, None, 300.0, "pending", "sql", "SELECT 1", 0, *[None] * 5, parts)
+    ]
+    holds = {"etl": HoldTimes(tuple(Hold(60.0 * number, float(number), None, None) for number in range(1, 12)))}
+    return overview(entries, resources, members=members, queues=queues, rounds=rounds, holds=holds)
+
+
+class FakeLive:
+    """A `sqlsem.live.Live` without a database: `see` shows it something, ``done`` is what it was asked to do."""
+
+    where = "PostgreSQL database dwh on db.example:5432"
+    every = 2.0
+
+    def __init__(self, seen: Seen | Overview, rights: Iterable[str] = ("operate", "retry")) -> None:
+        rights = frozenset(rights)
+        self.seen = seen if isinstance(seen, Seen) else Seen(seen, NOW, rights=rights, why=reasons(seen))
+        self.done: list[Action] = []
+        self.failure: Exception | None = None
+        self.stopped = threading.Event()
+        self._tell: Callable[[Seen], None] = lambda seen: None
+
+    def start(self, tell: Callable[[Seen], None]) -> None:
+        self._tell = tell
+        tell(self.seen)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+    def look_now(self) -> None:
+        self._tell(self.seen)
+
+    def see(self, seen: Seen) -> None:
+        self.seen = seen
+        self._tell(seen)
+
+    def refusal(self, action: Action) -> str | None:
+        if self.seen.rights is None or action.right in self.seen.rights:
+            return None
+        return "This login may look, and no more"
+
+    def perform(self, action: Action) -> str:
+        if self.failure is not None:
+            raise self.failure
+        self.done.append(action)
+        return f"done: {action.command}"

@@ -1,0 +1,380 @@
+"""``sqlsem top`` without a database: what the screen shows, and what the keys do.
+
+What the screen shows is compared with snapshots/*.txt; SQLSEM_SNAPSHOTS=write writes them anew.
+"""
+
+import asyncio
+import dataclasses
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from support.overviews import ANSI, BIDI, MARKUP, NOW, FakeLive, a_night, entry, overview, resource
+
+import sqlsem
+from sqlsem.insight.board import VIEWS
+from sqlsem.insight.consequences import Action
+from sqlsem.live import Seen
+from sqlsem.tui.app import Top
+from sqlsem.tui.grid import Grid
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+NARROW, WIDE = (80, 24), (200, 50)
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    if hasattr(time, "tzset"):
+        time.tzset()
+    yield
+    monkeypatch.undo()
+    if hasattr(time, "tzset"):
+        time.tzset()
+
+
+def strips(app):
+    return app.screen._compositor.render_strips()
+
+
+def screen(app):
+    return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips(app)) + "\n"
+
+
+def drive(live, script, size=NARROW):
+    """Run ``script(app, press)``; ``await press(…)`` presses keys, and gives the screen afterwards."""
+
+    async def main():
+        app = Top(live)
+        async with app.run_test(size=size) as pilot:
+
+            async def press(*keys):
+                await pilot.press(*keys)
+                await pilot.pause()
+                await app.workers.wait_for_complete()
+                await pilot.pause()
+                return screen(app)
+
+            await pilot.pause()
+            await script(app, press)
+
+    asyncio.run(main())
+
+
+def shown(live, *keys, size=NARROW):
+    """The screen after some keys."""
+    found = []
+
+    async def script(app, press):
+        found.append(await press(*keys))
+
+    drive(live, script, size)
+    return found[0]
+
+
+def said(app):
+    return [one.message for one in app._notifications]
+
+
+def row(text):
+    """The line under the cursor, without the mark."""
+    return next(line for line in text.splitlines() if line.startswith("> ")).removeprefix("> ")
+
+
+# -- what is shown
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["80", "200"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_looks_as_it_should(view, size):
+    text = shown(FakeLive(a_night()), str(list(VIEWS).index(view) + 1), size=size)
+    lines = text.splitlines()
+    assert len(lines) <= size[1]
+    assert max(map(cell_len, lines)) <= size[0]
+    file = SNAPSHOTS / f"{view}-{size[0]}.txt"
+    if os.environ.get("SQLSEM_SNAPSHOTS") == "write":
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+def test_without_colour_it_says_the_same(monkeypatch):
+    text = shown(FakeLive(a_night()), "j", "j")
+    assert "> " in text
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def script(app, press):
+        assert await press("j", "j") == text
+        colours = {
+            colour.triplet
+            for strip in strips(app)
+            for part in strip
+            if part.style
+            for colour in (part.style.color, part.style.bgcolor)
+            if colour is not None
+        }
+        assert len(colours) > 1
+        assert all(one.red == one.green == one.blue for one in colours if one is not None), colours
+
+    drive(FakeLive(a_night()), script)
+    # What the colours say stands there in words as well, and the cursor has a mark.
+    assert row(text).split()[:2] == ["9", "revoked"]
+    assert all(word in text for word in ("holds", "waits", "dead", "PAUSED"))
+
+
+def test_a_long_queue_is_drawn_as_far_as_it_is_seen():
+    live = FakeLive(overview(entry(position) for position in range(1, 10_001)))
+
+    async def script(app, press):
+        assert row(await press("end")).split()[0] == "10000"
+        assert row(await press("pageup")).split()[0] == str(10_000 - app.query_one(Grid).size.height + 1)
+        top = await press("home")
+        assert row(top).startswith("etl  0 in, 10000 waiting")
+        assert "POS" in top
+
+    drive(live, script)
+
+
+@pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI, "[red]x[/red]"])
+def test_names_that_would_steer_a_terminal(name):
+    entries = [entry(1, "holds", name, host=name, note=name, limit=1), entry(2, "waits", name, limit=1)]
+    live = FakeLive(overview(entries, [resource(name, paused=True, paused_by=name)]))
+
+    async def script(app, press):
+        for keys in (["j"], ["x"], ["n", "r"], ["n", "2"], ["slash", *"zz"]):
+            text = await press(*keys)
+            assert all(line.isprintable() for line in text.splitlines())
+        live.failure = sqlsem.NotHeld(name)
+        await press("escape", "1", "r", "y")
+        assert all(message.isprintable() for message in said(app))
+
+    drive(live, script)
+    assert "[red]x" in shown(FakeLive(overview([entry(1, "holds", "[red]x[/red]")])))
+
+
+# -- looking around
+
+
+def test_the_cursor_stays_on_its_row():
+    live = FakeLive(overview([entry(1, "holds"), entry(2), entry(3)]))
+
+    async def script(app, press):
+        assert row(await press("j", "j", "j")).split()[:2] == ["3", "waits"]
+        # Others come and go before it, and it is let in.
+        live.see(Seen(overview([entry(0, "holds", "a"), entry(3, "holds"), entry(4)]), NOW))
+        assert row(await press()).split()[:2] == ["3", "holds"]
+        live.see(Seen(overview([entry(0, "holds", "a")]), NOW))
+        assert row(await press()).split()[:2] == ["0", "holds"], "its row is gone"
+        live.see(Seen(overview(), NOW))
+        assert "Nobody holds or waits." in await press()
+
+    drive(live, script)
+
+
+def test_a_filter_while_one_types_and_afterwards():
+    async def script(app, press):
+        text = await press("slash", *"db2")
+        assert row(text).startswith("etl")
+        assert "1 of 9" in text
+        # Keys are letters there.
+        assert "No row" not in await press("enter")
+        assert "/db2" in await press("3", "1")
+        assert "1 of 9" not in await press("escape")
+
+    drive(FakeLive(a_night()), script)
+    assert "Nothing here has these words in it." in shown(FakeLive(a_night()), "slash", *"qqq")
+
+
+def test_sorting_goes_through_the_columns_and_back():
+    async def script(app, press):
+        assert "by RESOURCE" in await press("s")
+        text = await press("s", "s", "s")
+        assert "by FOR" in text
+        assert "RESOURCE" in text
+        assert "by STATE" in await press("S")
+        assert "by " not in (await press("3")).splitlines()[3], "each view is sorted by itself"
+
+    drive(FakeLive(a_night()), script)
+
+
+def test_views_in_turn():
+    async def script(app, press):
+        assert "[2 Leaders]" in await press("tab")
+        assert "[6 Times]" in await press("shift+tab", "shift+tab")
+
+    drive(FakeLive(a_night()), script)
+
+
+def test_frozen_it_shows_nothing_new():
+    live = FakeLive(overview([entry(1, "holds")]))
+
+    async def script(app, press):
+        assert "FROZEN" in await press("space")
+        live.see(Seen(overview([entry(7, "holds")]), NOW))
+        assert "db1:801" in await press()
+        assert "db1:807" in await press("space")
+
+    drive(live, script)
+
+
+def test_the_keys_are_explained():
+    async def script(app, press):
+        assert "pause the resource" in await press("question_mark")
+        assert "pause the resource" not in await press("p")
+
+    drive(FakeLive(a_night()), script)
+
+
+def test_it_ends_and_looks_no_more():
+    live = FakeLive(a_night())
+
+    async def script(app, press):
+        await press("q")
+
+    drive(live, script)
+    assert live.stopped.is_set()
+
+
+# -- changing
+
+#: On `a_night`: the keys that lead to a row, the key that asks, and what is done then.
+ACTIONS = {
+    "pause": (["j", "j", "j"], "p", "Pause 'etl'?", Action("pause", resource="etl")),
+    "resume": (["end", "k"], "r", "Resume 'report'?", Action("resume", resource="report", position=7)),
+    "release": (["j", "j", "j", "j"], "x", "Release 1 of 'etl'", Action("release", resource="etl", position=1)),
+    "take": (["j", "j", "j", "j"], "X", "Take away at once 1 of 'etl'", Action("take", resource="etl", position=1)),
+    "retry": (["4"], "t", "Retry task 17?", Action("retry", task_id=17)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_action_shows_its_consequence_and_asks(name):
+    way, key, question, action = ACTIONS[name]
+    live = FakeLive(a_night())
+
+    async def script(app, press):
+        await press(*way)
+        for no in ("n", "enter", "escape"):
+            text = await press(key)
+            assert question in text
+            assert "The same as: sqlsem " in text
+            assert question not in await press(no)
+        assert live.done == []
+        await press(key, "y")
+        assert live.done == [action]
+        assert said(app) == [f"done: {action.command}"]
+
+    drive(live, script)
+
+
+def test_a_cap_is_asked_for_and_its_consequence_follows_as_one_types():
+    live = FakeLive(overview([entry(1, "holds", limit=9), entry(2, limit=9), entry(3, limit=9)], [resource(cap=1)]))
+
+    async def script(app, press):
+        text = await press("c")
+        assert "'etl' is capped at 1 already" in text
+        text = await press("backspace", "2")
+        assert "Lets in 2 (db1:802), then 3." in text
+        assert "A cap is a whole number from 1" in await press("x")
+        assert "A cap is a whole number from 1" in await press("backspace", "backspace", "0")
+        assert "A cap is" in await press("enter"), "it is not gone on with"
+        assert "Lift the cap of 'etl' (now 1)?" in await press("backspace")
+        await press("2", "enter")
+        assert live.done == [], "it is asked"
+        await press("y")
+        assert live.done == [Action("cap", resource="etl", cap=2)]
+        await press("c", "backspace", "enter", "y")
+        assert live.done[-1] == Action("uncap", resource="etl")
+        await press("c", "escape")
+        assert len(live.done) == 2
+
+    drive(live, script)
+
+
+def test_what_is_asked_follows_what_is_seen():
+    live = FakeLive(overview([entry(1, "holds", limit=1), entry(2, limit=1)]))
+
+    async def script(app, press):
+        assert "Lets in 2 (db1:802); nobody waits behind." in await press("j", "x")
+        live.see(Seen(overview([entry(1, "holds", limit=1), entry(5, limit=1)]), NOW))
+        assert "Lets in 5 (db1:805)" in await press()
+        live.see(Seen(overview([entry(5, "holds", limit=1)]), NOW))
+        text = await press()
+        assert "Position 1 is gone already" in text
+        assert "yes, do it" not in text
+        await press("y")
+        assert live.done == []
+
+    drive(live, script)
+
+
+@pytest.mark.parametrize("key", list("prcxXt"))
+def test_a_key_that_makes_no_sense_here_says_so(key):
+    async def script(app, press):
+        await press("5", key)
+        assert len(said(app)) == 1
+        assert said(app)[0].startswith("There is no ")
+
+    drive(FakeLive(a_night()), script)
+
+
+def test_what_fails_is_told():
+    live = FakeLive(a_night())
+    live.failure = sqlsem.NotHeld("There is no row at position 1;\nsee: sqlsem ls")
+
+    async def script(app, press):
+        await press("j", "j", "j", "j", "x", "y")
+        assert said(app) == ["There is no row at position 1; see: sqlsem ls"]
+
+    drive(live, script)
+
+
+def test_a_reader_is_told_before_it_is_asked():
+    live = FakeLive(a_night(), rights=())
+
+    async def script(app, press):
+        assert "READ-ONLY" in (await press("j")).splitlines()[0]
+        for key in "pxXc":
+            text = await press(key)
+            assert "yes" not in text
+        assert said(app) == ["This login may look, and no more"] * 4
+
+    drive(live, script)
+
+
+# -- outages
+
+
+def test_it_goes_on_through_an_outage():
+    live = FakeLive(a_night())
+
+    async def script(app, press):
+        down = dataclasses.replace(
+            live.seen, down_since=NOW + timedelta(seconds=3), trouble="Cannot reach it: connection refused"
+        )
+        live.see(down)
+        text = await press()
+        told = " ".join(text.split())
+        assert "NOTHING SEEN since 03:12:08; looking again every 2.0s. What you see is of 03:12:05." in told
+        assert "connection refused" in told
+        assert "db1:801" in text, "what was seen last"
+        live.see(Seen(overview([entry(7, "holds")]), NOW))
+        text = await press()
+        assert "NOTHING SEEN" not in text
+        assert "db1:807" in text
+
+    drive(live, script)
+
+
+def test_it_can_be_started_while_the_database_is_away():
+    live = FakeLive(Seen(down_since=NOW, trouble="Cannot reach it"))
+
+    async def script(app, press):
+        assert "NOTHING SEEN since 03:12:05" in await press()
+        await press("x", "p", "c", "slash", "a", "enter", "s", "3")
+        live.see(Seen(a_night(), NOW))
+        assert "lives" in await press("escape")
+
+    drive(live, script)

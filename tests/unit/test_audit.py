@@ -1,0 +1,346 @@
+"""The audit finds whatever is wrong with a history, and nothing in one that the rule made."""
+
+import random
+import sys
+import time
+import tracemalloc
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import nights
+from support.nights import Ask, entry, past
+
+from sqlsem.insight import audit as module
+from sqlsem.insight.rule import Queue
+from sqlsem.model import Request
+
+KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
+KINDS += [("write", None, 1), ("read", 2, 2)]
+asks = st.builds(
+    lambda when, resource, kind, hold, patience: Ask(when, resource, *kind, hold, patience),
+    st.integers(0, 12),
+    st.sampled_from("ab"),
+    st.sampled_from(KINDS),
+    st.integers(0, 6),
+    st.none() | st.integers(0, 9),
+)
+
+
+def found(rows, entries=(), audit=module.audit):
+    return [(one.kind, one.resource, one.position) for one in audit(nights.newest_first(rows), entries).findings]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(asks, max_size=14))
+def test_what_the_rule_made_is_in_order(some):
+    rows = nights.lived(some)
+    result = module.audit(rows)
+    assert result.ok, result.findings
+    assert (result.finished, result.grants) == (len(rows), sum(one.granted_at is not None for one in rows))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(asks, min_size=2, max_size=12), st.data())
+def test_what_is_broken_is_found(some, data):
+    """Any number of rows are let in or ended at other times, or are something else; a plain look at all pairs knows."""
+    rows = nights.lived(some)
+    for _ in range(data.draw(st.integers(1, 3))):
+        number = data.draw(st.integers(0, len(rows) - 1))
+        one = rows[number]
+        asked = nights.seconds(one.requested_at)
+        kind = data.draw(st.sampled_from(KINDS))
+        times = sorted(data.draw(st.lists(st.integers(0, 15), min_size=2, max_size=2)))
+        changed = [
+            nights.moved(one, granted_at=asked + times[0], ended_at=asked + times[1]),
+            replace(one, access=kind[0], limit=kind[1], weight=kind[2]),
+            replace(one, resource="a"),
+        ]
+        rows[number] = data.draw(st.sampled_from(changed))
+    got = found(rows)
+    assert {position for _, _, position in got} == nights.broken(rows)
+    assert {kind for kind, _, _ in got} <= {"limit", "order"}
+
+
+#: What each of these is, with the kind of the finding and where it is; no finding where it is in order.
+CASES = {
+    "one after the other": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)], []),
+    "two in a mutex": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 4, 6)], [("limit", "a", 2)]),
+    "two in a mutex at once": ([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)], [("limit", "a", 2)]),
+    "two in a mutex, of which one is there": (
+        [past("a", 2, 1, 4, 6)],
+        [("limit", "a", 2)],
+        [entry("a", 1, 0, 0, 9)],
+    ),
+    "beside who holds now": (
+        [past("a", 1, 0, 0, 5)],
+        [("limit", "a", 2)],
+        [entry("a", 2, 1, 4, 9), entry("a", 3, 2, None, 9)],
+    ),
+    "past who waits now": ([past("a", 2, 1, 4, 6)], [("order", "a", 2)], [entry("a", 1, 0, None, 9)]),
+    "two resources": ([past("a", 1, 0, 0, 5), past("b", 2, 1, 1, 6)], []),
+    "four in a limit of three": (
+        [past("a", n, n, n, 9 + n, limit=3) for n in range(1, 5)],
+        [("limit", "a", 4)],
+    ),
+    "the lowest limit counts": (
+        [past("a", 1, 0, 0, 9, limit=1), past("a", 2, 1, 1, 9, limit=5)],
+        [("limit", "a", 2)],
+    ),
+    "a weight too much": (
+        [past("a", 1, 0, 0, 9, limit=3, weight=2), past("a", 2, 1, 1, 9, limit=3, weight=2)],
+        [("limit", "a", 2)],
+    ),
+    "readers together": ([past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 1, 9, "read")], []),
+    "a writer beside readers": (
+        [past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 1, 9)],
+        [("limit", "a", 2)],
+    ),
+    "a reader past a writer that waits": (
+        [past("a", 1, 0, 0, 9, "read"), past("a", 2, 1, 9, 12), past("a", 3, 2, 3, 5, "read")],
+        [("order", "a", 3)],
+    ),
+    "stages mixed": (
+        [past("a", 1, 0, 0, 9, "stage:1"), past("a", 2, 1, 8, 9, "stage:2")],
+        [("limit", "a", 2)],
+    ),
+    "overtaken": ([past("a", 1, 0, 5, 6), past("a", 2, 1, 2, 4)], [("order", "a", 2)]),
+    "past who gave up later": (
+        [past("a", 1, 0, None, 6, outcome="timeout"), past("a", 2, 1, 5, 8)],
+        [("order", "a", 2)],
+    ),
+    "after who gave up": ([past("a", 1, 0, None, 5, outcome="timeout"), past("a", 2, 1, 5, 8)], []),
+    "overtaken by a light one": (
+        [past("a", 1, 0, 0, 9, limit=3), past("a", 2, 1, 9, 11, limit=3, weight=3), past("a", 3, 2, 2, 8, limit=3)],
+        [("order", "a", 3)],
+    ),
+    "the dead are in the way until they are removed": (
+        [replace(past("a", 1, 0, 0, 9, outcome="reaped"), held=3.0), past("a", 2, 1, 4, 8)],
+        [("limit", "a", 2)],
+    ),
+    "an upgrade": (
+        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8), past("a", 2, 1, 8, 9, "read")],
+        [],
+    ),
+    "an upgrade beside a reader behind": (
+        [
+            *(past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8)),
+            past("a", 2, 1, 1, 6, "read"),
+        ],
+        [("alone", "a", 1)],
+    ),
+    "an upgrade beside a reader ahead": (
+        [
+            *(past("a", 2, 1, 1, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 5, 8)),
+            past("a", 1, 0, 0, 6, "read"),
+        ],
+        [("limit", "a", 2), ("alone", "a", 2)],
+    ),
+    "an upgrade past a reader ahead that waits": (
+        [
+            *(past("a", 2, 1, 1, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 5, 8)),
+            past("a", 1, 0, None, 9, "read", outcome="timeout"),
+        ],
+        [("order", "a", 2), ("alone", "a", 2)],
+    ),
+    "who does not say its limit beside one that will upgrade": (
+        [
+            *(past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8)),
+            past("a", 2, 1, 3, 4, limit=9),
+        ],
+        [("limit", "a", 2)],
+    ),
+    "a reader beside an upgraded one that is there": (
+        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 6, 7, "read")],
+        [("limit", "a", 2)],
+        [entry("a", 1, 0, 5, 9)],
+    ),
+    "a downgrade lets readers in": (
+        [
+            *(past("a", 1, 0, 0, 5, "write", None, outcome="downgraded"), past("a", 1, 0, 5, 9, "read")),
+            past("a", 2, 1, 5, 7, "read"),
+        ],
+        [],
+    ),
+    "a reader before the downgrade": (
+        [
+            *(past("a", 1, 0, 0, 5, "write", None, outcome="downgraded"), past("a", 1, 0, 5, 9, "read")),
+            past("a", 2, 1, 4, 7, "read"),
+        ],
+        [("limit", "a", 2)],
+    ),
+    "it upgrades now, nobody knows since when": (
+        [past("a", 2, 1, 1, 5, "read")],
+        [],
+        [entry("a", 1, 0, 0, 9, access="upgrade")],
+    ),
+    "a number given twice": (
+        [past("a", 1, 0, 0, 9, limit=5), past("a", 1, 1, 1, 8, limit=5)],
+        [("number", "a", 1)],
+    ),
+    "numbers not in the order of asking": (
+        [past("a", 1, 4, 4, 5, limit=5), past("a", 2, 0, 0, 3, limit=5)],
+        [("number", "a", 2)],
+    ),
+    "ended before it began": ([past("a", 1, 5, 5, 3)], [("clock", "a", 1)]),
+    "let in before it asked": ([past("a", 1, 5, 4, 8)], [("clock", "a", 1)]),
+    "no time at all": ([past("a", n, 1, 1, 1) for n in range(1, 6)], []),
+    "ended as we looked": ([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)], [], [entry("a", 1, 0, 0, 4)]),
+    "upgraded as we looked": (
+        [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 2, 1, 1, 4, "read")],
+        [],
+        [entry("a", 1, 0, 0, 4, access="read")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_cases(case):
+    rows, expected, entries = (*case, ()) if len(case) == 2 else case
+    assert found(rows, entries) == expected
+
+
+def test_what_a_finding_says():
+    rows = nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 1, None, 6), past("a", 3, 1, 4, 6)])
+    result = module.audit(rows)
+    (one,) = result.findings
+    assert (one.at, one.words) == (nights.at(4), "it was let in beside more than the limit allows: 1")
+    assert [row.position for row in one.rows] == [3, 1]
+    assert not result.ok
+    assert (result.first_end, result.last_end) == (nights.at(5), nights.at(6))
+    assert result.as_dict()["findings"][0]["rows"][1]["position"] == 1
+
+
+def test_what_ended_before_the_first_row_is_not_known():
+    result = module.audit(nights.newest_first([past("a", 2, 0, 1, 9, limit=2), past("a", 3, 2, 3, 4, limit=2)]))
+    assert (result.grants, result.partly) == (2, 2)
+    result = module.audit(nights.newest_first([past("a", 1, 0, 0, 1), past("a", 3, 2, 3, 4)]))
+    assert (result.grants, result.partly) == (2, 1)
+
+
+def test_all_are_counted_and_some_are_kept():
+    rows = [past("a", n, 0, 0, 5) for n in range(1, 200)]
+    result = module.audit(nights.newest_first(rows), most=7)
+    assert (result.found, len(result.findings)) == (198, 7)
+    assert len(result.findings[0].rows) == 1 + module.MOST_ROWS
+    assert result.findings[0].words.endswith("178 more")
+
+
+def test_nothing_at_all():
+    result = module.audit([])
+    assert result.ok
+    assert (result.finished, result.first_end, result.partly) == (0, None, 0)
+
+
+def test_the_oldest_first_is_refused():
+    with pytest.raises(ValueError, match="newest end first"):
+        module.audit([past("a", 1, 0, 0, 5), past("a", 2, 1, 5, 6)])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 50)), unique_by=lambda one: one[1], max_size=30),
+    st.sampled_from(KINDS),
+    st.integers(0, 50),
+    st.none() | st.integers(1, 4),
+)
+def test_a_queue_of_kinds_is_the_rule(rows, kind, place, cap):
+    queue = Queue("a")
+    for one, position in [*rows, *rows]:
+        queue.add(one, position)
+    for one, position in rows:
+        queue.remove(one, position)
+    ahead = [Request("a", *one) for one, position in rows if position < place]
+    assert queue.fits(kind, place, cap) == Request("a", *kind).fits(ahead, cap)
+    assert len(queue) == len(rows)
+
+
+def long_night(number):
+    """Ever the same fifty at a limit of ten, newest end first, without end: nothing of it is kept."""
+    for n in range(number, 0, -1):
+        yield past("a", n, n - 50, n, n + 10, limit=10)
+
+
+def test_a_long_history_takes_the_memory_of_a_moment_of_it():
+    tracemalloc.start()
+    try:
+        assert module.audit(long_night(8_000)).ok
+        few = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        result = module.audit(long_night(24_000))
+        many = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (result.ok, result.grants) == (True, 24_000)
+    assert many < few + 500_000, (few, many)
+
+
+def test_the_time_grows_with_the_rows_and_not_with_their_square():
+    """Many readers and waiters at the same time: all of them are in the queue at once."""
+
+    def crowd(number):
+        rng = random.Random(3)
+        readers = [past("a", n, 0, 0, rng.randrange(10, 10**6), "read") for n in range(1, number)]
+        waiters = [past("b", n, 0, None, rng.randrange(10, 10**6), limit=2) for n in range(1, number)]
+        return nights.newest_first([*readers, *waiters])
+
+    def took(rows):
+        begun = time.process_time()
+        assert module.audit(rows).ok
+        return time.process_time() - begun
+
+    few, many = crowd(2_000), crowd(20_000)
+    assert min(took(many) for _ in range(2)) < 40 * min(took(few) for _ in range(3))
+
+
+#: Faults that somebody may put into the checker: each must be seen by the cases above.
+MUTANTS = [
+    ("if line.queue.fits(row.kind, row.place):", "if True:"),
+    ("self.ended > time", "self.ended >= time"),
+    ("one.place < row.place and one.is_there", "one.place > row.place and one.is_there"),
+    ("(-time, ASKED)", "(-time, GRANTED)"),
+    ("GRANTED, ASKED = 0, 1", "GRANTED, ASKED = 1, 0"),
+    ("if asked.fits([one.request() for one in inside], None):", "if True:"),
+    ("if asked.fits([one.request() for one in inside], None):", "if False:"),
+    ('if past.outcome == "upgraded":', "if False:"),
+    ('if past.outcome == "upgraded":', "if converted:"),
+    ("1 if converted else past.limit", "past.limit"),
+    ("line.take(later)", "pass"),
+    ("if later is not None and later.ended is not None and not converted:", "if False:"),
+    ("if not line.queue.fits((WRITE, 1, 1), row.place):", "if False:"),
+    ("others = [one for one in line.inside.values() if one.is_there_after(time)]", "others = []"),
+    ("after.place < row.place and after.asked > row.asked", "False"),
+    ("row.asked <= begun <= row.ended", "True"),
+    ("READ if entry.access.startswith(UPGRADE) else entry.access", "entry.access"),
+    ("if row.gone:", "if False:"),
+    ("self._line(entry.resource).put(row)", "pass"),
+    ("line.put(row)\n        self._expect(row)\n\n    def end", "line.put(row)\n\n    def end"),
+    ("if (entry.resource, entry.position) not in ended:", "if True:"),
+    ("self._go_back_to(None)", "pass"),
+    ("row.granted is not None:\n            self.inside", "row.granted is None:\n            self.inside"),
+    ("granted <= time]", "granted < time]"),
+]
+
+
+def battery(audit):
+    for rows, expected, *entries in CASES.values():
+        assert found(rows, entries[0] if entries else (), audit) == expected
+    result = audit(nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)]))
+    assert [row.position for row in result.findings[0].rows] == [2, 1]
+
+
+@pytest.mark.parametrize("mutant", range(len(MUTANTS)))
+def test_a_fault_in_the_checker_is_seen(mutant):
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    was, is_ = MUTANTS[mutant]
+    assert was in text, "the checker has changed: say anew what a fault of it would be"
+    changed = types.ModuleType("sqlsem.insight.mutant")
+    sys.modules[changed.__name__] = changed
+    try:
+        exec(compile(text.replace(was, is_), "mutant", "exec"), changed.__dict__)
+        with pytest.raises((AssertionError, KeyError, IndexError, ValueError)):
+            battery(changed.audit)
+    finally:
+        del sys.modules[changed.__name__]

@@ -1,0 +1,134 @@
+"""The tables that people look at: rows, words, sorting, filtering."""
+
+import dataclasses
+
+import pytest
+from support.overviews import ANSI, BIDI, MARKUP, a_night, entry, overview, resource
+
+from sqlsem.insight import board
+from sqlsem.insight.board import ORDER, VIEWS, summary
+from sqlsem.insight.reasons import reasons
+from sqlsem.model import QueueCounts
+
+
+def listing(found, *rest, **others):
+    return board.listing(found, reasons(found), *rest, **others)
+
+
+def cells(found, *keys):
+    at = [next(number for number, column in enumerate(found.columns) if column.key == key) for key in keys]
+    return [tuple(row.cells[number] for number in at) for row in found.rows if not row.heading]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_of_something_and_of_nothing(view):
+    for sort in VIEWS[view].sorts:
+        found = listing(a_night(), view, sort)
+        assert found.rows
+        assert found.sort == sort
+        assert all(row.heading or len(row.cells) == len(found.columns) for row in found.rows)
+        assert len({row.key for row in found.rows}) == len(found.rows)
+        assert all(row.details for row in found.rows)
+        assert listing(overview(), view, sort).rows == ()
+
+
+def test_queues_stand_below_their_resources_in_order():
+    found = listing(a_night())
+    headings = [row.cells[0] for row in found.rows if row.heading]
+    assert headings == [
+        "archive  1 in, 0 waiting, 1 dead",
+        "etl  3 in, 2 waiting",
+        "report  1 in, 1 waiting  PAUSED by ann",
+        "spare  0 in, 0 waiting  capped at 2 by bob",
+    ]
+    assert [column.key for column in found.columns][:2] == ["position", "state"]
+    assert [position for (position,) in cells(found, "position")] == list("891234567")
+    assert (found.shown, found.total) == (9, 9)
+
+
+def test_what_is_said_of_a_row():
+    found = {row.position: row for row in listing(a_night()).rows if not row.heading}
+    assert found[6].cells[-4] == "not found for 2.0s, 3.0s left"
+    assert found[9].cells[-4] == "told to stop"
+    assert found[4].cells[-4], "why it waits"
+    assert found[1].details == ("1 holds etl for 16m30s: limit 3, db1:801, load.py", "Note: orders")
+    assert found[4].cells[-4] == "limit 3 full: db1:801 +2"
+    assert found[4].details[1].startswith('Why: the limit of 3 is full: db1:801 (load.py, "orders"), ')
+
+
+def test_what_can_be_done_with_a_row():
+    rows = {row.key: row for row in listing(a_night()).rows}
+    assert rows["retl"].actions == ("pause", "cap")
+    assert rows["rreport"].actions == ("resume", "cap")
+    assert rows["p4"].actions == ("release", "take", "pause", "cap")
+    queues = {row.cells[0]: row for row in listing(a_night(), "tasks").rows}
+    assert (queues["nightly"].actions, queues["nightly"].task_id) == (("retry",), 17)
+    assert queues["mail"].actions == ()
+
+
+def test_sorted_by_a_column_there_are_no_headings():
+    found = listing(a_night(), "queues", "seconds")
+    assert found.columns[0].key == "resource"
+    assert not any(row.heading for row in found.rows)
+    seconds = [entry.seconds for entry in a_night().entries]
+    assert cells(found, "position")[0] == ("1",)
+    assert len(seconds) == found.shown
+    assert [one for (one,) in cells(listing(a_night(), "queues", "position"), "position")] == list("123456789")
+
+
+def test_what_is_not_known_comes_last():
+    assert cells(listing(a_night(), "members", "missing"), "missing") == [("2.0s",), ("",), ("",)]
+    assert cells(listing(a_night(), "members", "left"), "left") == [("21s",), ("3.0s",), ("",)]
+    assert cells(listing(a_night(), "tasks", "oldest"), "queue") == [("nightly",), ("mail",)]
+
+
+def test_numbers_are_sorted_as_numbers():
+    queues = [QueueCounts(f"q{number}", number, 0, 0, 0, 0, 0, None, 0.0, None) for number in (9, 10, 100)]
+    assert cells(listing(overview(queues=queues), "tasks", "pending"), "pending") == [("100",), ("10",), ("9",)]
+
+
+def test_a_filter_finds_rows_with_all_of_its_words():
+    assert cells(listing(a_night(), wanted="DB2"), "position") == [("5",)]
+    assert cells(listing(a_night(), wanted="etl waits"), "position") == [("4",), ("5",)]
+    assert cells(listing(a_night(), wanted="db1:802:1"), "position") == [("2",)], "the requesting id"
+    headings = [row.cells[0].split()[0] for row in listing(a_night(), wanted="capped").rows]
+    assert headings == ["spare"], "what is set for a resource without rows"
+    nothing = listing(a_night(), wanted="no such thing")
+    assert (nothing.rows, nothing.shown, nothing.total) == ((), 0, 9)
+
+
+def test_what_is_unknown_is_taken_for_the_first():
+    found = listing(a_night(), "no such view", "no such column")
+    assert (found.view.key, found.sort) == ("queues", ORDER)
+
+
+def test_all_of_it_in_a_line():
+    assert summary(a_night()) == (
+        "3 resources, 5 in, 3 waiting, 1 dead, 1 paused, 1 missing, 12 tasks pending, 2 running, 1 failed"
+    )
+    assert summary(overview()) == "0 resources, 0 in, 0 waiting"
+
+
+@pytest.mark.parametrize("name", [MARKUP, ANSI, BIDI])
+def test_what_others_wrote_is_printable_everywhere(name):
+    night = a_night()
+    entries = [
+        *(entry(1, "holds", name, host=name, program=name, note=name, owner=name, limit=1),),
+        entry(2, "waits", name, requesting_id=name, host=None, limit=1),
+    ]
+    night = dataclasses.replace(
+        overview(entries, [resource(name, paused=True, paused_by=name, cap=1, cap_by=name)]),
+        members=[dataclasses.replace(one, host=name, program=name, login=name) for one in night.members],
+        queues=[dataclasses.replace(one, queue=name) for one in night.queues],
+        rounds=[
+            dataclasses.replace(
+                one, name=name, parts=tuple(dataclasses.replace(part, part=name, error=name) for part in one.parts)
+            )
+            for one in night.rounds
+        ],
+        holds={name: night.holds["etl"]},
+    )
+    shown = [text for view in VIEWS for row in listing(night, view).rows for text in (*row.cells, *row.details) if text]
+    assert shown
+    assert all(text.isprintable() for text in shown)
+    assert any("script" in text or "\\x1b" in text or "\\u202e" in text for text in shown)

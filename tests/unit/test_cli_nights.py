@@ -1,0 +1,137 @@
+"""What the commands that look back say."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import sqlsem
+from sqlsem import cli
+
+ODD = "a<b>\x1b[31m‮x"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    monkeypatch.setenv("SQLSEM_URL", url)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with sqlsem.connect(url) as coordinator:
+        coordinator.resources()  # the tables are there
+    return url
+
+
+def call(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+def write(url: str, *rows: tuple[object, ...]) -> None:
+    """Rows of history: resource, position, asked, granted and ended so many seconds ago; limit; note."""
+    now = time.time()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        connection.executemany(
+            "INSERT INTO sqlsem_history (resource_id, queue_position, requesting_id, access_type, weight, "
+            "requested_at, granted_at, ended_at, outcome, concurrency_limit, host, note) "
+            "VALUES (?, ?, 'x' || ?, 'write', 1, ?, ?, ?, 'released', ?, 'h', ?)",
+            [
+                (resource, position, position, now - asked, now - granted, now - ended, limit, note)
+                for resource, position, asked, granted, ended, limit, note in rows
+            ],
+        )
+
+
+def test_an_empty_history(url: str) -> None:
+    result = call("audit")
+    assert result.exit_code == 0
+    assert "Looked at 0 finished requests" in result.stdout
+    assert "No limit was passed" in result.stdout
+    result = call("replay", "--since", "30d")
+    assert (result.exit_code, result.stdout) == (0, "Nobody has asked for anything in that time.\n")
+
+
+def test_what_is_in_order(url: str) -> None:
+    with sqlsem.connect(url) as coordinator:
+        for _ in range(3):
+            with coordinator.limit("etl", 3):
+                pass
+        with coordinator.mutex("now"):
+            result = call("audit", "--since", "30d")
+            assert result.exit_code == 0, result.output
+            assert "3 finished requests and 1 that hold or wait, of 2 resources: let in 4 times" in result.stdout
+            told = json.loads(call("audit", "etl", "--json").stdout)
+    assert (told["ok"], told["finished"], told["present"], told["grants"]) == (True, 3, 0, 3)
+    assert told["first_end"] <= told["last_end"] <= told["taken_at"]
+
+
+def test_what_is_not_in_order_is_shown(url: str) -> None:
+    write(url, ("etl", 1, 100, 100, 50, 1, None), ("etl", 2, 90, 80, 40, 1, ODD), ("b", 3, 9, 9, 5, 1, None))
+    result = call("audit", "--since", "1h")
+    assert result.exit_code == 1
+    assert "etl  position 2" in result.stdout
+    assert "it was let in beside more than the limit allows: 1" in result.stdout
+    assert "Not in order: 1 finding." in result.stdout
+    assert "a<b>\\x1b[31m\\u202ex" in result.stdout
+    assert result.stdout.replace("\n", "").isprintable()
+    told = call("audit", "--json")
+    assert told.exit_code == 1
+    (finding,) = json.loads(told.stdout)["findings"]
+    assert (finding["kind"], finding["position"], [row["position"] for row in finding["rows"]]) == ("limit", 2, [2, 1])
+    assert finding["rows"][0]["note"] == ODD
+    assert call("audit", "b").exit_code == 0
+    assert call("audit", "--since", "20s").exit_code == 0  # the rest is too long ago
+
+
+def test_many_findings_are_counted(url: str) -> None:
+    write(url, *(("etl", number, 100, 100, 50, 1, None) for number in range(1, 60)))
+    result = call("audit")
+    assert result.exit_code == 1
+    assert "… and 38 findings more" in result.stdout
+    assert "Not in order: 58 findings." in result.stdout
+
+
+def test_a_night_again(url: str) -> None:
+    write(url, *(("etl", n, 1000, 1000 - 100 * (n - 1), 1000 - 100 * n, 1, None) for n in range(1, 5)))
+    result = call("replay", "--limit", "etl=2")
+    assert result.exit_code == 0, result.output
+    was, would = (line.split() for line in result.stdout.splitlines()[1:3])
+    assert was[:4] == ["etl", "was", "4", "0"]
+    assert was[-1] == would[-1] == "100%"
+    assert (was[-2], would[-2]) == ("10m00s", "3m20s")
+    told = json.loads(call("replay", "etl", "--limit", "etl=4", "--json").stdout)
+    assert told["resources"]["etl"]["would"]["wait_total"] == pytest.approx(0, abs=0.01)
+    assert not told["left_out"]
+
+
+def test_what_is_left_out_is_said(url: str) -> None:
+    write(url, *(("etl", n, 1000, 1000 - 100 * (n - 1), 1000 - 100 * n, 1, None) for n in range(1, 5)))
+    result = call("replay", "-n", "2")
+    assert "More has ended before" in result.stdout
+    assert json.loads(call("replay", "-n", "2", "--json").stdout)["left_out"]
+    assert "left out" not in call("replay", "-n", "4").stdout
+
+
+def test_a_name_that_nobody_asked_for(url: str) -> None:
+    result = call("replay", "--limit", "elt=2")
+    assert result.exit_code == 78
+    assert "Nobody has asked for 'elt'" in result.output
+
+
+@pytest.mark.parametrize("wrong", ["etl", "etl=", "=3", "etl=0", "etl=-1", "etl=99999999999", " =3"])
+def test_wrong_terms(url: str, wrong: str) -> None:
+    assert call("replay", "--limit", wrong).exit_code == 64
+    assert call("replay", "--weight", wrong).exit_code == 64
+
+
+def test_a_weight_that_never_fits(url: str) -> None:
+    write(url, ("etl", 1, 100, 100, 50, 5, None))
+    result = call("replay", "--limit", "etl=2", "--weight", "etl=3")
+    assert result.exit_code == 78
+    assert "weighs 3, which never fits into a limit of 2" in result.output

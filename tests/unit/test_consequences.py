@@ -1,0 +1,178 @@
+"""What an action would bring about, said before it is done; and held against the rule."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.overviews import NOW, entry, overview, resource
+
+from sqlsem.insight.consequences import Action, consequence, entering
+from sqlsem.insight.overview import Overview
+from sqlsem.model import QueueCounts, Request
+
+
+def told(found: Overview, kind: str, **others: object) -> list[str]:
+    asked = consequence(found, Action(kind, **others))
+    assert asked.possible
+    return [asked.question, *asked.lines]
+
+
+def test_resuming_lets_in_as_many_as_fit_and_says_who_comes_next():
+    entries = [entry(3, "holds"), *(entry(position) for position in (4, 5, 6))]
+    found = overview(entries, [resource(paused=True)])
+    assert told(found, "resume", resource="etl") == ["Resume 'etl'?", "Lets in 4 (db1:804) and 5 (db1:805), then 6."]
+    assert consequence(found, Action("resume", resource="etl")).admitted == (4, 5)
+
+
+def test_raising_a_cap_lets_in_those_whom_it_kept_out():
+    entries = [entry(3, "holds", limit=9), *(entry(position, limit=9) for position in (4, 5, 6, 7))]
+    found = overview(entries, [resource(cap=1)])
+    assert told(found, "cap", resource="etl", cap=3) == [
+        "Cap 'etl' at 3 (now 1)?",
+        "Lets in 4 (db1:804) and 5 (db1:805), then 6.",
+    ]
+    assert told(found, "uncap", resource="etl") == [
+        "Lift the cap of 'etl' (now 1)?",
+        "Lets in 4 (db1:804), 5 (db1:805), 6 (db1:806) and 1 more; nobody waits behind.",
+    ]
+
+
+def test_a_cap_below_what_is_inside_and_below_a_weight():
+    entries = [*(entry(position, "holds", limit=9) for position in (1, 2, 3)), entry(4, limit=9, weight=2), entry(5)]
+    found = overview(entries)
+    lines = told(found, "cap", resource="etl", cap=1)
+    assert lines[1] == "The 3 inside stay. Nobody else goes in until a weight of 2 and more has left."
+    assert lines[2].startswith("4 asks for a weight of 2: under this cap it can never go in")
+    # It would have gone in this instant, without the cap.
+    assert lines[3] == "Keeps out 4 (db1:804)."
+    assert lines[4] == "Lets in nobody at once; next is 4 (db1:804)."
+
+
+def test_a_cap_on_what_is_paused_lets_in_nobody():
+    found = overview([entry(4)], [resource(paused=True, cap=1)])
+    assert told(found, "uncap", resource="etl")[1:] == ["It is paused: nobody goes in until it is resumed."]
+
+
+def test_pausing_keeps_out_who_would_go_in():
+    found = overview([entry(1, "holds"), entry(2), entry(3, limit=1)])
+    assert told(found, "pause", resource="etl") == [
+        "Pause 'etl'?",
+        "The one inside stays.",
+        "Nobody else goes in until it is resumed; 2 wait.",
+        "Keeps out 2 (db1:802).",
+    ]
+
+
+def test_releasing_a_holder_tells_it_and_lets_in_the_next():
+    entries = [entry(3, "holds", limit=1, note="orders"), entry(4, limit=1), entry(5, limit=1)]
+    assert told(overview(entries), "release", position=3) == [
+        "Release 3 of 'etl' (db1:803)?",
+        "It has held for 16m10s, for 'orders'.",
+        "Its holder is told, and has its grace (5.0s) to stop; then it is removed.",
+        "Lets in 4 (db1:804), then 5.",
+    ]
+    assert "may be let in before its program knows" in told(overview(entries), "take", position=3)[2]
+
+
+@pytest.mark.parametrize(
+    ("state", "others", "words"),
+    [
+        ("waits", {}, "It loses its place; its program is told that it was taken away."),
+        ("dead", {}, "Its process is dead: the row is removed."),
+        ("revoked", {}, "Its holder has been told already, and is removed when its grace is over."),
+        ("holds", {"member_id": None}, "There is no living process behind the row"),
+        ("holds", {"grace": None}, "Its holder is told, and has its grace to stop"),
+    ],
+)
+def test_what_becomes_of_a_row_that_is_released(state, others, words):
+    assert told(overview([entry(3, state, **others)]), "release", position=3)[2].startswith(words)
+
+
+def test_a_waiting_writer_that_is_released_lets_in_the_readers_behind_it():
+    entries = [
+        entry(1, "holds", access="read", limit=None),
+        entry(2, limit=1),
+        *(entry(position, access="read", limit=None) for position in (3, 4)),
+    ]
+    assert told(overview(entries), "release", position=2)[-1] == (
+        "Lets in 3 (db1:803) and 4 (db1:804); nobody waits behind."
+    )
+
+
+def test_who_is_released_from_what_is_paused_lets_in_nobody():
+    found = overview([entry(1, "holds", limit=1), entry(2, limit=1)], [resource(paused=True)])
+    assert told(found, "release", position=1)[-1] == "The resource is paused: nobody goes in by this."
+
+
+def test_retrying_the_task_that_holds_up_its_queue():
+    found = overview(queues=[QueueCounts("nightly", 12, 0, 3, 1, 0, 0, 60.0, 1.0, 17)])
+    assert told(found, "retry", task_id=17) == [
+        "Retry task 17?",
+        "It is pending again, and the next free worker takes it.",
+        "It has failed, and holds up later orders of 'nightly' (12 pending tasks there).",
+        "When it succeeds they go on; when it fails again they stay where they are.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (Action("pause", resource="p"), "'p' is paused already"),
+        (Action("resume", resource="etl"), "'etl' is not paused"),
+        (Action("uncap", resource="etl"), "'etl' has no cap"),
+        (Action("cap", resource="p", cap=2), "'p' is capped at 2 already"),
+        (Action("cap", resource="gone", cap=2), "'gone' is not there any more"),
+        (Action("release", position=99), "Position 99 is gone already"),
+    ],
+)
+def test_what_cannot_be_done_as_things_are(action, why):
+    found = overview([entry(4)], [resource("p", paused=True, cap=2)])
+    asked = consequence(found, action)
+    assert (asked.possible, asked.question) == (False, why)
+
+
+def test_names_of_others_steer_nothing():
+    found = overview([entry(1, "holds", "a\u202eb", host="\x1b[2J", note="\x07")], [])
+    for action in (Action("release", position=1), Action("pause", resource="a\u202eb")):
+        asked = consequence(found, action)
+        assert all(text.isprintable() for text in (asked.question, *asked.lines, action.command)), asked
+
+
+def test_the_same_as_a_command():
+    assert Action("pause", resource="a b").command == "sqlsem pause 'a b'"
+    assert Action("cap", resource="etl", cap=2).command == "sqlsem set etl --limit 2"
+    assert Action("uncap", resource="etl").command == "sqlsem set etl --no-limit"
+    assert Action("take", position=4).command == "sqlsem release 4 --force"
+    assert Action("retry", task_id=17).command == "sqlsem tasks retry 17"
+
+
+requests = st.tuples(
+    st.sampled_from(["write", "write", "read", "stage:1"]),
+    st.sampled_from([None, 1, 2, 3, 5]),
+    st.integers(1, 3),
+    st.sampled_from(["waits", "waits", "holds", "dead"]),
+)
+
+
+@given(st.lists(requests, max_size=12), st.sampled_from([None, 1, 2, 4]))
+def test_who_goes_in_is_whom_the_rule_lets_in(rows, cap):
+    """One row after the other, by the model's rule."""
+    numbers = itertools.count(1)
+    queue = [
+        entry(next(numbers), state, access=access, limit=None if limit is None else max(limit, weight), weight=weight)
+        for access, limit, weight, state in rows
+    ]
+    living = [one for one in queue if one.state != "dead"]
+    expected = [
+        one.position
+        for at, one in enumerate(living)
+        if one.state == "waits" and Request("etl", one.access, one.limit, one.weight).fits(living[:at], cap)
+    ]
+    assert [one.position for one in entering(queue, cap, False)] == expected
+    assert entering(queue, cap, True) == []
+
+
+def test_a_long_queue_is_gone_through_once():
+    queue = [entry(position, access="read", limit=None, requested_at=NOW) for position in range(1, 20_001)]
+    assert len(entering(queue, None, False)) == 20_000

@@ -1,0 +1,438 @@
+"""Why somebody waits, behind whom, and until when: from rows that are made here."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlsem.insight.chains import Waits, leaders
+from sqlsem.insight.estimates import Durations, Play, estimates
+from sqlsem.insight.overview import Hold, HoldTimes, Overview
+from sqlsem.insight.reasons import reasons, task_reasons
+from sqlsem.insight.words import clock, span_in_words
+from sqlsem.model import Entry, Request, Resource, TaskEntry
+
+NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
+
+
+def entry(position, state="waits", access="write", limit=1, weight=1, resource="r", member=None, owner="t", **more):
+    member = position if member is None else member
+    known = {
+        "requesting_id": f"id{position}", "member_id": member, "owner": owner, "host": f"h{member}", "pid": member,
+        "program": None, "note": None, "requested_at": NOW, "granted_at": None if state == "waits" else NOW,
+        "seconds": 60.0, "missing_for": None, "grace": 5.0,
+    }  # fmt: skip
+    return Entry(resource, position, state, access, limit, weight, **{**known, **more})
+
+
+def overview(entries, *settings, holds=None):
+    times = {
+        name: HoldTimes(tuple(Hold(held, 0.0, None, None) for held in held)) for name, held in (holds or {}).items()
+    }
+    return Overview(
+        NOW, list(settings), sorted(entries, key=lambda one: (one.resource, one.position)), [], [], [], times
+    )
+
+
+def setting(cap=None, paused=False, resource="r", **more):
+    return Resource(resource, cap, paused, None, 0, 0, paused_at=NOW if paused else None, **more)
+
+
+def why(entries, *settings, at=None, **more):
+    found = reasons(overview(entries, *settings, **more))
+    return found[max(found) if at is None else at]
+
+
+# -- each rule has its words
+
+
+def test_behind_a_mutex():
+    holder = entry(1, "holds", program="load.py", note="orders", seconds=723.0)
+    found = why([holder, entry(2), entry(3)])
+    assert (found.code, found.behind, found.waiters, found.head) == ("limit", (holder,), 1, holder)
+    assert found.words == 'it is behind h1:1 (load.py, "orders"), which has held it for 12m03s; 1 more waits before it'
+    assert found.short == "behind h1:1, 1 before"
+    assert json.dumps(found.as_dict())
+
+
+def test_a_full_limit():
+    found = why([entry(n, "holds", limit=3) for n in (1, 2, 3)] + [entry(4, limit=3)])
+    assert (found.code, len(found.behind)) == ("limit", 3)
+    assert found.words == "the limit of 3 is full: h1:1, h2:2 and h3:3"
+
+
+def test_the_limit_of_another_binds():
+    found = why([entry(1, "holds", limit=2), entry(2, "holds", limit=2), entry(3, limit=5)])
+    assert found.words.startswith("the limit of 2 is full")
+
+
+def test_a_cap():
+    rows = [entry(1, "holds", limit=3), entry(2, limit=3)]
+    found = why(rows, setting(cap=1, cap_by="anna"))
+    assert found.code == "cap"
+    assert found.words == "the operator's cap of 1 by anna is reached: h1:1, which has held it for 1m00s"
+    assert found.short == "cap 1 by anna"
+
+
+def test_a_cap_below_a_weight():
+    found = why([entry(1, limit=3, weight=3)], setting(cap=2))
+    assert (found.code, found.behind) == ("cap", ())
+    assert "its weight of 3 is above the operator's cap of 2" in found.words
+
+
+def test_a_pause():
+    found = why([entry(1, limit=3)], setting(paused=True, paused_by="bob"))
+    assert (found.code, found.behind, found.head) == ("paused", (), None)
+    assert found.words.startswith("the resource is paused by bob since 2026-0")
+    behind = why([entry(1, "holds"), entry(2)], setting(paused=True))
+    assert "; then it is still behind h1:1" in behind.words
+
+
+def test_readers_and_writers():
+    reader, writer = entry(1, "holds", "read"), entry(2)
+    found = reasons(overview([reader, writer, entry(3, access="read")]))
+    assert found[2].code == "readers_ahead"
+    assert found[3].code == "writer_ahead"
+    assert found[3].behind == (writer,)
+    assert found[3].head == reader
+    assert found[3].words == (
+        "a writer is ahead: h2:2, which waits itself for 1m00s; in the end for h1:1, which has held it for 1m00s (r)"
+    )
+
+
+def test_stages():
+    found = why([entry(n, "holds", "stage:100") for n in (1, 2)] + [entry(3, access="stage:200")])
+    assert found.code == "stage"
+    assert found.short == "stage 100"
+    assert found.words.startswith("all of stage 100 that came before it have to leave")
+
+
+def test_an_upgrade():
+    rows = [entry(1, "holds", "upgrade"), entry(2, "holds", "read")]
+    found = reasons(overview(rows))
+    assert set(found) == {1}
+    assert found[1].code == "upgrading"
+    assert found[1].behind == (rows[1],)
+    assert reasons(overview(rows[:1]))[1].words == "it is alone and becomes the writer in a moment"
+
+
+def test_its_own_earlier_row():
+    found = why([entry(1, "holds", member=7), entry(2, member=7)])
+    assert found.code == "own_earlier"
+    assert found.words.startswith("it waits for its own earlier row at 1")
+    # Of a limit the other holders may leave.
+    other = why([entry(1, "holds", limit=2, member=7), entry(2, "holds", limit=2), entry(3, limit=2, member=7)])
+    assert other.code == "limit"
+
+
+def test_its_turn():
+    assert why([entry(1)]).code == "turn_now"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"state": "dead"}, "which is dead and gives way to the next who looks"),
+        ({"state": "revoked"}, "and has been told to stop"),
+        ({"state": "holds", "missing_for": 2.0}, "and cannot be found for 2.0s of its grace of 5.0s"),
+    ],
+)
+def test_a_holder_in_trouble(more, words):
+    assert words in why([replace(entry(1, "holds"), **more), entry(2)]).words
+
+
+def test_only_one():
+    rows = [entry(1, "holds"), entry(2), entry(3)]
+    assert set(reasons(overview(rows), only=3)) == {3}
+    assert reasons(overview(rows), only=3)[3] == reasons(overview(rows))[3]
+    assert reasons(overview(rows), only=1) == {}
+
+
+# -- what holds for any queue
+
+asked = st.builds(
+    lambda access, limit, weight: ("write", limit, min(weight, limit)) if access == "limit" else (access, 1, 1),
+    st.sampled_from(["limit", "limit", "write", "read", "stage:1", "stage:2"]),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+
+
+@st.composite
+def queues(draw):
+    """Rows as they come and go under the rule; not all who may go in have noticed."""
+    rows, caps, paused = [], {}, set()
+    for position in range(1, draw(st.integers(1, 14)) + 1):
+        resource = draw(st.sampled_from("ab"))
+        access, limit, weight = draw(asked)
+        rows.append(
+            entry(position, "waits", access, limit, weight, resource, member=draw(st.integers(1, 4)), owner="m")
+        )
+    for resource in "ab":
+        if draw(st.booleans()):
+            caps[resource] = draw(st.integers(1, 3))
+        if draw(st.integers(0, 4)) == 0:
+            paused.add(resource)
+    # First without cap and pause, as they come later than some.
+    for leave in draw(st.lists(st.integers(0, 20), max_size=4)):
+        rows = [
+            replace(one, state="holds", granted_at=NOW)
+            if request(one).fits([request(other) for other in ahead(rows, one)], None) and one.position % 5
+            else one
+            for one in rows
+        ]
+        if rows and rows[leave % len(rows)].state == "holds":
+            del rows[leave % len(rows)]
+    settings = [setting(caps.get(one), one in paused, one) for one in "ab"]
+    return rows, settings
+
+
+def request(one):
+    return Request(one.resource, one.access, one.limit, one.weight)
+
+
+def ahead(rows, one):
+    return [other for other in rows if other.resource == one.resource and other.position < one.position]
+
+
+@settings(deadline=None)
+@given(queues())
+def test_every_waiter_has_the_reason_that_the_rule_gives(made):
+    rows, set_ = made
+    found = reasons(overview(rows, *set_))
+    assert set(found) == {one.position for one in rows if one.state == "waits"}, "and nobody else has one"
+    for one in rows:
+        if one.state != "waits":
+            continue
+        its, reason = set_["ab".index(one.resource)], found[one.position]
+        before = ahead(rows, one)
+        assert (reason.code == "paused") == its.paused
+        if not its.paused:
+            fits = request(one).fits(map(request, before), its.cap)
+            assert (reason.code == "turn_now") == fits
+            assert (reason.code == "cap") == (not fits and request(one).fits(map(request, before), None))
+        if reason.behind:
+            assert set(reason.behind) <= set(before)
+            assert not request(one).fits(map(request, reason.behind), its.cap)
+            if reason.code != "own_earlier" and request(one).fits([], its.cap):
+                assert request(one).fits(map(request, reason.behind[:-1]), its.cap), "and no more than are needed"
+        elif reason.code not in ("paused", "turn_now"):
+            assert not request(one).fits([], its.cap), "nobody else is in the way"
+        assert reason.words
+        assert reason.short
+
+
+@settings(deadline=None)
+@given(queues())
+def test_chains_end_at_who_waits_for_nobody(made):
+    rows, set_ = made
+    waits = Waits(overview(rows, *set_))
+    parties = {(one.member_id, one.owner) for one in rows if one.state == "waits"}
+    for position in waits.blocked:
+        chain = waits.chain(position)
+        assert waits.head(position) == chain.head
+        for link, behind in chain.links:
+            assert behind in ahead(rows, link)
+        for (_, behind), (following, _) in itertools.pairwise(chain.links):
+            assert (behind.member_id, behind.owner) == (following.member_id, following.owner) or behind == following
+        if chain.head is not None:
+            assert (chain.head.member_id, chain.head.owner) not in parties
+    found = leaders(overview(rows, *set_))
+    assert sum(one.waiters for one in found) == sum(waits.head(position) is not None for position in waits.blocked)
+    assert [one.waiting_seconds for one in found] == sorted((one.waiting_seconds for one in found), reverse=True)
+
+
+def test_a_chain_across_resources():
+    """1 holds a; 2 holds b and waits for a; 3 waits for b, and 4 behind it."""
+    rows = [
+        entry(1, "holds", resource="a", member=1),
+        entry(2, "holds", resource="b", member=2),
+        entry(3, resource="a", member=2),
+        entry(4, resource="b", member=3),
+        entry(5, resource="b", member=4),
+    ]
+    found = reasons(overview(rows))
+    assert found[4].head == found[5].head == found[3].head == rows[0]
+    chain = Waits(overview(rows)).chain(5)
+    assert [(one.position, behind.position) for one, behind in chain.links] == [(5, 2), (3, 1)]
+    (leader,) = leaders(overview(rows))
+    assert (leader.entry, leader.waiters, leader.waiting_seconds) == (rows[0], 3, 180.0)
+    assert json.dumps(leader.as_dict())
+    assert "; in the end for h1:1, which has held it for 1m00s (a)" in found[5].words
+
+
+def test_a_circle_has_no_head():
+    rows = [
+        entry(1, "holds", resource="a", member=1),
+        entry(2, "holds", resource="b", member=2),
+        entry(3, resource="a", member=2),
+        entry(4, resource="b", member=1),
+    ]
+    waits = Waits(overview(rows))
+    assert waits.chain(4).deadlock
+    assert waits.head(4) is None
+    assert leaders(overview(rows)) == []
+    assert set(reasons(overview(rows))) == {3, 4}
+
+
+def test_of_several_that_may_leave_the_one_that_can_is_waited_for():
+    rows = [
+        entry(1, "holds", limit=2, member=1),
+        entry(2, "holds", limit=2, member=2),
+        entry(3, limit=2, member=3),
+        entry(4, "holds", resource="s", member=4),
+        entry(5, resource="s", member=1),
+    ]
+    assert reasons(overview(rows))[3].head == rows[1]
+
+
+def test_what_somebody_wrote_by_hand_hides_nobody_else():
+    rows = [entry(1, "holds"), entry(2, limit="three", weight="two"), entry(3)]
+    assert set(reasons(overview(rows))) == {2, 3}
+
+
+def test_many():
+    """In time that grows with their number: of a thousand behind one another each has a reason."""
+    rows = [entry(1, "holds")] + [entry(n) for n in range(2, 1002)]
+    found = reasons(overview(rows, holds={"r": [10.0] * 20}))
+    assert found[1001].waiters == 999
+    assert found[1001].head == rows[0]
+
+
+# -- estimates
+
+
+def test_a_mutex_whose_holds_are_alike():
+    found = estimates(overview([entry(1, "holds", seconds=40.0), entry(2), entry(3)], holds={"r": [100.0] * 50}))
+    assert 50 < found[2].low <= found[2].likely <= found[2].high < 70
+    assert 150 < found[3].likely < 170
+    assert found[2].words == "usually about 100 s, in about 01:00"
+
+
+def test_a_limit():
+    rows = [entry(1, "holds", limit=2, seconds=90.0), entry(2, "holds", limit=2, seconds=10.0)]
+    found = estimates(overview([*rows, *(entry(n, limit=2) for n in (3, 4, 5))], holds={"r": [100.0] * 50}))
+    assert [round(found[n].likely, -1) for n in (3, 4, 5)] == [10, 90, 110]
+
+
+def test_a_reader_does_not_wait_for_readers():
+    rows = [entry(1, "holds", seconds=90.0), entry(2, access="read"), entry(3, access="read"), entry(4)]
+    found = estimates(overview(rows, holds={"r": [100.0] * 50}))
+    assert round(found[2].likely, -1) == round(found[3].likely, -1) == 10
+    assert round(found[4].likely, -1) == 110
+
+
+def test_what_is_not_known():
+    rows = [entry(1, "holds"), entry(2)]
+    assert estimates(overview(rows)) == {}
+    assert estimates(overview(rows, holds={"r": [1.0] * 4})) == {}, "too few"
+    assert estimates(overview(rows, setting(paused=True), holds={"r": [1.0] * 50})) == {}
+    heavy = [entry(1, limit=3, weight=3), entry(2, limit=3)]
+    assert estimates(overview(heavy, setting(cap=2), holds={"r": [1.0] * 50})) == {}
+
+
+def test_one_that_has_held_for_longer_than_ever():
+    found = estimates(overview([entry(1, "holds", seconds=1000.0), entry(2)], holds={"r": [100.0] * 50}))
+    assert 0 < found[2].low < found[2].likely < found[2].high
+    assert 100 < found[2].likely < 1000
+
+
+def test_one_that_is_missing_is_gone_with_its_grace():
+    rows = [replace(entry(1, "holds", seconds=1.0), missing_for=3.0), entry(2)]
+    assert estimates(overview(rows, holds={"r": [100.0] * 50}))[2].high == pytest.approx(2.0)
+    rows[0] = replace(rows[0], state="dead")
+    assert estimates(overview(rows, holds={"r": [100.0] * 50}))[2].high == 0
+
+
+def test_a_note_tells_more_than_all_holds_together():
+    holds = [Hold(10.0, 0.0, f"quick {n}", None) for n in range(20)] + [
+        Hold(500.0, 0.0, "slow", None) for _ in range(20)
+    ]
+    rows = [entry(1, "holds", note="quick 99", seconds=0.0), entry(2)]
+    found = replace(overview(rows), holds={"r": HoldTimes(tuple(holds))})
+    assert estimates(found)[2].high < 20
+    other = replace(overview([replace(rows[0], note="slow"), rows[1]]), holds=found.holds)
+    assert estimates(other)[2].likely > 400
+
+
+def test_it_says_the_same_twice():
+    made = overview([entry(1, "holds"), entry(2), entry(3)], holds={"r": [float(n) for n in range(50, 150)]})
+    assert estimates(made) == estimates(made)
+    assert reasons(made)[3].enters == estimates(made)[3]
+    assert "such locks usually take" in reasons(made)[3].words
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
+def test_a_play_is_the_rule(rows, its, cap):
+    """It goes in at the first moment at which it fits beside those who are still there."""
+    play = Play()
+    for leaves, (access, limit, weight) in rows:
+        play.stays(leaves, access, limit, weight)
+    ask = Request("r", *its)
+    moments = sorted({0.0, *(leaves for leaves, _ in rows)})
+    right = next(
+        (at for at in moments if ask.fits([Request("r", *one) for leaves, one in rows if leaves > at], cap)), math.inf
+    )
+    assert play.enters(*its, cap) == right
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1e6), st.lists(st.floats(0, 0.999), min_size=2)
+)
+def test_durations_grow_with_their_share(held, already, shares):
+    durations = Durations(held)
+    found = [durations.at(share, already) for share in sorted(shares)]
+    assert all(one >= -1e-6 for one in found)
+    assert all(after >= before - 1e-6 for before, after in itertools.pairwise(found))
+
+
+# -- tasks
+
+
+def task(task_id, order=0, status="pending", queue="q", **more):
+    known = {
+        "kind": "json", "body": "1", "note": None, "on_failure": "stop", "attempt": 0, "failures": 0, "losses": 0,
+        "max_attempts": 3, "put_at": NOW, "ready_at": NOW, "claimed_at": None, "ended_at": None, "seconds": None,
+        "member_id": None, "owner": None, "host": None, "pid": None, "error": None, "result": None,
+    }  # fmt: skip
+    return TaskEntry(task_id=task_id, queue=queue, order=order, status=status, **{**known, **more})
+
+
+def test_tasks():
+    failed, running = task(1, 1, "failed"), task(5, 1, "running", "other", host="h", pid=7, seconds=61.0)
+    later = task(8, 3, "pending", "third", ready_at=NOW + timedelta(seconds=90), failures=1, attempt=1)
+    tasks = [failed, task(2, 1), task(3, 2), running, task(6, 2, queue="other"), task(7, 3, queue="other"), later]
+    found = task_reasons(tasks, NOW)
+    assert set(found) == {2, 3, 6, 7, 8}
+    assert (found[2].code, found[3].code) == ("turn_now", "order_open")
+    assert found[3].words == "order 1 is open because task 1 failed; retry or cancel it"
+    assert found[3].behind == (failed,)
+    assert found[6].words == "order 1 is open: task 5, which h:7 has run for 1m01s"
+    assert found[7].behind[0].task_id == 6
+    assert (found[8].code, found[8].words, found[8].ready_in) == ("not_ready", "attempt 2 of 3 is due in 01:30", 90)
+    assert json.dumps([one.as_dict() for one in found.values()])
+
+
+def test_a_failed_task_that_holds_nothing_up():
+    found = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
+    assert found[2].code == found[3].code == "turn_now"
+    assert found[3].words == "the next worker that is free takes it after 1 before it"
+
+
+# -- words
+
+
+def test_spans_and_clocks():
+    assert span_in_words(660, 840) == "11\N{EN DASH}14 min"
+    assert span_in_words(0.2, 3) == "0.2\N{EN DASH}3 s"
+    assert span_in_words(100, 100) == "about 100 s"
+    assert span_in_words(3600, 4 * 3600) == "1\N{EN DASH}4 h"
+    assert span_in_words(86400, 3 * 86400) == "1\N{EN DASH}3 d"
+    assert (clock(171), clock(3771), clock(0)) == ("02:51", "1:02:51", "00:00")

@@ -1,0 +1,144 @@
+"""Callbacks at the end of the interpreter, and after a fork; what nobody wants to know costs no query."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+import sqlsem.testing
+from sqlsem.core import signals
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
+
+
+def test_what_has_happened_is_told_at_the_end_of_the_program():
+    done = run(
+        """
+import sqlsem, sqlsem.testing
+sqlsem.on("released", lambda event: print(event.resource, "was released"))
+with sqlsem.testing.memory() as locks, locks.mutex("etl"):
+    pass
+"""
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("etl was released\n", "", 0)
+
+
+def test_a_callback_that_blocks_does_not_hold_up_the_end():
+    done = run(
+        """
+import threading, sqlsem, sqlsem.testing
+sqlsem.on("released", lambda event: threading.Event().wait())
+with sqlsem.testing.memory() as locks, locks.mutex("etl"):
+    pass
+"""
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="fork")
+def test_a_forked_child_goes_on_to_listen(tmp_path):
+    done = run(
+        """
+import os, sys, threading, sqlsem
+gate, told = threading.Event(), []
+
+def tell(event):
+    gate.wait()
+    print(os.getpid() == parent, event.resource, flush=True)
+
+parent = os.getpid()
+sqlsem.on("released", tell)
+with sqlsem.connect(sys.argv[1]) as locks:
+    with locks.mutex("before"):
+        pass
+    child = os.fork()
+    gate.set()
+    if child:
+        os.waitpid(child, 0)
+    else:
+        with locks.mutex("after"):
+            pass
+""",
+        f"sqlite:///{tmp_path}/locks.db",
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert sorted(done.stdout.splitlines()) == ["False after", "True before"]
+
+
+def test_nobody_is_asked_whom_one_waits_behind_unless_somebody_wants_to_know(tmp_path, monkeypatch, caplog):
+    with (
+        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as one,
+        sqlsem.connect(f"sqlite:///{tmp_path}/locks.db") as two,
+    ):
+        looks = []
+        session = type(two.engine).session_class
+        entries = session.entries
+        monkeypatch.setattr(session, "entries", lambda self, name: looks.append(name) or entries(self, name))
+
+        def wait():
+            assert not two.mutex("etl").acquire(timeout=0.1)
+
+        caplog.set_level(logging.WARNING, "sqlsem")
+        with one.mutex("etl"):
+            wait()
+            assert looks == []
+            with two.on("waiting", print):
+                wait()
+            assert looks == ["etl"]
+            wait()
+            assert looks == ["etl"]
+            caplog.set_level(logging.INFO, "sqlsem")
+            wait()
+            assert looks == ["etl"] * 2
+
+
+def test_a_tap_that_fails_harms_no_lock(caplog):
+    def fails(event):
+        raise ValueError("no")
+
+    with sqlsem.testing.memory() as locks:
+        locks.process.signals.add("granted", fails)
+        with locks.mutex("etl"):
+            pass
+    assert [record.levelname for record in caplog.records if "Telling of 'etl'" in record.getMessage()] == ["ERROR"]
+
+
+def test_a_subscription_that_nobody_listens_to():
+    subscription = sqlsem.on("lost")
+    assert repr(subscription) == "<Subscription 'lost', to nobody>"
+    subscription(print)
+    assert repr(subscription) == "<Subscription 'lost'>"
+    subscription.undo()
+
+
+def test_order_is_kept_whoever_puts():
+    """One thread calls back, also where several begin at once."""
+    found = []
+    with sqlsem.testing.memory() as locks, locks.on("granted", lambda event: found.append(event.position)):
+        with locks.on("released", lambda event: found.append(event.position)):
+
+            def work():
+                for _ in range(50):
+                    with locks.mutex("etl"):
+                        pass
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+            signals.drain(PATIENCE)
+            until(lambda: len(found) == 400, "all were told")
+    threads = [one for one in threading.enumerate() if one.name == "sqlsem-events"]
+    assert len(threads) == 1
+    for position in set(found):
+        assert found.count(position) == 2
