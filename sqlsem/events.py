@@ -95,7 +95,7 @@ class Event:
 
     @property
     def described(self) -> str:
-        """The request in a few words: ``limit 3 on 'etl'``."""
+        """The request in a few words, as in ``limit 3 on 'etl'``."""
         if self.access == "upgrade":
             return f"upgrade on {self.resource!r}"
         return Request(self.resource, self.access, self.limit, self.weight).describe()
