@@ -147,7 +147,7 @@ class Operators:
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
 
-        Reads all tasks that are kept (`history_days`). Raises `Unavailable` when the database is out of reach.
+        Reads all tasks that are kept (``history_days``). Raises `Unavailable` when the database is out of reach.
 
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
