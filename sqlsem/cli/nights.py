@@ -1,11 +1,12 @@
-"""The commands that look back at a whole night: ``sqlsem audit`` and ``replay``."""
+"""The commands that look back at a whole night: ``sqlsem timeline``, ``replay`` and ``audit``."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -17,21 +18,27 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.insight.audit import audit as check
 from sqlsem.insight.replay import ORDERS, Terms
 from sqlsem.insight.replay import replay as run_again
+from sqlsem.insight.timeline import timeline as lay_out
 from sqlsem.model import MAX_INT, Entry, Past, monotonic
 from sqlsem.terminal import output
 from sqlsem.terminal.nights import render_audit, render_replay
+from sqlsem.terminal.timeline import FORMATS, library, picture
 
-__all__ = ["audit", "replay"]
+__all__ = ["audit", "replay", "timeline"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: So many rows are read at a time.
 PAGE_ROWS = 5000
 #: A page is asked for from a little above the last row that is known, seconds: how far our clocks may be apart by then.
 OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
+#: Years beyond those that a calendar has.
+LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
 #: So many findings are shown.
 MOST_FINDINGS = 20
 #: More requests than this are not run again, unless it is asked for.
 MOST_REQUESTS = 100_000
+#: More than these are not drawn.
+MOST_DRAWN, MOST_PANELS = 10_000, 40
 
 
 def since_option(default: str) -> Callable[[F], F]:
@@ -127,6 +134,61 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
         output.show(console, render_audit(result, console.width))
     if not result.ok:
         raise SystemExit(1)
+
+
+def picture_file(value: str) -> Path:
+    """A file for a picture, whose name tells what it shall be."""
+    path = Path(value)
+    if path.suffix.lower() not in FORMATS:
+        raise click.BadParameter(f"{value!r} must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    return path
+
+
+@click.command(short_help="Draw who waited and held, and the use.")
+@click.argument("resource", required=False, type=resource_name)
+@since_option("24h")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=picture_file,
+    required=True,
+    metavar="FILE",
+    help="Where to: a page that needs nothing else (.html), or a picture (.svg, .png).",
+)
+@click.option(
+    "-n",
+    "--most",
+    type=click.IntRange(1, 100_000),
+    default=MOST_DRAWN,
+    show_default=True,
+    metavar="N",
+    help="Draw so many requests at the most, the longest.",
+)
+@connecting
+def timeline(options: Connecting, resource: str | None, since: float, file: Path, most: int) -> None:
+    """Draw a night by resource: who waited and held, and under it how much of the limit was in use.
+
+    In the page one can zoom, point at a bar to read who it was, and search. What is not drawn is said, in the file and
+    here. The names and notes of all who used the locks are in it. Needs: pip install 'sqlsem[timeline]'
+
+    \b
+    Examples:
+      sqlsem timeline --since 24h -o night.html
+      sqlsem timeline etl --since 2h -o etl.svg
+    """
+    library()
+    with options.coordinator(looks=True) as coordinator:
+        night = Night(coordinator, resource, since)
+        begin = night.taken_at - timedelta(seconds=min(since, LONGEST_NIGHT_SECONDS))
+        drawn = lay_out(night.past(), night.entries, begin, night.taken_at, most=most, most_panels=MOST_PANELS)
+    content = picture(drawn, file.suffix.lower())
+    try:
+        file.write_bytes(content)
+    except OSError as exc:
+        raise ConfigurationError(f"The picture cannot be written to {str(file)!r}: {exc.strerror}") from exc
+    words = drawn.left_out() or f"all {drawn.requests:,} requests are drawn"
+    output.echo(f"{file}: {words}, of {len(drawn.panels)} resource{'' if len(drawn.panels) == 1 else 's'}")
 
 
 def numbered(value: str) -> tuple[str, int]:

@@ -147,7 +147,7 @@ class Operators:
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
 
-        Reads all tasks that are kept (`history_days`). Raises `Unavailable` when the database is out of reach.
+        Reads all tasks that are kept (``history_days``). Raises `Unavailable` when the database is out of reach.
 
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
@@ -169,32 +169,36 @@ class Operators:
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
-        self._set_task(task_id, "retry", "failed or cancelled")
-
-    def cancel_task(self, task_id: int) -> None:
-        """Take a pending or failed task out of its queue. Raises `NotHeld` when it is neither (running ones run on)."""
-        self._set_task(task_id, "cancel", "pending or failed")
-
-    def _set_task(self, task_id: int, what: str, states: str) -> None:
 
         def change(session: Session) -> int:
-            code = session.set_task(task_id, what)
+            code = session.set_task(task_id, "retry")
             if code == RUNS:
                 # Its worker may be dead, without anybody having looked.
                 with contextlib.suppress(ConfigurationError):  # not everybody may look
                     if session.recover_tasks(None, None):
-                        code = session.set_task(task_id, what)
+                        code = session.set_task(task_id, "retry")
                         # It is pending again by that.
-                        return 0 if what == "retry" and code < RUNS else code
+                        return 0 if code < RUNS else code
             return code
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
-                code, f"it is not {states}"
-            )
-            raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
+            raise _cannot("retry", task_id, code, "failed or cancelled")
         self.process.bell.notify()
+
+    def cancel_task(self, task_id: int) -> bool:
+        """Cancel a task. One that is pending or has failed is out of its queue at once: True. Of one that runs its
+        worker is told, which ends its SQL or command, or interrupts its function; then it is cancelled: False.
+
+        Raises `NotHeld` when there is no such task, or it has ended.
+
+        >>> coordinator.cancel_task(17)  # doctest: +SKIP
+        """
+        code = self.process.look(lambda session: session.cancel_task(task_id), TaskSession)
+        if code < 0:
+            raise _cannot("cancel", task_id, code, "pending, running or failed")
+        self.process.bell.notify()
+        return code != RUNS
 
 
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
@@ -202,3 +206,8 @@ def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> di
     ages = {"since": since, "until": until}
     asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
     return asked | {name: value for name, value in others.items() if value is not None}
+
+
+def _cannot(what: str, task_id: int, code: int, states: str) -> NotHeld:
+    why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}
+    return NotHeld(f"Cannot {what} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks")

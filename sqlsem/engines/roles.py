@@ -378,6 +378,18 @@ class TaskSession(LockSession):
         """
 
     @abc.abstractmethod
+    def cancel_task(self, task_id: int) -> int:
+        """As `set_task` to 'cancel'; but of a task that runs its worker is told (1), and it is cancelled when that has
+        ended it.
+        """
+
+    @abc.abstractmethod
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        """Of those of these tasks of a member of which anything is asked: how long they may run (s), and who wants
+        them cancelled.
+        """
+
+    @abc.abstractmethod
     def prune_tasks(self, most: int) -> int:
         """Remove at most ``most`` tasks that ended and are past keeping, with their log."""
 

@@ -7,5 +7,6 @@ rows have it.
     rule.py        the rule over a whole queue
     audit.py       whether a history was in order
     replay.py      what a night would have been
+    timeline.py    what happened when, to be drawn
     estimates.py   when somebody will go in, from the history of such holds
 """

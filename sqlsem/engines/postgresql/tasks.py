@@ -103,6 +103,12 @@ class PostgresTasks(PostgresConnection, TaskSession):
     def set_task(self, task_id: int, what: str) -> int:
         return int(self.row("set_task", here(), task_id, what)[1])
 
+    def cancel_task(self, task_id: int) -> int:
+        return self.number("cancel_task", task_id)
+
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        return [(row[0], row[1], row[2]) for row in self.rows("asked_of_tasks", (member_id, list(task_ids)))]
+
     def prune_tasks(self, most: int) -> int:
         return self.number("prune_tasks", most)
 

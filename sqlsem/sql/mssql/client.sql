@@ -159,6 +159,12 @@ EXEC {schema}.task_attempts ?
 -- name: set_task
 EXEC {schema}.set_task ?, ?, 1
 
+-- name: cancel_task
+EXEC {schema}.cancel_task ?, 1
+
+-- name: asked_of_tasks
+EXEC {schema}.asked_of_tasks ?, ?
+
 -- name: prune_tasks
 EXEC {schema}.prune_tasks ?, 1
 

@@ -61,7 +61,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
              (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
              (N'list_rounds', N'uor'),
-             (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'queue_state', N'pwor'),
+             (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
              (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'task_attempts', N'pwor'),
              (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),

@@ -210,6 +210,12 @@ SELECT * FROM {schema}.task_attempts(%s)
 -- name: set_task
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_task(%s, %s)
 
+-- name: cancel_task
+SELECT {schema}.cancel_task(%s)
+
+-- name: asked_of_tasks
+SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
+
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)
 

@@ -2,6 +2,8 @@
 -- Every write happens inside BEGIN IMMEDIATE, which is the gate: numbers appear in commit order.
 --
 -- The host's clock is the server's; times are seconds since 1970.
+-- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
+-- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
@@ -414,8 +416,10 @@ SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND 
 UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
 
 -- name: supersede
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock}, error = 'replaced by task ' || :by
-WHERE task_id = :task
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
+
+-- name: superseded_by
+UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
@@ -449,23 +453,22 @@ ORDER BY task_id
 -- name: keep_attempt
 -- Written first, while the row still tells who and when.
 INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error, result)
-SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, :error, :result
+SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, {error_after}, :result
 FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.attempt = :attempt AND t.member_id = :member AND t.status = 'running'
 
 -- name: end_task
 UPDATE {schema}_task
-SET status = CASE WHEN :outcome = 'finished' THEN 'finished'
-                  WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END,
-    is_open = :outcome = 'returned' OR :outcome = 'failed' AND (failures + 1 < max_attempts OR on_failure = 'stop'),
+SET status = {status_after},
+    is_open = {status_after} = 'pending' OR {status_after} = 'failed' AND on_failure = 'stop',
     failures = failures + (:outcome = 'failed'),
     ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
                     -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
                     THEN {clock} + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
                          * (0.5 + abs(random() % 1000) / 2000.0)
                     ELSE ready_at END,
-    ended_at = CASE WHEN :outcome = 'finished' OR :outcome = 'failed' AND failures + 1 >= max_attempts THEN {clock} END,
-    error = :error, result = :result, member_id = NULL, claim_uid = NULL
+    ended_at = CASE WHEN {status_after} <> 'pending' THEN {clock} END,
+    error = {error_after}, result = :result, member_id = NULL, claim_uid = NULL
 WHERE task_id = :task
 
 -- name: ended_before
@@ -484,11 +487,12 @@ WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
 
 -- name: recover_tasks
 UPDATE {schema}_task
-SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
-    is_open = losses < 4 OR on_failure = 'stop',
+SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
+    is_open = cancel_asked_at IS NULL AND (losses < 4 OR on_failure = 'stop'),
     losses = losses + 1,
-    ended_at = CASE WHEN losses >= 4 THEN {clock} END,
-    error = CASE WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
+    ended_at = CASE WHEN cancel_asked_at IS NOT NULL OR losses >= 4 THEN {clock} END,
+    error = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled by ' || cancel_asked_by || char(10) || 'its worker died'
+                 WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
     member_id = NULL, claim_uid = NULL
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
@@ -575,8 +579,9 @@ SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
 -- name: retry_task
 -- Ready from the first, whatever the clock says.
 UPDATE {schema}_task
-SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL
-WHERE task_id = ?
+SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL,
+    cancel_asked_at = NULL, cancel_asked_by = NULL
+WHERE task_id = :task
 
 -- name: rival
 -- Another open task with the same key.
@@ -584,7 +589,19 @@ SELECT 1 FROM {schema}_task AS t JOIN {schema}_task AS o ON o.queue_name = t.que
 WHERE t.task_id = ? AND o.is_open AND o.task_id <> t.task_id
 
 -- name: cancel_task
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
+UPDATE {schema}_task
+SET status = 'cancelled', is_open = 0, ended_at = {clock}, cancel_asked_at = {clock}, cancel_asked_by = :login
+WHERE task_id = :task
+
+-- name: ask_to_cancel
+UPDATE {schema}_task
+SET cancel_asked_at = coalesce(cancel_asked_at, {clock}), cancel_asked_by = coalesce(cancel_asked_by, :login)
+WHERE task_id = :task AND status = 'running'
+
+-- name: asked_of_tasks
+SELECT t.task_id, t.time_limit_ms / 1000.0 AS time_limit, t.cancel_asked_by
+FROM json_each(:tasks) AS j JOIN {schema}_task AS t ON t.task_id = j.value
+WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
 
 -- name: prune_task_log
 DELETE FROM {schema}_task_log WHERE task_id IN (
