@@ -15,6 +15,7 @@ import click
 
 import sqlsem
 from benchmarks import servers, shown, subjects
+from benchmarks.estimates import estimates
 from benchmarks.growth.picture import draw
 from benchmarks.growth.shown import PARTS, growth
 from benchmarks.printed import ENGINES, console
@@ -23,13 +24,13 @@ MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
     one.__name__: one
     for one in (
         *(shown.uncontended, shown.handoff, shown.limit, shown.aio, shown.waiters, shown.connections, shown.throughput),
-        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth),
+        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates),
     )
 }
 #: Those that are there for SQL Server, whose peers have no queues.
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
-#: What runs when nothing is named. (The slopes take a while, too.)
-USUAL = [name for name in MEASUREMENTS if name != "growth"]
+#: What runs when nothing is named. (The slopes take a while, too; estimates have to do with no database.)
+USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates")]
 
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -61,6 +62,7 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--pending", default=100_000, help="Pending tasks, for the cost of a claim.")
 @click.option("--finished", default=1_000_000, help="Finished tasks beside them.")
 @click.option("--claims", default=900, help="Claims from either table.")
+@click.option("--moments", default=300, help="Estimates: moments of each kind of history.")
 @click.option("--quick", is_flag=True, help="Growth: only as far as the shapes can be seen.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Growth: this one only.")
 @click.option("--crowds", callback=_sizes, metavar="N,…", help="Growth: waiters on one resource.")
@@ -88,7 +90,7 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth.
+    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth and estimates.
     Compare the ratios, not the figures: these belong to the machine and its mood.
     """
     if realtime:

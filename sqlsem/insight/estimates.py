@@ -12,6 +12,7 @@ import bisect
 import math
 import random
 import re
+import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -29,6 +30,8 @@ __all__ = ["Estimate", "estimates"]
 LEAST_HOLDS = 5
 #: Of so many of one kind (the same note, or program) others are left out.
 LEAST_OF_KIND = 8
+#: The newest that are looked at, as what is done changes with time.
+MOST_HOLDS = 60
 #: How often a queue is played forward; less often where many wait, but so often at least.
 PLAYS, LEAST_PLAYS = 200, 40
 #: Rows of all queues, times plays.
@@ -73,8 +76,12 @@ def kind_of(note: str | None, program: str | None) -> tuple[str, str]:
 class Durations:
     """For how long a lock is held: the next one, or one that has been held for some time."""
 
-    def __init__(self, held: Sequence[float]) -> None:
+    def __init__(self, newest: Sequence[float]) -> None:
+        held = newest[:MOST_HOLDS]
         self.held = sorted(held)
+        mean = statistics.fmean(held)
+        #: How far their mean may be off, as a share of it: those who come later are off together.
+        self.doubt = statistics.pstdev(held) / mean / math.sqrt(len(held)) if mean > 0 else 0.0
 
     def at(self, share: float, already: float = 0.0) -> float:
         """How much longer, where this share of those like it is shorter. Between any two of the holds that were longer
@@ -110,7 +117,8 @@ class Kinds:
 class Play:
     """One play of a queue: when each row leaves, from its head on."""
 
-    def __init__(self) -> None:
+    def __init__(self, luck: float) -> None:
+        self.luck = luck  # how far the means are off in this one, in standard deviations
         self._leaving: list[tuple[float, str, int, int | None]] = []  # who leaves last comes last
 
     def enters(self, access: str, limit: int | None, weight: int, cap: int | None) -> float:
@@ -164,9 +172,9 @@ def _is_wanted(entry: Entry, wanted: Collection[int] | None) -> bool:
 
 
 def _play(rows: list[Entry], kinds: Kinds, cap: int | None, number_of: int, count: int) -> dict[int, Estimate]:
-    plays = [Play() for _ in range(number_of)]
-    shares = [(place + 0.5) / number_of for place in range(number_of)]
     chance = random.Random(len(rows))  # the same each time: what is shown should not jump about
+    plays = [Play(chance.gauss(0.0, 1.0)) for _ in range(number_of)]
+    shares = [(place + 0.5) / number_of for place in range(number_of)]
     found: dict[int, Estimate] = {}
     for one in rows:
         chance.shuffle(shares)
@@ -178,7 +186,7 @@ def _play(rows: list[Entry], kinds: Kinds, cap: int | None, number_of: int, coun
             if waits:
                 enters = play.enters(access, limit, weight, cap)
                 entered.append(enters)
-                leaves = enters + durations.at(share)
+                leaves = enters + durations.at(share) * math.exp(play.luck * durations.doubt)
             elif one.state == "dead" or (one.granted_at is None and one.member_id is not None):
                 leaves = 0.0
             else:

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     "--rounds 5 --processes 2 --crew 4 --seconds 0.2 --turns 1 --waiters 2 --wait 6 --locks 3 --threads 2 --tasks 20 "
     "--workers 2 --put 20 --idle 1 --puts 5 --pending 1000 --finished 10 --claims 30 --quick --crowds 3,5 --under 20 "
-    "--rows 3,5 --past 3,5 --owners 3,5 --budget 5"
+    "--rows 3,5 --past 3,5 --owners 3,5 --budget 5 --moments 6"
 )
-ALL = "uncontended handoff limit aio waiters connections tasks puts idle claim growth"
+ALL = "uncontended handoff limit aio waiters connections tasks puts idle claim growth estimates"
 
 
 @pytest.mark.soak

@@ -371,7 +371,7 @@ def test_it_says_the_same_twice():
 @given(st.lists(st.tuples(st.floats(0, 100), asked), max_size=12), asked, st.none() | st.integers(1, 4))
 def test_a_play_is_the_rule(rows, its, cap):
     """It goes in at the first moment at which it fits beside those who are still there."""
-    play = Play()
+    play = Play(0.0)
     for leaves, (access, limit, weight) in rows:
         play.stays(leaves, access, limit, weight)
     ask = Request("r", *its)

@@ -111,6 +111,135 @@ END;
 GO
 
 
+-- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
+-- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
+-- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more.
+IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.why @queue_position bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    DECLARE @resource nvarchar(255), @access nvarchar(64), @limit bigint, @weight bigint, @member bigint, @owner nvarchar(255),
+            @state nvarchar(10), @cap int, @cap_by nvarchar(128), @paused_at datetime2(6), @paused_by nvarchar(128),
+            @usable bigint, @room bigint = 2147483647, @edge bigint, @edge_uncapped bigint, @own bigint, @code nvarchar(20),
+            @reason nvarchar(1000), @all int = 0, @writers int = 0, @stages int = 0, @readers int = 0;
+    DECLARE @entry TABLE (
+        queue_position bigint NOT NULL PRIMARY KEY, access_type nvarchar(64) NULL, concurrency_limit bigint NOT NULL,
+        weight bigint NOT NULL, member_id bigint NULL, owner nvarchar(255) NULL, granted int NOT NULL, state nvarchar(10) NOT NULL,
+        since datetime2(6) NULL, host nvarchar(255) NULL, pid int NULL, program nvarchar(255) NULL, note nvarchar(1000) NULL,
+        behind int NOT NULL);
+    SELECT @resource = resource_id FROM {schema}.entry WITH (NOLOCK) WHERE queue_position = @queue_position;
+    INSERT INTO @entry (queue_position, access_type, concurrency_limit, weight, member_id, owner, granted, state, since, host, pid,
+                        program, note, behind)
+    SELECT t.queue_position, t.access_type, COALESCE(t.concurrency_limit, 2147483647), COALESCE(t.weight, 1), t.member_id, t.owner,
+           CASE WHEN t.granted_at IS NOT NULL THEN 1 ELSE 0 END,
+           CASE WHEN t.member_id IS NOT NULL AND m.member_id IS NULL THEN N'dead'
+                WHEN t.revoked_at IS NOT NULL THEN N'revoked' WHEN h.holds = 1 THEN N'holds' ELSE N'waits' END,
+           COALESCE(t.granted_at, t.requested_at), m.host, m.pid, m.program, t.note, 0
+    FROM {schema}.standing(@resource) AS h
+    JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
+    LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id;
+    -- Who is dead, as entries tells it.
+    UPDATE @entry SET state = N'dead'
+    WHERE state <> N'dead' AND member_id IN (
+        SELECT m.member_id FROM {schema}.member AS m WITH (NOLOCK)
+        WHERE CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                   WHEN m.beacon IS NULL
+                        OR DATEADD(millisecond, m.grace_ms, CASE WHEN @start > m.seen_at THEN @start ELSE m.seen_at END) > @now
+                        OR (@start IS NULL AND m.grace_ms > 0
+                            AND (m.missing_since IS NULL OR DATEADD(millisecond, m.grace_ms, m.missing_since) > @now)) THEN 0
+                   WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                   ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1);
+    SELECT @access = access_type, @limit = concurrency_limit, @weight = weight, @member = member_id, @owner = owner, @state = state
+    FROM @entry WHERE queue_position = @queue_position;
+    IF @state IS NULL
+        SET @code = NULL;
+    ELSE IF @state = N'holds' AND LEFT(@access, 7) = N'upgrade'
+    BEGIN
+        SET @code = N'upgrading';
+        SET @reason = N'it becomes the writer when the others have left';
+        UPDATE @entry SET behind = 1 WHERE granted = 1 AND queue_position <> @queue_position;
+    END
+    ELSE IF @state <> N'waits'
+    BEGIN
+        SET @code = @state;
+        SET @reason = CASE @state WHEN N'holds' THEN N'it has been let in'
+                                  WHEN N'dead' THEN N'its owner is dead: it is removed by the next who looks'
+                                  ELSE N'an operator takes it away' END;
+    END
+    ELSE
+    BEGIN
+        SELECT @cap = cap, @cap_by = cap_by, @paused_at = paused_at, @paused_by = paused_by
+        FROM {schema}.resource WITH (NOLOCK) WHERE resource_id = @resource;
+        -- Where the cap leaves such a request no room at all, the others are looked for without it.
+        SET @usable = CASE WHEN @cap >= @weight THEN @cap ELSE 2147483647 END;
+        SELECT TOP (1) @edge = a.queue_position
+        FROM (SELECT e.queue_position, SUM(COALESCE(e.weight, 0)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS load,
+                     MIN(COALESCE(e.concurrency_limit, 2147483647)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS declared
+              FROM @entry AS e
+              WHERE e.queue_position < @queue_position AND (@access = N'write' OR e.access_type <> @access)) AS a
+        WHERE a.load + @weight > @limit OR a.load + @weight > @usable OR a.load + @weight > a.declared
+        ORDER BY a.queue_position;
+        SELECT TOP (1) @edge_uncapped = a.queue_position
+        FROM (SELECT e.queue_position, SUM(COALESCE(e.weight, 0)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS load,
+                     MIN(COALESCE(e.concurrency_limit, 2147483647)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS declared
+              FROM @entry AS e
+              WHERE e.queue_position < @queue_position AND (@access = N'write' OR e.access_type <> @access)) AS a
+        WHERE a.load + @weight > @limit OR a.load + @weight > a.declared
+        ORDER BY a.queue_position;
+        SELECT TOP (1) @own = a.queue_position
+        FROM (SELECT e.queue_position, SUM(COALESCE(e.weight, 0)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS load,
+                     MIN(COALESCE(e.concurrency_limit, 2147483647)) OVER (ORDER BY e.queue_position ROWS UNBOUNDED PRECEDING) AS declared
+              FROM @entry AS e
+              WHERE e.queue_position < @queue_position AND (@access = N'write' OR e.access_type <> @access)
+                AND e.member_id = @member AND e.owner = @owner) AS a
+        WHERE a.load + @weight > @limit OR a.load + @weight > @usable OR a.load + @weight > a.declared
+        ORDER BY a.queue_position;
+        UPDATE @entry SET behind = 1 WHERE queue_position <= @edge AND (@access = N'write' OR access_type <> @access);
+        SELECT @all = COUNT(*),
+               @writers = COALESCE(SUM(CASE WHEN access_type = N'write' OR LEFT(access_type, 7) = N'upgrade' THEN 1 ELSE 0 END), 0),
+               @stages = COALESCE(SUM(CASE WHEN LEFT(access_type, 6) = N'stage:' THEN 1 ELSE 0 END), 0),
+               @readers = COALESCE(SUM(CASE WHEN access_type = N'read' OR LEFT(access_type, 7) = N'upgrade' THEN 1 ELSE 0 END), 0),
+               @room = COALESCE(MIN(COALESCE(concurrency_limit, 2147483647)), 2147483647)
+        FROM @entry WHERE behind = 1;
+        SET @room = CASE WHEN @limit < @room THEN @limit ELSE @room END;
+        SET @room = CASE WHEN @usable < @room THEN @usable ELSE @room END;
+        SET @code = CASE WHEN @paused_at IS NOT NULL THEN N'paused'
+                         WHEN @edge IS NULL AND (@cap IS NULL OR @cap >= @weight) THEN N'turn_now'
+                         WHEN @edge_uncapped IS NULL THEN N'cap' WHEN @own IS NOT NULL THEN N'own_earlier'
+                         WHEN @access <> N'write' AND @writers > 0 THEN N'writer_ahead' WHEN @stages = @all THEN N'stage'
+                         WHEN @readers = @all THEN N'readers_ahead' ELSE N'limit' END;
+        SET @reason = CASE @code
+            WHEN N'paused' THEN CONCAT(N'the resource is paused', N' by ' + @paused_by, N': nobody is let in until resume')
+            WHEN N'turn_now' THEN N'nothing holds it back any more: it goes in as soon as its process looks'
+            WHEN N'cap' THEN CONCAT(N'the operator''s cap of ', @cap, N' by ' + @cap_by,
+                                    CASE WHEN @cap < @weight THEN N' is below its weight' ELSE N' is reached' END)
+            WHEN N'own_earlier' THEN N'it waits for its own earlier row, and so for itself'
+            WHEN N'writer_ahead' THEN N'a writer is ahead'
+            WHEN N'readers_ahead' THEN N'it waits until those have left who read'
+            WHEN N'stage' THEN N'all of another stage that came before it have to leave'
+            ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'somebody holds it' END END;
+        IF @code = N'own_earlier'
+            UPDATE @entry SET behind = 0 WHERE queue_position <> @own;
+    END;
+    SELECT @code AS code, @reason AS reason, e.queue_position AS behind, e.state, e.host, e.pid, e.program, e.note,
+           DATEDIFF_BIG(microsecond, e.since, @now) / CAST(1000000 AS float) AS seconds,
+           (SELECT TOP (1) w.queue_position FROM {schema}.entry AS w WITH (NOLOCK)
+            WHERE w.granted_at IS NULL AND w.revoked_at IS NULL
+              AND (w.queue_position = e.queue_position OR (w.member_id = e.member_id AND w.owner = e.owner))
+            ORDER BY CASE WHEN w.queue_position = e.queue_position THEN 0 ELSE 1 END, w.queue_position) AS goes_on_at
+    FROM (SELECT 1 AS one) AS o LEFT JOIN @entry AS e ON e.behind = 1
+    WHERE @code IS NOT NULL
+    ORDER BY e.queue_position;
+END;
+GO
+
+
 -- What operators did ----------------------------------------------------------------------------------------------
 -- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
 

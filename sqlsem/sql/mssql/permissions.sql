@@ -55,7 +55,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'release', N'uo'), (N'cancel', N'uo'),
              (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
              (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
-             (N'entries', N'uor'), (N'status', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'entries', N'uor'), (N'status', N'uor'), (N'why', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'resource_settings', N'uor'), (N'operations', N'uor'),
              (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
              (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),

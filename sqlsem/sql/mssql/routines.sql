@@ -1560,12 +1560,15 @@ BEGIN
     -- come from both ends could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+    BEGIN TRANSACTION;
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
-    OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'revoke', inserted.resource_id, inserted.queue_position,
-           CASE WHEN inserted.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
-    INTO {schema}.operation (host, program, action, resource_id, queue_position, old_value, new_value)
     WHERE resource_id = @resource AND queue_position = @position;
+    INSERT INTO {schema}.operation (host, program, action, resource_id, queue_position, old_value, new_value)
+    SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'revoke', t.resource_id, t.queue_position,
+           CASE WHEN t.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
+    FROM {schema}.entry AS t WHERE t.resource_id = @resource AND t.queue_position = @position;
+    COMMIT TRANSACTION;
     SELECT @there = 1, @granted_at = granted_at, @member = member_id
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
     IF @there IS NULL

@@ -806,7 +806,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @code int, @count int = 0, @status nvarchar(16), @member bigint, @queue nvarchar(255);
+    DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
@@ -828,12 +828,12 @@ BEGIN
     END;
     IF @count = 0
     BEGIN
+        SELECT @old = status FROM {schema}.task WHERE task_id = @task;
+        BEGIN TRANSACTION;
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL,
                 cancel_asked_at = NULL, cancel_asked_by = NULL
-            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, deleted.status
-            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'failed', N'cancelled')
               AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
                               WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
@@ -842,10 +842,13 @@ BEGIN
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(), cancel_asked_at = SYSUTCDATETIME(),
                 cancel_asked_by = ORIGINAL_LOGIN()
-            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, deleted.status
-            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
+        IF @count > 0
+            INSERT INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
+            SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, t.queue_name, t.task_id, @old
+            FROM {schema}.task AS t WHERE t.task_id = @task;
+        COMMIT TRANSACTION;
     END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
     SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1

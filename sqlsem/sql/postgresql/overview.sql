@@ -86,6 +86,97 @@ END
 $$;
 
 
+-- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
+-- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
+-- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more.
+CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
+RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
+               seconds float, goes_on_at bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_row    record;
+    v_set    record;
+    v_cap    integer;
+    v_room   integer;
+    v_edge   bigint;
+    v_fits   boolean;
+    v_capped boolean;
+    v_own    bigint;
+    v_labels text[];
+    v_rows   bigint[];
+BEGIN
+    SELECT e.* INTO v_row FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.entries(t.resource_id) AS e
+    WHERE t.queue_position = why.queue_position AND e.queue_position = why.queue_position;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT s.* INTO v_set FROM (SELECT 1) AS one LEFT JOIN {schema}.resource_settings() AS s ON s.resource_id = v_row.resource_id;
+    -- Where the cap leaves such a request no room at all, the others are looked for without it.
+    v_cap := CASE WHEN v_row.weight <= v_set.cap THEN v_set.cap END;
+    IF v_row.access_type = 'upgrade' AND v_row.state = 'holds' THEN
+        code := 'upgrading';
+        reason := 'it becomes the writer when the others have left';
+        v_rows := ARRAY(SELECT e.queue_position FROM {schema}.entries(v_row.resource_id) AS e
+                        WHERE e.granted_at IS NOT NULL AND e.queue_position <> v_row.queue_position);
+    ELSIF v_row.state <> 'waits' THEN
+        code := v_row.state;
+        reason := CASE v_row.state WHEN 'holds' THEN 'it has been let in' WHEN 'dead' THEN 'its owner is dead: it is removed by the next who looks'
+                                   ELSE 'an operator takes it away' END;
+    ELSE
+        WITH ahead AS (
+            SELECT e.queue_position, e.access_type, e.concurrency_limit, e.member_id, e.owner,
+                   sum(e.weight) OVER upto + v_row.weight AS load, min(e.concurrency_limit) OVER upto AS declared
+            FROM {schema}.entries(v_row.resource_id) AS e
+            WHERE e.queue_position < v_row.queue_position AND (v_row.access_type = 'write' OR e.access_type <> v_row.access_type)
+            WINDOW upto AS (ORDER BY e.queue_position)),
+        own AS (
+            SELECT a.queue_position, sum(e.weight) OVER upto + v_row.weight AS load, min(e.concurrency_limit) OVER upto AS declared
+            FROM ahead AS a JOIN {schema}.{table} AS e ON e.resource_id = v_row.resource_id AND e.queue_position = a.queue_position
+            WHERE a.member_id = v_row.member_id AND a.owner = v_row.owner
+            WINDOW upto AS (ORDER BY a.queue_position))
+        SELECT min(a.queue_position) FILTER (WHERE a.load > least(v_row.concurrency_limit, v_cap, a.declared)),
+               coalesce(NOT bool_or(a.load > least(v_row.concurrency_limit, a.declared)), true),
+               (SELECT min(o.queue_position) FROM own AS o WHERE o.load > least(v_row.concurrency_limit, v_cap, o.declared))
+        INTO v_edge, v_fits, v_own FROM ahead AS a;
+        v_capped := v_edge IS NULL AND (v_set.cap IS NULL OR v_cap IS NOT NULL);
+        SELECT array_agg(e.queue_position ORDER BY e.queue_position), array_agg(DISTINCT split_part(e.access_type, ':', 1)::text),
+               least(v_row.concurrency_limit, v_cap, min(e.concurrency_limit))
+        INTO v_rows, v_labels, v_room
+        FROM {schema}.entries(v_row.resource_id) AS e
+        WHERE e.queue_position <= v_edge AND (v_row.access_type = 'write' OR e.access_type <> v_row.access_type);
+        code := CASE WHEN v_set.paused_at IS NOT NULL THEN 'paused' WHEN v_capped THEN 'turn_now' WHEN v_fits THEN 'cap'
+                     WHEN v_own IS NOT NULL THEN 'own_earlier'
+                     WHEN v_row.access_type <> 'write' AND v_labels && ARRAY['write', 'upgrade'] THEN 'writer_ahead'
+                     WHEN v_labels = ARRAY['stage'] THEN 'stage' WHEN v_labels <@ ARRAY['read', 'upgrade'] THEN 'readers_ahead'
+                     ELSE 'limit' END;
+        reason := CASE code
+            WHEN 'paused' THEN concat('the resource is paused', ' by ' || v_set.paused_by, ': nobody is let in until resume')
+            WHEN 'turn_now' THEN 'nothing holds it back any more: it goes in as soon as its process looks'
+            WHEN 'cap' THEN concat('the operator''s cap of ', v_set.cap, ' by ' || v_set.cap_by,
+                                   CASE WHEN v_cap IS NULL THEN ' is below its weight' ELSE ' is reached' END)
+            WHEN 'own_earlier' THEN 'it waits for its own earlier row, and so for itself'
+            WHEN 'writer_ahead' THEN 'a writer is ahead'
+            WHEN 'readers_ahead' THEN 'it waits until those have left who read'
+            WHEN 'stage' THEN 'all of another stage that came before it have to leave'
+            ELSE CASE WHEN v_room > 1 THEN concat('the limit of ', v_room, ' is full') ELSE 'somebody holds it' END END;
+        IF code = 'own_earlier' THEN
+            v_rows := ARRAY(SELECT r FROM unnest(v_rows) AS r WHERE r = v_own);
+        END IF;
+    END IF;
+    RETURN QUERY
+    SELECT code, reason, e.queue_position, e.state, e.host, e.pid, e.program, e.note, e.seconds,
+           (SELECT w.queue_position FROM {schema}.{table} AS w
+            WHERE w.granted_at IS NULL AND w.revoked_at IS NULL
+              AND (w.queue_position = e.queue_position OR w.member_id = e.member_id AND w.owner = e.owner)
+            ORDER BY w.queue_position <> e.queue_position, w.queue_position LIMIT 1)
+    FROM (SELECT 1) AS one LEFT JOIN {schema}.entries(v_row.resource_id) AS e ON e.queue_position = ANY (v_rows)
+    ORDER BY e.queue_position;
+END
+$$;
+
+
 -- What operators did ----------------------------------------------------------------------------------------------
 
 -- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and

@@ -50,7 +50,7 @@ DECLARE
                     'recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
                     'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
                     'session_part_start', 'session_part_end', 'session_round_resume'],
-        'uor', ARRAY['entries', 'status', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
+        'uor', ARRAY['entries', 'status', 'why', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
         'p', ARRAY['put_tasks', 'put'],
         'po', ARRAY['set_task', 'cancel_task'],
         'pwo', ARRAY['recover_tasks'],
