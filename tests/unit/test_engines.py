@@ -66,6 +66,7 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "task_attempts"),
         *("queue_counts", "page_tasks", "cancel_task", "asked_of_tasks"),
         *("save_schedule", "fire_schedule", "list_schedules", "clock"),
+        *("operations", "prune_operations", "resource_settings"),
         *(
             "next_ready",
             "prune_tasks",
