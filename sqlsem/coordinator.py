@@ -19,10 +19,11 @@ from sqlsem.core.options import (
 from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
-from sqlsem.engines.roles import RoundSession, TaskSession
-from sqlsem.errors import ConfigurationError
+from sqlsem.engines.roles import RoundSession, Session, TaskSession
+from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.locks import Lock
-from sqlsem.model import Duration, check_duration
+from sqlsem.model import Duration, Schedule, check_duration
 from sqlsem.rounds import Round
 from sqlsem.tasks import Queue
 
@@ -124,6 +125,34 @@ class Coordinator(Operators):
         check_options("queue()", options, QueueOptions.__optional_keys__)
         self.process.engine.require(TaskSession, "A queue")
         return tasks.queue(name, coordinator=self, **options)
+
+    def schedules(self, queue: str | None = None) -> list[Schedule]:
+        """The schedules of one queue or all, by name; see `Queue.schedule`."""
+        return self.process.look(lambda session: session.list_schedules(None, queue), ScheduleSession)
+
+    def pause_schedule(self, name: str) -> None:
+        """Put nothing of a schedule until `resume_schedule`. Raises `NotHeld` when there is none."""
+        self._set_schedule(name, "pause")
+
+    def resume_schedule(self, name: str) -> None:
+        """Undo `pause_schedule`; the times that were due meanwhile are left out. Errors as there."""
+        self._set_schedule(name, "resume")
+
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule; tasks that it has put stay. Errors as for `pause_schedule`."""
+        self._set_schedule(name, "remove")
+
+    def _set_schedule(self, name: str, what: str) -> None:
+
+        def change(session: Session) -> bool:
+            found = session.list_schedules(name, None)
+            due = None
+            if found and what == "resume":
+                due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
+            return session.set_schedule(name, what, due)
+
+        if not self.process.look(change, ScheduleSession):
+            raise NotHeld(f"There is no schedule {name!r} that you may {what}; see: sqlsem schedules")
 
     def round(self, name: str, parts: Iterable[str], *, window: Duration, **options: Unpack[RoundOptions]) -> Round:
         """See `sqlsem.round`."""

@@ -21,6 +21,7 @@ from sqlsem.model_tasks import (
     NewTask,
     QueueCounts,
     QueueState,
+    Schedule,
     TaskEntry,
     plain,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Request",
     "Resource",
     "RoundEntry",
+    "Schedule",
     "TaskEntry",
     "Ticket",
     "Upgrading",

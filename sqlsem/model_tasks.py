@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Attempt", "Claimed", "End", "NewTask", "QueueCounts", "QueueState", "TaskEntry", "plain"]
+__all__ = ["Attempt", "Claimed", "End", "NewTask", "QueueCounts", "QueueState", "Schedule", "TaskEntry", "plain"]
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -33,6 +33,26 @@ class NewTask:
     time_limit: float | None = None
     unique: str | None = None  # a key: it is only put when no other one with this key is open
     replace: str | None = None  # a key: it is put in the place of the one that has it
+
+    def as_options(self) -> dict[str, Any]:
+        """All but what it does, as schedules keep it."""
+        kept = {
+            **{"order": self.order, "after_ms": round(self.after * 1000), "max_attempts": self.max_attempts},
+            **{"backoff_ms": round(self.backoff * 1000), "on_failure": self.on_failure, "note": self.note},
+            "time_limit_ms": None if self.time_limit is None else max(1, round(self.time_limit * 1000)),
+            **{"unique": self.unique, "replace": self.replace},
+        }
+        return {name: value for name, value in kept.items() if value is not None}
+
+    @classmethod
+    def of_options(cls, kind: str, body: str, kept: dict[str, Any]) -> NewTask:
+        """The task whose options are kept so."""
+        limit = kept.get("time_limit_ms")
+        return cls(
+            *(kind, body, kept.get("order", 0), kept.get("after_ms", 0) / 1000, kept.get("max_attempts", 1)),
+            *(kept.get("backoff_ms", 1000) / 1000, kept.get("on_failure", "stop"), kept.get("note")),
+            *(None if limit is None else limit / 1000, kept.get("unique"), kept.get("replace")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,30 @@ class TaskEntry:
     unique: str | None = None
     cancel_asked_at: datetime | None = None
     cancel_asked_by: str | None = None  # a login
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tasks that are put at the times of a cron expression (``sqlsem schedules``)."""
+
+    name: str
+    queue: str
+    cron: str
+    time_zone: str
+    kind: str
+    body: str
+    options: dict[str, Any]  # of each task, as they are kept
+    next_due: datetime | None
+    last_due: datetime | None  # the latest time for which a task was put
+    put_at: datetime
+    put_by: str | None  # a login
+    paused_at: datetime | None
+    paused_by: str | None
+    taken_at: datetime  # when this was so, by the database's clock
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -103,7 +103,7 @@ def main(
 # In the order of use, as the help lists them.
 for _command in (
     *(schema.init, run.run, locks.ls, why.why, locks.history),
-    *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
+    *(tasks.put, work.work, tasks.queues, tasks.tasks_, tasks.schedules, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
     *(watch.top, watch.dashboard, metrics.metrics),
     *(nights.timeline, nights.replay, nights.audit),

@@ -21,9 +21,9 @@ from sqlsem.model import Attempt
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
-from sqlsem.terminal.tasks import STATES, counted, render_counts, render_tasks
+from sqlsem.terminal.tasks import STATES, counted, render_counts, render_schedules, render_tasks
 
-__all__ = ["put", "queues", "tasks_"]
+__all__ = ["put", "queues", "schedules", "tasks_"]
 
 #: Failed tasks among which is looked for those that hold up the pending ones.
 MOST_FAILED = 1000
@@ -114,6 +114,16 @@ def _given(text: str) -> str:
     "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
 )
 @click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
+@click.option("--every", metavar="CRON", help="Put it at these times, by whoever works on the queue then: '0 2 * * *'.")
+@click.option("--name", metavar="NAME", help="What that schedule is called; one of the same name is replaced.")
+@click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of --every: Europe/Berlin.")
+@click.option(
+    "--missed",
+    type=click.Choice(tasks.MISSED),
+    default="one",
+    show_default=True,
+    help="With --every: one task for all times at which nobody worked on the queue, or none (skip).",
+)
 @json_option
 @connecting
 def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None:
@@ -130,19 +140,38 @@ def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None
       sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
       sqlsem put mails --json-body - < mail.json
       sqlsem put nightly --unique report -- ./report.sh
+      sqlsem put nightly --every "0 2 * * *" --time-zone Europe/Berlin -- ./load.sh
     """
     try:
         body = _body(**{name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")})
+        every, name, when = given.pop("every"), given.pop("name"), {k: given.pop(k) for k in ("time_zone", "missed")}
         tasks.encode(body)
         tasks.check_put(**given)
+        if every is not None:
+            tasks.check_cron(every, when["time_zone"])
     except ConfigurationError as exc:
         raise click.UsageError(str(exc)) from exc
+    if every is not None:
+        _schedule(options, queue, every, body, as_json, {"name": name, **when, **given})
+        return
+    if name is not None or when != {"time_zone": "UTC", "missed": "one"}:
+        raise click.UsageError("--name, --time-zone and --missed go with --every.")
     with options.coordinator() as coordinator:
         number = coordinator.queue(queue).put(body, **given)
     if as_json:
         output.print_json({"queue": queue, "task_id": number})
     else:
         output.echo(str(number))
+
+
+def _schedule(options: Connecting, queue: str, cron: str, body: Any, as_json: bool, given: dict[str, Any]) -> None:
+    with options.coordinator() as coordinator:
+        made = coordinator.queue(queue).schedule(cron, body, **given)
+    if as_json:
+        output.print_json(made.as_dict())
+    else:
+        output.echo(clean(made.name))
+        output.say(f"next at {made.next_due:%Y-%m-%d %H:%M} UTC, while anybody works on it: sqlsem work {queue}")
 
 
 def _body(
@@ -275,6 +304,87 @@ def queues(options: Connecting, queue: str | None, as_json: bool) -> int:
         console = output.console()
         output.show(console, render_counts(found, console.width, queue))
     return 0 if found else 1
+
+
+@click.group(cls=Listing, invoke_without_command=True, short_help="Show the schedules of tasks; pause, resume, remove.")
+@json_option
+@connecting
+def schedules(options: Connecting, as_json: bool) -> None:
+    """Show the schedules: what is put when, into which queue. They are made by `sqlsem put --every`.
+
+    NEXT and LAST are local times: when it is due next, and for which time it was put last.
+
+    \b
+    Examples:
+      sqlsem schedules
+      sqlsem schedules pause nightly-1a2b3c4d
+    """
+    with options.coordinator(looks=True) as coordinator:
+        found = coordinator.schedules()
+    if as_json:
+        output.print_json([one.as_dict() for one in found])
+    else:
+        console = output.console()
+        output.show(console, render_schedules(found, console.width))
+
+
+def _change_schedule(options: Connecting, name: str, what: str, done: str) -> int:
+    with options.coordinator(looks=True) as coordinator:
+        try:
+            getattr(coordinator, f"{what}_schedule")(name)
+        except NotHeld as exc:
+            output.print_error(exc)
+            return 1
+    output.echo(clean(f"Schedule {name} {done}."))
+    return 0
+
+
+@schedules.command("pause", short_help="Put nothing of a schedule, for now.")
+@click.argument("name")
+@connecting
+def schedules_pause(options: Connecting, name: str) -> int:
+    """Put nothing of a schedule until it is resumed.
+
+    \b
+    Example:
+      sqlsem schedules pause nightly-1a2b3c4d
+
+    \b
+    Exit codes: 0 done, 1 there is no such schedule.
+    """
+    return _change_schedule(options, name, "pause", "is paused")
+
+
+@schedules.command("resume", short_help="Go on with a schedule that is paused.")
+@click.argument("name")
+@connecting
+def schedules_resume(options: Connecting, name: str) -> int:
+    """Go on with a schedule that is paused. The times that were due meanwhile are left out.
+
+    \b
+    Example:
+      sqlsem schedules resume nightly-1a2b3c4d
+
+    \b
+    Exit codes: 0 done, 1 there is no such schedule.
+    """
+    return _change_schedule(options, name, "resume", "goes on")
+
+
+@schedules.command("remove", short_help="Remove a schedule.")
+@click.argument("name")
+@connecting
+def schedules_remove(options: Connecting, name: str) -> int:
+    """Remove a schedule. Tasks that it has put stay.
+
+    \b
+    Example:
+      sqlsem schedules remove nightly-1a2b3c4d
+
+    \b
+    Exit codes: 0 done, 1 there is no such schedule.
+    """
+    return _change_schedule(options, name, "remove", "was removed")
 
 
 @tasks_.command("log", short_help="Show every attempt at a task.")

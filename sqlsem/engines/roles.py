@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from sqlsem import sql
 from sqlsem.deadlocks import Found
+from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
@@ -501,7 +502,7 @@ class Tables(LockSession):
 ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, RoundSession, Tables)
 
 
-class Session(Convertible, DeadlockSearch, Administration, TaskSession, RoundSession, Tables):
+class Session(Convertible, DeadlockSearch, Administration, TaskSession, ScheduleSession, RoundSession, Tables):
     """A session in all its roles, as callers have it who have asked for those that they need."""
 
 

@@ -15,12 +15,27 @@ queues    putting, waiting and looking: what programs have
 claiming  claiming tasks and ending them, for programs and workers
 task      a task that was claimed
 worker    threads that carry tasks out
+schedules tasks that are put again and again
 groups    how short tasks are claimed and ended together
 """
 
 from sqlsem.bodies import Call, Shell, Sql, encode
 from sqlsem.tasks.queues import Queue, check_put, queue
+from sqlsem.tasks.schedules import MISSED, check_cron, next_due
 from sqlsem.tasks.task import Task
 from sqlsem.tasks.worker import Worker
 
-__all__ = ["Call", "Queue", "Shell", "Sql", "Task", "Worker", "check_put", "encode", "queue"]
+__all__ = [
+    "MISSED",
+    "Call",
+    "Queue",
+    "Shell",
+    "Sql",
+    "Task",
+    "Worker",
+    "check_cron",
+    "check_put",
+    "encode",
+    "next_due",
+    "queue",
+]

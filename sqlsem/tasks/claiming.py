@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +14,9 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
 from sqlsem.engines.roles import TaskSession
+from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.model import Claimed, End, monotonic
+from sqlsem.tasks.schedules import fire_due
 from sqlsem.tasks.task import Task, remember_ends
 
 __all__ = ["Claiming"]
@@ -33,6 +36,7 @@ class Claiming:
     def __init__(self, queue: str, coordinator: Coordinated | None) -> None:
         self.queue = queue
         self._given = coordinator
+        self._recovering = threading.Lock()
         self._recovered_at = 0.0
 
     @property
@@ -125,14 +129,22 @@ class Claiming:
     def recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""
         process = self.process
-        if monotonic() - self._recovered_at < self._recover_every() and not now:
-            return 0
-        self._recovered_at = monotonic()
-        count = process.member.call("recovery", lambda session, me: session.recover_tasks(self.queue, me))
+        with self._recovering:
+            if monotonic() - self._recovered_at < self._recover_every() and not now:
+                return 0
+            self._recovered_at = monotonic()
+        count, due = process.member.call("recovery", self._tend)
+        if due and fire_due(process, self.queue):
+            process.bell.notify()
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)
             process.bell.notify()
         return count
+
+    def _tend(self, session: Session, me: int) -> tuple[int, bool]:
+        if self.process.engine.has(ScheduleSession):
+            return session.tend_queue(self.queue, me)
+        return session.recover_tasks(self.queue, me), False
 
     def _recover_every(self) -> float:
         least, most = RECOVER_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from sqlsem.bodies import encode
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import PutOptions, check_options
+from sqlsem.engines.base import Session
+from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.model import (
     MAX_INT,
@@ -20,6 +23,7 @@ from sqlsem.model import (
     NewTask,
     QueueCounts,
     QueueState,
+    Schedule,
     TaskEntry,
     check_count,
     check_duration,
@@ -27,6 +31,7 @@ from sqlsem.model import (
 )
 from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
+from sqlsem.tasks.schedules import MISSED, check_cron, next_due
 from sqlsem.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -122,6 +127,52 @@ class Queue:
             )
             self.claiming.process.bell.notify()
         return task_ids
+
+    def schedule(
+        self,
+        cron: str,
+        body: Any,
+        *,
+        name: str | None = None,
+        time_zone: str = "UTC",
+        missed: str = "one",
+        **options: Unpack[PutOptions],
+    ) -> Schedule:
+        """Have a task put at all times of a cron expression, once for each, by whoever works on this queue then.
+
+        A schedule of the same name is replaced.
+
+        Args:
+            cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``.
+            body: As for `put`.
+            name: What it is called, in the whole database. Left out, made of the queue's name and the body.
+            time_zone: Of the expression, as the IANA database calls it. The clock is the database's.
+            missed: What becomes of times at which nobody worked on the queue: ``'one'`` task for all of them, as soon
+                as somebody does; ``'skip'``: none, but for one that is less than a minute late.
+            options: Of each task, as for `put`.
+
+        Raises `ConfigurationError` for what cannot be.
+
+        >>> sqlsem.queue("nightly").schedule("0 2 * * *", sqlsem.Sql("CALL load()"))  # doctest: +SKIP
+        """
+        check_options("schedule()", options, PutOptions.__optional_keys__)
+        options.setdefault("on_failure", self._on_failure)
+        kind, text = encode(body)
+        kept = {**check_put(**options).as_options(), "missed": missed}
+        if missed not in MISSED:
+            raise ConfigurationError(f"missed is 'one' or 'skip', not {missed!r}")
+        if name is None:
+            digest = hashlib.sha256(f"{kind} {text}".encode()).hexdigest()[:8]
+            name = f"{self.name[:240]}-{digest}"
+        check_name("The schedule's name", name)
+        check_cron(cron, time_zone)
+
+        def save(session: Session) -> Schedule:
+            due = next_due(cron, time_zone, session.clock())
+            session.save_schedule(name, self.name, cron, time_zone, kind, text, kept, due)
+            return session.list_schedules(name, None)[0]
+
+        return self.claiming.process.look(save, ScheduleSession)
 
     def claim(self, wait: Duration | None = None) -> Iterator[Task]:
         """Claim one task after the other; ends when nothing came for so long (None: never; 0: at once).

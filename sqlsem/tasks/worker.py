@@ -31,6 +31,8 @@ log = logging.getLogger("sqlsem")
 MOST_THREADS = 1000
 #: Between two looks at groups that may be late.
 GROUP_LOOK_SECONDS = 0.01
+#: Between two looks after the queue while all threads are busy.
+TEND_SECONDS = 2.0
 #: For how long a thread that leads keeps the lead when its task does not end.
 LEAD_SECONDS = 0.005
 #: Between two attempts to reach a database that is away, each of which takes its time.
@@ -421,11 +423,22 @@ class Worker:
         """Thread: tasks that take long must not keep those that were claimed with them."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over.is_set() or self._group.keeps())
+                found = self._changed.wait_for(lambda: self._over.is_set() or self._group.keeps(), TEND_SECONDS)
+            if not found and not self._stopping.is_set():
+                self._tend()
             if self._over.wait(GROUP_LOOK_SECONDS):
                 return
             if self._group.keeps() and monotonic() - self._group.since > GROUP_LATE_SECONDS:
                 self._lighten()
+
+    def _tend(self) -> None:
+        """While all threads are busy: others may have died, and schedules be due. (Else it was done a moment ago.)"""
+        try:
+            self._claiming.recover()
+        except SqlsemError as exc:
+            log.info("Looking after %r has to be tried again: %s", self.queue.name, exc)
+        except Exception:
+            log.exception("Looking after %r failed", self.queue.name)
 
     def _lighten(self) -> None:
         """End what is done, and give back what has not begun."""

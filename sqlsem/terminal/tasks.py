@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sqlsem import bodies
-from sqlsem.model import QueueCounts, TaskEntry
+from sqlsem.model import QueueCounts, Schedule, TaskEntry
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
-__all__ = ["STATES", "counted", "ready_in", "render_counts", "render_tasks", "shortened"]
+__all__ = ["STATES", "counted", "ready_in", "render_counts", "render_schedules", "render_tasks", "shortened"]
 
 #: What is shown of an error in a list, characters.
 LONGEST_ERROR = 500
@@ -94,6 +94,22 @@ def render_counts(found: Sequence[QueueCounts], width: int, only: str | None = N
             )
             parts.append(Text(words, overflow="fold"))
     return Group(*parts)
+
+
+def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
+    """What ``sqlsem schedules`` shows, at most ``width`` columns wide."""
+    if not found:
+        return Text("There are no schedules.")
+    heads = ("NAME", "QUEUE", "EVERY", "ZONE", "NEXT", "LAST", "WHAT")
+    rows = [
+        (
+            *(one.name, one.queue, one.cron, one.time_zone),
+            f"paused by {one.paused_by}" if one.paused_at is not None else local_time(one.next_due) or "never",
+            *(local_time(one.last_due), shortened(one.kind, one.body, one.options.get("note"))),
+        )
+        for one in found
+    ]
+    return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
 
 
 def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:

@@ -55,7 +55,7 @@ def test_idle_workers_cost_one_statement_a_second(idle):
 
         return counted
 
-    names = ("claim_task", "next_task", "next_tasks", "end_task", "recover_tasks", "next_ready", "ping")
+    names = ("claim_task", "next_task", "next_tasks", "end_task", "tend_queue", "next_ready", "ping", "asked_of_tasks")
     for name in names:
         setattr(session, name, watched(name, getattr(session, name)))
     time.sleep(8)

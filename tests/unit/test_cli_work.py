@@ -241,6 +241,34 @@ def test_what_is_no_queue(url: str, command: list[str]) -> None:
     assert "queue's name" in result.stderr
 
 
+def test_schedules(coordinator: sqlsem.Coordinator) -> None:
+    assert done("schedules") == "There are no schedules.\n"
+    every = ["put", "q", "--every", "0 2 * * *", "--sql", "SELECT 1", "--note", "with [bold]"]
+    name = done(*every).strip()
+    assert done(*every).strip() == name, "the same again"
+    assert name.startswith("q-")
+    assert done(*every, "--name", "mine", "--time-zone", "Europe/Berlin", "--missed", "skip") == "mine\n"
+    heads, *lines = done("schedules").splitlines()
+    assert heads.split() == ["NAME", "QUEUE", "EVERY", "ZONE", "NEXT", "LAST", "WHAT"]
+    assert [line.split()[0] for line in lines] == ["mine", name]
+    assert "with [bold]" in lines[0]
+    assert done("schedules", "pause", "mine") == "Schedule mine is paused.\n"
+    assert json.loads(done("schedules", "--json"))[0]["paused_by"]
+    assert "paused by" in done("schedules")
+    assert done("schedules", "resume", "mine") == "Schedule mine goes on.\n"
+    assert done("schedules", "remove", "mine") == "Schedule mine was removed.\n"
+    gone = call("schedules", "remove", "mine")
+    assert (gone.exit_code, "There is no schedule 'mine'" in gone.stderr) == (1, True)
+    assert coordinator.tasks("q") == []
+    for wrong in (
+        ["--every", "x"],
+        ["--every", "0 2 * * *", "--time-zone", "Mars"],
+        ["--name", "x"],
+        ["--missed", "skip"],
+    ):
+        assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
+
+
 def test_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number

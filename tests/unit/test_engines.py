@@ -39,6 +39,12 @@ DIFFERENT = {
     "executed": "SQL Server: the same",
     "last_error": "SQL Server: drivers keep numbers to themselves",
     "wait_for_locks": "SQL Server: PostgreSQL's is set beside the lock on each table",
+    "clock": "PostgreSQL: schedules, which SQL Server does not have yet",
+    "tend_queue": "PostgreSQL: the same",
+    "save_schedule": "PostgreSQL: the same",
+    "fire_schedule": "PostgreSQL: the same",
+    "set_schedule": "PostgreSQL: the same",
+    "list_schedules": "PostgreSQL: the same",
     "warm_main": "SQL Server: compiles the procedures",
     "warm_wait": "SQL Server: the same",
 }
@@ -59,6 +65,8 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
         *("entries", "past", "resources", "set_resource", "revoke"),
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "task_attempts"),
         *("queue_counts", "page_tasks", "cancel_task", "asked_of_tasks"),
+        *("save_schedule", "fire_schedule", "list_schedules", "clock"),
+        *("operations", "prune_operations", "resource_settings"),
         *(
             "next_ready",
             "prune_tasks",
@@ -76,6 +84,7 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
 def test_no_statement_is_left_over(name):
     code = "".join(file.read_text(encoding="utf-8") for file in (PACKAGE / "engines" / name).glob("*.py"))
     composed = {"retry_task", "cancel_task", "warm_main", "warm_wait"}
+    composed |= {"pause_schedule", "resume_schedule", "remove_schedule"}
     unused = {one for one in statements(name) if f'"{one}"' not in code} - composed
     assert unused == set()
     for one in composed & statements(name):

@@ -10,11 +10,12 @@ from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.locks import PostgresLocks
 from sqlsem.engines.postgresql.rounds import PostgresRounds
+from sqlsem.engines.postgresql.schedules import PostgresSchedules
 from sqlsem.engines.postgresql.tables import PostgresTables
 from sqlsem.engines.postgresql.tasks import PostgresTasks
 
 
-class PostgresSession(PostgresLocks, PostgresTasks, PostgresRounds, PostgresTables):
+class PostgresSession(PostgresLocks, PostgresTasks, PostgresSchedules, PostgresRounds, PostgresTables):
     """One connection, in all roles."""
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from sqlsem.engines.sqlite.conversions import SqliteConversions
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.overview import SqliteOverview
+from sqlsem.engines.sqlite.schedules import SqliteSchedules
 
 
-class SqliteSession(SqliteConversions, SqliteOverview):
+class SqliteSession(SqliteConversions, SqliteOverview, SqliteSchedules):
     """One connection, in all roles."""
 
 

@@ -30,6 +30,11 @@ class SqliteTasks(SqliteExecuting, TaskSession):
         self._heard: tuple[int, int] | None = None
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        with fork.held_off, self.writing():
+            return self.put_in_transaction(queue, uid, tasks)
+
+    def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
+        """`put_tasks`, in a transaction that is under way. (For the schedules.)"""
         login = user_name()
         uids = [f"{uid}.{number}" for number in range(1, len(tasks) + 1)]
         values = [
@@ -51,11 +56,10 @@ class SqliteTasks(SqliteExecuting, TaskSession):
             for one, task in zip(uids, tasks, strict=True)
         ]
         before = {"uids": json.dumps(uids)}
-        with fork.held_off, self.writing():
-            if tasks[0].unique or tasks[0].replace:
-                return [self._put_with_key(values[0], before, tasks[0].replace is not None)]
-            self.run_many("put_task", values)
-            return [row["task_id"] for row in self.rows("put_before", before)]
+        if tasks[0].unique or tasks[0].replace:
+            return [self._put_with_key(values[0], before, tasks[0].replace is not None)]
+        self.run_many("put_task", values)
+        return [row["task_id"] for row in self.rows("put_before", before)]
 
     def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
         for row in self.rows("put_before", before):

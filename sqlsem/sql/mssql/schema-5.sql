@@ -46,6 +46,7 @@ CREATE TABLE {schema}.schedule (
     kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body          nvarchar(max) NOT NULL,
     options       nvarchar(max) NOT NULL CONSTRAINT schedule_options DEFAULT N'{}',  -- JSON; of each task: order, note, …
+    next_due      datetime2(6) NULL,  -- the next one; NULL: never, as nobody understands the expression
     last_due      datetime2(6) NULL,  -- the latest time for which a task was put
     put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at DEFAULT SYSUTCDATETIME(),
     put_by        nvarchar(128) NOT NULL CONSTRAINT schedule_put_by DEFAULT ORIGINAL_LOGIN(),

@@ -239,3 +239,21 @@ SELECT {schema}.end_then(%s, %s, %s, %s)
 
 -- name: list_rounds
 SELECT * FROM {schema}.list_rounds(%s, %s, %s)
+
+-- name: tend_queue
+SELECT * FROM {schema}.tend_queue(%s, %s)
+
+-- name: save_schedule
+SELECT {schema}.save_schedule(%s, %s, %s, %s, %s, %s, %s, %s)
+
+-- name: fire_schedule
+SELECT * FROM {schema}.fire_schedule(%s, %s, %s, %s, %s)
+
+-- name: set_schedule
+SELECT {schema}.set_schedule(%s, %s, %s)
+
+-- name: list_schedules
+SELECT * FROM {schema}.list_schedules(%s, %s)
+
+-- name: clock
+SELECT clock_timestamp()

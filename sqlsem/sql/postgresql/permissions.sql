@@ -51,12 +51,13 @@ DECLARE
                     'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
                     'session_part_start', 'session_part_end', 'session_round_resume'],
         'uor', ARRAY['entries', 'status', 'why', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
-        'p', ARRAY['put_tasks', 'put'],
-        'po', ARRAY['set_task', 'cancel_task'],
-        'pwo', ARRAY['recover_tasks'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts'],
+        'p', ARRAY['put_tasks', 'put', 'save_schedule'],
+        'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
+        'pwo', ARRAY['recover_tasks', 'tend_queue'],
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts',
+                       'list_schedules'],
         'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
-                   'asked_of_tasks', 'session_leftovers', 'seconds_since', 'error_words'],
+                   'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'seconds_since', 'error_words'],
         'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
     v_role  record;
     v_thing record;

@@ -86,6 +86,7 @@ CREATE TABLE {schema}.schedule (
     kind          varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          text NOT NULL,
     options       jsonb NOT NULL DEFAULT '{}',  -- of each task: order, note, max_attempts, …
+    next_due      timestamptz,                  -- the next one; NULL: never, as nobody understands the expression
     last_due      timestamptz,                  -- the latest time for which a task was put
     put_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     put_by        name NOT NULL DEFAULT session_user,

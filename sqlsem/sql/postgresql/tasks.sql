@@ -311,14 +311,14 @@ $$;
 -- The task that keeps one with this key from being put: an open one, or the one that an earlier call with the same p_uid has
 -- put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only gives up its key.
 CREATE OR REPLACE FUNCTION {schema}.make_way(
-    p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, OUT there bigint, OUT gone bigint[])
+    p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_task record;
 BEGIN
-    there := (SELECT t.task_id FROM {schema}.task AS t WHERE t.put_uid = p_uid || '.1' AND t.put_by = session_user);
+    there := (SELECT t.task_id FROM {schema}.task AS t WHERE t.put_uid = p_uid || '.1' AND t.put_by = p_by);
     IF there IS NOT NULL THEN
         RETURN;
     END IF;
@@ -328,7 +328,7 @@ BEGIN
         RETURN;
     ELSIF NOT p_replace THEN
         there := v_task.task_id;
-    ELSIF v_task.put_by IS DISTINCT FROM session_user AND NOT {schema}.has_role('operator') THEN
+    ELSIF v_task.put_by IS DISTINCT FROM p_by AND NOT {schema}.has_role('operator') THEN
         RAISE EXCEPTION 'sqlsem: task % with the key % was put by %, and is not replaced by another login''s', v_task.task_id,
             {schema}.plain(p_key), {schema}.plain(v_task.put_by::text) USING ERRCODE = '42501';
     ELSE
@@ -346,8 +346,9 @@ $$;
 -- Puts tasks: all of them or none. A second call with the same p_uid (the first reply was lost) finds those of the first.
 -- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
 -- "time_limit_ms": …, "unique": …, "replace": …}, …]. A task with a key (unique or replace) is put alone: see make_way.
-CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- p_by: the login in whose name that is.
+CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_now   timestamptz := clock_timestamp();
@@ -395,7 +396,7 @@ BEGIN
     LOOP
         IF v_key IS NOT NULL THEN
             SELECT m.there, v_gone || m.gone INTO v_there, v_gone
-            FROM {schema}.make_way(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL) AS m;
+            FROM {schema}.make_way(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL, p_by) AS m;
             IF v_there IS NOT NULL THEN
                 RETURN NEXT v_there;
                 RETURN;
@@ -406,7 +407,7 @@ BEGIN
                                        put_at, ready_at, put_by, time_limit_ms, unique_key)
             SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
                    coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
-                   v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', session_user, r.time_limit_ms, v_key
+                   v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', p_by, r.time_limit_ms, v_key
             FROM ROWS FROM (jsonb_to_recordset(p_tasks)
                 AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
                     backoff_ms integer, on_failure varchar, time_limit_ms bigint)) WITH ORDINALITY
@@ -437,8 +438,16 @@ BEGIN
     RETURN QUERY
         SELECT t.task_id FROM {schema}.task AS t
         WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))
-          AND t.put_by IS NOT DISTINCT FROM session_user::name
+          AND t.put_by IS NOT DISTINCT FROM p_by
         ORDER BY t.task_id;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
 END
 $$;
 
@@ -1038,6 +1047,122 @@ AS $$
               WHERE mark >= 0
                 AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day')
     SELECT count(*) FROM gone
+$$;
+
+
+-- Schedules -----------------------------------------------------------------------------------------------------
+
+-- Tasks that are put at the times of a cron expression. Clients know these expressions; what is known here is the next time
+-- that is due (next_due). Whoever finds it past calls fire_schedule, which puts the task and writes down the time after that,
+-- in one transaction, and only if nobody has done so before.
+
+-- Keeps a schedule, in the place of one of the same name. p_options: as a task of put_tasks, without kind and body; and missed.
+CREATE OR REPLACE FUNCTION {schema}.save_schedule(
+    p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
+    p_next timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_by name;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    PERFORM {schema}.check_name('schedule', p_name);
+    IF p_kind = 'json' THEN
+        PERFORM {schema}.check_json(p_body);
+    END IF;
+    INSERT INTO {schema}.schedule AS s (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due, put_by)
+    VALUES (p_name, p_queue, p_cron, p_zone, p_kind, p_body, p_options, p_next, session_user)
+    ON CONFLICT (schedule_name) DO UPDATE
+    SET queue_name = p_queue, cron = p_cron, time_zone = p_zone, kind = p_kind, body = p_body, options = p_options,
+        -- What is due, and nobody has seen yet, is not forgotten by being said again.
+        next_due = CASE WHEN s.cron = p_cron AND s.time_zone = p_zone AND s.paused_at IS NULL THEN coalesce(s.next_due, p_next)
+                        ELSE p_next END
+    WHERE s.put_by = session_user OR {schema}.has_role('operator');
+    IF NOT FOUND THEN
+        v_by := (SELECT s.put_by FROM {schema}.schedule AS s WHERE s.schedule_name = p_name);
+        RAISE EXCEPTION 'sqlsem: schedule % is of login %; choose another name', {schema}.plain(p_name), {schema}.plain(v_by::text)
+            USING ERRCODE = '42501';
+    END IF;
+END
+$$;
+
+-- As recover_tasks; and whether a schedule of the queue is due.
+CREATE OR REPLACE FUNCTION {schema}.tend_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    recovered := {schema}.recover_tasks(p_queue, p_mine);
+    due := EXISTS (SELECT FROM {schema}.schedule AS s
+                   WHERE s.queue_name = p_queue AND s.paused_at IS NULL AND s.next_due <= clock_timestamp());
+END
+$$;
+
+-- Of a time that is due: the task's number (p_put; NULL: nobody's, as that time is left out), and p_next is the one after it
+-- (NULL: none is). done: nobody was faster. last_due: the latest of the times for which this one task stands.
+CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
+    p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_schedule {schema}.schedule;
+BEGIN
+    UPDATE {schema}.schedule AS s
+    SET next_due = p_next, last_due = CASE WHEN p_put THEN p_last ELSE s.last_due END
+    WHERE s.schedule_name = p_name AND s.next_due = p_due AND s.paused_at IS NULL AND s.next_due <= clock_timestamp()
+    RETURNING s.* INTO v_schedule;
+    done := FOUND;
+    IF done AND p_put THEN
+        task_id := (SELECT p FROM {schema}.put_tasks_by(
+            v_schedule.queue_name, replace(gen_random_uuid()::text, '-', ''),
+            jsonb_build_array(v_schedule.options || jsonb_build_object('kind', v_schedule.kind, 'body', v_schedule.body)),
+            v_schedule.put_by) AS p);
+    END IF;
+END
+$$;
+
+-- 'pause', 'resume' (from p_next on: what was due meanwhile is left out) or 'remove': false where there is none, or it is
+-- another login's and this one is no operator.
+CREATE OR REPLACE FUNCTION {schema}.set_schedule(p_name varchar, p_what varchar, p_next timestamptz) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_queue varchar;
+BEGIN
+    SELECT s.queue_name INTO v_queue FROM {schema}.schedule AS s
+    WHERE s.schedule_name = p_name AND (s.put_by = session_user OR {schema}.has_role('operator')) FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF p_what = 'remove' THEN
+        DELETE FROM {schema}.schedule WHERE schedule_name = p_name;
+    ELSIF p_what = 'pause' THEN
+        UPDATE {schema}.schedule SET paused_at = coalesce(paused_at, clock_timestamp()), paused_by = coalesce(paused_by, session_user)
+        WHERE schedule_name = p_name;
+    ELSIF p_what = 'resume' THEN
+        UPDATE {schema}.schedule SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE p_next END, paused_at = NULL, paused_by = NULL
+        WHERE schedule_name = p_name;
+    ELSE
+        RAISE EXCEPTION 'sqlsem: a schedule can be told to pause, resume or remove, not %', {schema}.plain(p_what)
+            USING ERRCODE = '22023';
+    END IF;
+    INSERT INTO {schema}.operation (program, action, queue_name, old_value)
+    VALUES (left(current_setting('application_name'), 255), p_what, v_queue, 'schedule ' || p_name);
+    RETURN true;
+END
+$$;
+
+-- By name. Who may put only sees its own.
+CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
+RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
+               next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
+               taken_at timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text, s.next_due, s.last_due, s.put_at,
+           s.put_by, s.paused_at, s.paused_by, clock_timestamp()
+    FROM {schema}.schedule AS s
+    WHERE (p_name IS NULL OR s.schedule_name = p_name) AND (p_queue IS NULL OR s.queue_name = p_queue)
+      AND (s.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader'))
+    ORDER BY s.schedule_name
 $$;
 
 

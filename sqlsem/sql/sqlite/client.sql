@@ -766,3 +766,36 @@ FROM (SELECT * FROM {schema}_round
 JOIN {schema}_round_part AS p ON p.round_id = r.round_id
 LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id
 ORDER BY r.round_id DESC, p.part
+
+-- name: due_schedule
+SELECT 1 FROM {schema}_schedule WHERE queue_name = ? AND paused_at IS NULL AND next_due <= {clock} LIMIT 1
+
+-- name: save_schedule
+INSERT INTO {schema}_schedule (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due, put_by)
+VALUES (:name, :queue, :cron, :zone, :kind, :body, :options, :due, :login)
+ON CONFLICT (schedule_name) DO UPDATE
+SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = :cron, time_zone = :zone,
+    -- What is due, and nobody has seen yet, is not forgotten by being said again.
+    next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
+
+-- name: fire_schedule
+UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN :last ELSE last_due END
+WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock}
+
+-- name: pause_schedule
+UPDATE {schema}_schedule SET paused_at = coalesce(paused_at, {clock}), paused_by = coalesce(paused_by, :login)
+WHERE schedule_name = :name
+
+-- name: resume_schedule
+UPDATE {schema}_schedule
+SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE :due END, paused_at = NULL, paused_by = NULL
+WHERE schedule_name = :name
+
+-- name: remove_schedule
+DELETE FROM {schema}_schedule WHERE schedule_name = :name
+
+-- name: list_schedules
+SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options, next_due, last_due, put_at, put_by,
+       paused_at, paused_by, {clock} AS taken_at
+FROM {schema}_schedule WHERE (:name IS NULL OR schedule_name = :name) AND (:queue IS NULL OR queue_name = :queue)
+ORDER BY schedule_name

@@ -41,6 +41,7 @@ CREATE TABLE {schema}_schedule (
     kind          TEXT NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          TEXT NOT NULL,
     options       TEXT NOT NULL DEFAULT '{}',   -- JSON; of each task: order, note, max_attempts, …
+    next_due      REAL,                         -- the next one; NULL: never, as nobody understands the expression
     last_due      REAL,                         -- the latest time for which a task was put
     put_at        REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
     put_by        TEXT,

@@ -1,0 +1,61 @@
+"""Schedules of the work queue."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.tasks import SqliteTasks
+from sqlsem.engines.sqlite.values import as_time, shown, user_name
+from sqlsem.model import NewTask, Schedule
+
+
+class SqliteSchedules(SqliteTasks, ScheduleSession):
+    """Tasks that are put again and again."""
+
+    def tend_queue(self, queue: str, mine: int) -> tuple[int, bool]:
+        return self.recover_tasks(queue, mine), self.row("due_schedule", (queue,)) is not None
+
+    def clock(self) -> datetime:
+        now = as_time(self.row("clock")["now"])
+        assert now is not None
+        return now
+
+    def save_schedule(
+        self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
+    ) -> None:
+        values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
+        with fork.held_off, self.writing():
+            kept = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}
+            self.run("save_schedule", {**values, **kept})
+
+    def fire_schedule(
+        self, name: str, due: datetime, last: datetime, following: datetime | None, put: bool
+    ) -> tuple[bool, int | None]:
+        following_at = None if following is None else following.timestamp()
+        times = {"due": due.timestamp(), "last": last.timestamp(), "next": following_at}
+        with fork.held_off, self.writing():
+            if self.run("fire_schedule", {**times, "name": name, "put": put}).rowcount != 1:
+                return False, None
+            if not put:
+                return True, None
+            (row,) = self.rows("list_schedules", {"name": name, "queue": None})
+            task = NewTask.of_options(row["kind"], row["body"], json.loads(row["options"]))
+            (task_id,) = self.put_in_transaction(row["queue"], f"schedule.{name}.{due.timestamp()}", [task])
+        return True, task_id
+
+    def set_schedule(self, name: str, what: str, due: datetime | None) -> bool:
+        values: dict[str, Any] = {"name": name}
+        if what == "pause":
+            values["login"] = user_name()
+        elif what == "resume":
+            values["due"] = None if due is None else due.timestamp()
+        with fork.held_off, self.writing():
+            return bool(self.run(f"{what}_schedule", values).rowcount)
+
+    def list_schedules(self, name: str | None, queue: str | None) -> list[Schedule]:
+        rows = self.rows("list_schedules", {"name": name, "queue": queue})
+        return [shown(Schedule, row, options=json.loads(row["options"])) for row in rows]
