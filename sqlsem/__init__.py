@@ -26,6 +26,7 @@ from sqlsem.errors import (
     SchemaError,
     SqlsemError,
     TaskFailed,
+    TaskInterrupted,
     Timeout,
     Unavailable,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "Subscription",
     "Task",
     "TaskFailed",
+    "TaskInterrupted",
     "Timeout",
     "Unavailable",
     "Worker",

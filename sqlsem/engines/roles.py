@@ -29,6 +29,7 @@ from sqlsem.model import (
     End,
     Entry,
     NewTask,
+    Operation,
     PartEnd,
     PartStart,
     Past,
@@ -244,8 +245,24 @@ class Administration(LockSession):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
+        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """
+
+    @abc.abstractmethod
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
@@ -267,7 +284,7 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
+        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
 
 
 class TaskSession(LockSession):
@@ -358,6 +375,18 @@ class TaskSession(LockSession):
         """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
         with its key is open. The task of a dead worker
         is pending again first (and so retried by that).
+        """
+
+    @abc.abstractmethod
+    def cancel_task(self, task_id: int) -> int:
+        """As `set_task` to 'cancel'; but of a task that runs its worker is told (1), and it is cancelled when that has
+        ended it.
+        """
+
+    @abc.abstractmethod
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        """Of those of these tasks of a member of which anything is asked: how long they may run (s), and who wants
+        them cancelled.
         """
 
     @abc.abstractmethod
