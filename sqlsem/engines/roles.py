@@ -19,10 +19,9 @@ from typing import ClassVar
 
 from sqlsem import sql
 from sqlsem.deadlocks import Found
-from sqlsem.errors import Deadlock, SchemaError
+from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
-    UPGRADE,
     Attempt,
     Claimed,
     Continuation,
@@ -45,7 +44,6 @@ from sqlsem.model import (
 )
 
 __all__ = [
-    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -59,8 +57,6 @@ __all__ = [
     "Tables",
     "TaskSession",
     "Wire",
-    "already_upgrading",
-    "granted_rights",
     "setting_number",
 ]
 
@@ -524,28 +520,6 @@ class AsyncSession(Wire):
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
         """As `Convertible.upgrade`."""
-
-
-def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
-    """Why a reader cannot become the writer while another one of these waits for that."""
-    other = "another reader"
-    for one in entries:
-        if one.access.startswith(UPGRADE) and one.position != ticket.position:
-            other = f"{one.host}:{one.pid} ({one.owner}) at {one.position}"
-    return Deadlock(
-        f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
-        f"leaves, which would wait for it; release this one, then ask to write",
-        resource=ticket.resource,
-    )
-
-
-#: What `Administration.rights` may find, in the order in which the databases are asked.
-RIGHTS = ("operate", "retry")
-
-
-def granted_rights(answers: Iterable[object]) -> frozenset[str]:
-    """The rights of `RIGHTS` for which the database said yes."""
-    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:
