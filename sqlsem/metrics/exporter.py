@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: A scrape that follows so soon on another one gets the same answer: nobody can burden the database by asking often.
 FRESH_SECONDS = 1.0
 #: That an answer may take, at first. (Prometheus itself waits for 10 s.)
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 8.0
 #: What lies further back than this was not seen by us, and is nobody's fault that we know of.
 LONGEST_GAP_SECONDS = 300.0
 

@@ -231,7 +231,6 @@ def test_after_a_failed_round_a_part_that_succeeded_begins_anew(make):
     assert run(made, "a").is_last
 
 
-@pytest.mark.quiet
 def test_ended_by_hand(make):
     made = make("a", "b")
     with made.part("a") as one:

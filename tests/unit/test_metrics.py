@@ -250,7 +250,11 @@ def test_a_hundred_thousand_resources(url):
     many(url, 100_000)
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
-        found = values(exporter)
+        for _ in range(4):  # each gets twice the time of the one before, on a machine that is too busy
+            exporter._answer = None
+            found = values(exporter)
+            if of(found, "sqlsem_up") == 1:
+                break
         exporter.close()
     per_name = {}
     for name, key in found:
