@@ -20,7 +20,8 @@ from xml.etree import ElementTree
 
 from rich.terminal_theme import MONOKAI
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests"), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.overviews import FakeLive, a_night
 

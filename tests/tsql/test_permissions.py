@@ -20,7 +20,8 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "round_resume", "round_continued"}  # fmt: skip
 LOOKS = {"entries", "status", "past", "resources", "list_rounds"}
 PUTS = {"put", "put_task"}
-WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim"}
+WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim",
+         "asked_of_tasks"}  # fmt: skip
 TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "task_attempts"}
 OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
 INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
@@ -28,7 +29,7 @@ INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "chec
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
             "take_beacon", "check_life", "worker_sign", "sees_all",
             "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap"}  # fmt: skip
-EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}
+EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"}
 
 
 def procedures(database):

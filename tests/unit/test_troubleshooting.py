@@ -15,9 +15,16 @@ ERRORS = {
 #: Modules whose `ConfigurationError`s are about what somebody wrote: an argument, an option, a file, a URL.
 ABOUT_WHAT_IS_WRITTEN = (
     *("adapters/", "aio/__init__.py", "bodies/", "cli/", "config.py", "coordinator.py", "core/convert.py"),
-    *("core/decorated.py", "core/signals.py", "core/terms.py", "dashboard/guarding.py", "engines/__init__.py"),
-    *("engines/memory.py", "engines/mssql/odbc.py", "engines/sqlite/conversions.py", "insight/", "model.py"),
-    *("model_tasks.py", "rounds/", "sql/", "tasks/"),
+    *(
+        "core/decorated.py",
+        "core/signals.py",
+        "core/terms.py",
+        "dashboard/guarding.py",
+        "engines/__init__.py",
+        "engines/memory.py",
+        "engines/mssql/odbc.py",
+    ),
+    *("engines/sqlite/conversions.py", "insight/", "model.py", "model_tasks.py", "rounds/", "sql/", "tasks/"),
 )
 #: Pieces of messages whose page would say no more than they do.
 PLAIN = (

@@ -15,6 +15,7 @@
 -- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do.
 -- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
 -- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
+-- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -717,8 +718,8 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
-            @gate nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.gate.', @resource), 255), @entry nvarchar(255),
-            @looked int = 0, @code int, @known int, @lease int, @due int, @eligible int, @mine bigint;
+            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255), @entry nvarchar(255),
+            @looked int = 0, @code int, @known int, @lease int, @due int, @eligible int, @mine bigint, @now datetime2(6);
     SET XACT_ABORT ON;
     IF @inside > 0 AND APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
@@ -731,15 +732,15 @@ BEGIN
             IF @inside = 0
             BEGIN
                 BEGIN TRANSACTION;
-                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-                    @LockTimeout = @patience, @DbPrincipal = @principal;
+                EXEC @code = sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             END;
+            SET @now = SYSUTCDATETIME();
             SELECT @known = 1, @lease = m.lease_ms,
                    -- As in give_sign: to ask there would cost the usual case a call and a look.
                    @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                                AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < SYSUTCDATETIME()
+                                AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < @now
                                THEN 1 ELSE 0 END,
                    @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                                  WHERE resource_id = @resource)
@@ -754,11 +755,11 @@ BEGIN
                 IF @@ROWCOUNT = 0
                     SET @known = NULL;
             END;
-            IF @known IS NULL OR COALESCE(@resource, N'') = N'' OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128
-               OR DATALENGTH(@resource) <> DATALENGTH(LTRIM(RTRIM(@resource))) OR COALESCE(@weight, 0) < 1 OR @limit < @weight
-               OR @access LIKE N'upgrade%'
-               OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2
-                  LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+            -- Whatever is not plainly in order (names that are not ASCII, or of one character, among them) is looked at there.
+            IF @known IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight OR DATALENGTH(@resource) > 510
+               OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
+               OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
+               OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
                 EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, @limit, @weight, @known;
             IF @eligible = 0  -- the usual case is that nobody is there
             BEGIN
@@ -773,9 +774,8 @@ BEGIN
                 INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
                                             owner, request_uid, requested_at, granted_at, note, attended_until)
                 VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
-                        @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), SYSUTCDATETIME(),
-                        CASE WHEN @eligible = 1 THEN SYSUTCDATETIME() END, @note,
-                        DATEADD(millisecond, @attended_ms, SYSUTCDATETIME()));
+                        @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), @now,
+                        CASE WHEN @eligible = 1 THEN @now END, @note, DATEADD(millisecond, @attended_ms, @now));
                 SET @position = SCOPE_IDENTITY();
                 SET @granted = @eligible;
                 -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless
@@ -783,8 +783,7 @@ BEGIN
                 IF @lease IS NULL
                 BEGIN
                     SET @entry = CONCAT(N'sqlsem.{schema}.entry.', @position);
-                    EXEC @code = sp_getapplock @Resource = @entry, @LockMode = N'Exclusive', @LockOwner = N'Session',
-                        @LockTimeout = 0, @DbPrincipal = @principal;
+                    EXEC @code = sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
                 END;
             END;
             IF @inside > 0
@@ -944,7 +943,7 @@ BEGIN
     DECLARE @deadline datetime2(6) = DATEADD(millisecond, @timeout_ms, SYSUTCDATETIME());
     DECLARE @result int, @code int, @there int, @access nvarchar(64), @limit int, @weight int, @member bigint,
             @granted_at datetime2(6), @revoked_at datetime2(6), @eligible int, @blocker bigint, @until nvarchar(10),
-            @left int, @pause float = 2, @waiting int = 0, @sharing int = 0, @sign_at datetime2(6), @name nvarchar(255),
+            @left int, @pause float = 2, @waiting int = 0, @sign_at datetime2(6), @name nvarchar(255),
             @unheld nvarchar(255), @waiting_name nvarchar(255);
     SELECT @there = 1, @access = t.access_type, @limit = t.concurrency_limit, @weight = t.weight, @member = t.member_id,
            @granted_at = t.granted_at, @revoked_at = t.revoked_at,
@@ -1030,25 +1029,25 @@ BEGIN
                 SET @left = CASE WHEN @left < @pause THEN @left ELSE CAST(@pause AS int) END;
                 SET @pause = CASE WHEN @pause < 5 THEN 5 ELSE @pause * 1.2 END;
             END;
-            -- Asleep here. (As in await_free, and not by a call of it: whoever waits for us waits for what we do next.)
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
-                @LockTimeout = @left, @DbPrincipal = @principal;
-            IF @code >= 0
+            -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
+            -- for us waits for what we do next.)
+            BEGIN TRANSACTION;
+            EXEC @code = sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
+            -- The usual end of a wait: look and take in one statement. With nobody ahead, and nothing that an operator has set,
+            -- there is room; anything else is seen in the next turn.
+            IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
             BEGIN
-                SET @sharing = 1;
+                UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
+                WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+                                  WHERE t.resource_id = @resource AND t.queue_position < @position)
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id = @resource);
+                IF @@ROWCOUNT > 0
+                    SET @result = 0;
+            END;
+            COMMIT TRANSACTION;
+            IF @code >= 0
                 SET @unheld = @name;
-                IF @until = N'leave' AND @access <> N'read'
-                BEGIN
-                    -- The usual end of a wait: look and take in one statement.
-                    UPDATE {schema}.entry SET granted_at = SYSUTCDATETIME()
-                    WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
-                      AND (SELECT a.eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL) AS a) = 1;
-                    IF @@ROWCOUNT > 0
-                        SET @result = 0;
-                END;
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
-                SET @sharing = 0;
-            END
             ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
                 SET @result = -3;
             ELSE IF @code = -2  -- the engine gave up; let the caller sleep
@@ -1058,8 +1057,6 @@ BEGIN
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
-        IF @sharing = 1
-            EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
         IF @waiting = 1
             EXEC {schema}.let_go @waiting_name;
         -- Somebody keeps a row in an open transaction, or rows were locked in two orders: not yet.
@@ -1229,8 +1226,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
-        EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
-            @DbPrincipal = @principal;
+        EXEC @code = sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
@@ -1258,7 +1254,7 @@ BEGIN
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
        AND (@code = 0 OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                      WHERE resource_id = @resource AND queue_position = @position))
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC sp_releaseapplock @name, N'Session', @principal;
     IF @code = 0 AND @own = 1
         DELETE FROM {schema}.member WHERE member_id = @member;
     IF @answer = 1
@@ -1431,13 +1427,14 @@ BEGIN
 END;
 GO
 
--- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. What a dead owner
+-- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. @who: its login, host,
+-- host:pid, program or id, or the login that ended it. What a dead owner
 -- held it held until its last sign of life.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
     @resource nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @outcome nvarchar(16) = NULL
+    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1457,6 +1454,7 @@ BEGIN
     FROM {schema}.history AS h
     WHERE (@resource IS NULL OR h.resource_id = @resource) AND (@since IS NULL OR h.ended_at >= @since)
       AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
+      AND (@who IS NULL OR @who IN (h.login, h.host, CONCAT(h.host, N':', h.pid), h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC
     OPTION (RECOMPILE);  -- by the index that serves what is asked this time
 END;
@@ -1512,7 +1510,7 @@ BEGIN
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
-    DECLARE @code int, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
+    DECLARE @code int, @old bigint, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -1523,11 +1521,23 @@ BEGIN
     END;
     INSERT INTO {schema}.resource (resource_id)
     SELECT @resource WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource);
+    SELECT @old = CASE @what WHEN N'cap' THEN cap WHEN N'stale_after' THEN stale_after_ms
+                             ELSE CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END END
+    FROM {schema}.resource WHERE resource_id = @resource;
     UPDATE {schema}.resource
     SET cap = CASE @what WHEN N'cap' THEN CAST(@value AS int) ELSE cap END,
+        cap_by = CASE WHEN @what <> N'cap' OR cap = @value THEN cap_by WHEN @value IS NOT NULL THEN ORIGINAL_LOGIN() END,
         stale_after_ms = CASE @what WHEN N'stale_after' THEN @value ELSE stale_after_ms END,
-        paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END
+        paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END,
+        paused_by = CASE WHEN @what <> N'paused' OR (@value = 1 AND paused_at IS NOT NULL) THEN paused_by
+                         WHEN @value = 1 THEN ORIGINAL_LOGIN() END
     WHERE resource_id = @resource;
+    IF COALESCE(@old, -1) <> COALESCE(@value, -1)
+        INSERT INTO {schema}.operation (host, program, action, resource_id, old_value, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255),
+                CASE WHEN @what <> N'paused' THEN @what WHEN @value = 1 THEN N'pause' ELSE N'resume' END, @resource,
+                CASE WHEN @what <> N'paused' THEN CAST(@old AS nvarchar(20)) END,
+                CASE WHEN @what <> N'paused' THEN CAST(@value AS nvarchar(20)) END);
     DELETE FROM {schema}.resource
     WHERE resource_id = @resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
     COMMIT TRANSACTION;
@@ -1552,6 +1562,9 @@ BEGIN
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
+    OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'revoke', inserted.resource_id, inserted.queue_position,
+           CASE WHEN inserted.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
+    INTO {schema}.operation (host, program, action, resource_id, queue_position, old_value, new_value)
     WHERE resource_id = @resource AND queue_position = @position;
     SELECT @there = 1, @granted_at = granted_at, @member = member_id
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
@@ -1560,7 +1573,9 @@ BEGIN
     ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
     BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
-        SET @code = CASE WHEN @code = -2 THEN 1 ELSE 0 END;  -- pinned: it goes when that transaction has ended
+        IF @code = -2
+            THROW 50002, N'sqlsem: busy: an open transaction keeps this row (assert_holding); try again when that has ended', 1;
+        SET @code = 0;
     END;
     IF @answer = 1
         SELECT @code AS code;
@@ -1610,6 +1625,9 @@ BEGIN
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
+    IF @code > 0
+        INSERT INTO {schema}.operation (host, program, action, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
     IF @answer = 1
         SELECT @code AS removed;
     RETURN @code;
