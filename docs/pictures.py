@@ -28,6 +28,7 @@ from support.overviews import FakeLive, a_night
 import sqlsem
 from sqlsem import cli
 from sqlsem.core.operators import Operators
+from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry
 from sqlsem.terminal import output
 from sqlsem.tui.app import Top
@@ -77,17 +78,18 @@ def ls() -> str:
     """``sqlsem ls``, as SVG."""
     leave = threading.Event()
     console = output.CleanConsole(width=WIDTH, record=True, force_terminal=True, file=io.StringIO(), highlight=False)
-    real = Operators.entries
+    real = Operators.overview
 
-    def entries(self: Operators, resource: str | None = None) -> list[Entry]:
-        return [made_up(entry) for entry in real(self, resource)]
+    def overview(self: Operators) -> Overview:
+        found = real(self)
+        return dataclasses.replace(found, entries=[made_up(entry) for entry in found.entries])
 
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/locks.db"
         with sqlsem.connect(url) as first, sqlsem.connect(url) as second:
             stand_in_line(first, second, leave)
             with (
-                mock.patch.object(Operators, "entries", entries),
+                mock.patch.object(Operators, "overview", overview),
                 mock.patch.object(output, "console", return_value=console),
             ):
                 cli.main(["--url", url, "ls"], standalone_mode=False)
