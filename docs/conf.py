@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import datetime
+import inspect
 import pkgutil
 import sys
 import threading
@@ -67,7 +68,7 @@ def public_names() -> None:
     for module in (sqlsem, sqlsem.aio):
         for name in module.__all__:
             found = getattr(module, name)
-            if getattr(found, "__module__", "").startswith("sqlsem."):
+            if not inspect.ismethod(found) and getattr(found, "__module__", "").startswith("sqlsem."):
                 found.__module__ = module.__name__
 
 

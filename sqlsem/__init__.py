@@ -26,6 +26,7 @@ from sqlsem.errors import (
     SchemaError,
     SqlsemError,
     TaskFailed,
+    TaskInterrupted,
     Timeout,
     Unavailable,
 )
@@ -37,6 +38,8 @@ from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
 if TYPE_CHECKING:
     from sqlsem import aio
+    from sqlsem import metrics as metrics
+    from sqlsem import otel as otel
 
 __all__ = [
     "Call",
@@ -60,6 +63,7 @@ __all__ = [
     "Subscription",
     "Task",
     "TaskFailed",
+    "TaskInterrupted",
     "Timeout",
     "Unavailable",
     "Worker",
@@ -84,7 +88,7 @@ logging.getLogger("sqlsem").addFilter(CleanFilter())
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is used: programs without asyncio need not load it.
-    if name == "aio":
-        return importlib.import_module("sqlsem.aio")
+    # Imported when they are used: programs without asyncio, or metrics, need not load them, nor have what they need.
+    if name in ("aio", "metrics", "otel"):
+        return importlib.import_module(f"sqlsem.{name}")
     raise AttributeError(f"module 'sqlsem' has no attribute {name!r}")

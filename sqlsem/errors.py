@@ -11,6 +11,7 @@
      ├─ SchemaError                               tables missing, too old or too new
      └─ Unavailable         (also ConnectionError) the database cannot be reached or refuses
 
+`TaskInterrupted` (a BaseException) is raised inside a function that a worker runs, when its task is to stop.
 A `LockOrderWarning` (also UserWarning) is no error; ``sqlsem.configure(debug=True)`` asks for it.
 
 Every message says what happened, to which resource, and what to do next. All of them survive pickling.
@@ -30,6 +31,7 @@ __all__ = [
     "SchemaError",
     "SqlsemError",
     "TaskFailed",
+    "TaskInterrupted",
     "Timeout",
     "Unavailable",
 ]
@@ -104,6 +106,13 @@ class SchemaError(SqlsemError):
 
 class Unavailable(SqlsemError, ConnectionError):
     """The database cannot be reached, or refuses what was asked. The cause is chained."""
+
+
+class TaskInterrupted(BaseException):
+    """Raised inside a function that a worker runs: its task was cancelled, or its time is up. Let it pass.
+
+    As no `Exception`, so that ``except Exception`` does not stop it.
+    """
 
 
 class LockOrderWarning(UserWarning):

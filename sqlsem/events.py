@@ -95,7 +95,7 @@ class Event:
 
     @property
     def described(self) -> str:
-        """The request in a few words: ``limit 3 on 'etl'``."""
+        """The request in a few words, as ``limit 3 on 'etl'``."""
         if self.access == "upgrade":
             return f"upgrade on {self.resource!r}"
         return Request(self.resource, self.access, self.limit, self.weight).describe()
@@ -135,6 +135,7 @@ class Granted(Event):
 
     waited: float  # seconds
     at_once: bool  # nobody was in the way
+    behind: Behind | None = None  # as it was told when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:
@@ -210,6 +211,7 @@ class TimedOut(Event):
 
     waited: float  # seconds
     timeout: float  # seconds; 0: it was only wanted if it was free
+    behind: Behind | None = None  # as it was told when the wait began
 
     @property
     def words(self) -> tuple[object, ...]:

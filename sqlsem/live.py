@@ -27,8 +27,8 @@ __all__ = ["Live", "Seen", "in_a_line", "take_away"]
 
 log = logging.getLogger("sqlsem")
 
-#: Seconds that an answer may take, at first.
-PATIENCE = 5.0
+#: Seconds that an answer may take, at first: some servers compile for long what they are asked for the first time.
+PATIENCE = 15.0
 #: Seconds to wait for the thread at the end; it may be connecting.
 PARTING = 1.0
 

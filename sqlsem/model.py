@@ -41,6 +41,7 @@ __all__ = [
     "End",
     "Entry",
     "NewTask",
+    "Operation",
     "PartEnd",
     "PartEntry",
     "PartStart",
@@ -359,6 +360,29 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """What an operator did (``sqlsem history --operations``)."""
+
+    operation_id: int
+    done_at: datetime
+    login: str | None
+    host: str | None
+    pid: int | None
+    program: str | None
+    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'revoke', 'reap'; of a task 'retry' or 'cancel'
+    resource: str | None  # what it was done to: a resource, and a row of its queue;
+    position: int | None
+    queue: str | None  # or a work queue, and a task of it
+    task_id: int | None
+    old: str | None
+    new: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Resource:
     """What an operator has set for a resource (``sqlsem set``, ``pause``), with what goes on there."""
 
@@ -371,6 +395,12 @@ class Resource:
     paused_at: datetime | None = None
     paused_by: str | None = None  # a login, as is the next
     cap_by: str | None = None
+
+    def set_by(self, row: Sequence[Any] | None) -> Resource:
+        """With who set it, from a row: resource, cap, paused_at, stale_after, paused_by, cap_by."""
+        if row is None:
+            return self
+        return dataclasses.replace(self, paused_at=row[2], paused_by=row[4], cap_by=row[5])
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -51,7 +51,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an attempt ended: 'finished', 'failed' or 'returned'."""
+    """How an attempt ended: 'finished', 'failed', 'returned' or 'cancelled'."""
 
     task_id: int
     attempt: int
@@ -146,7 +146,7 @@ class Attempt:
 
     task_id: int
     attempt: int
-    outcome: str  # 'running', 'finished', 'failed', 'lost' or 'returned'
+    outcome: str  # 'running', 'finished', 'failed', 'lost', 'returned' or 'cancelled'
     member_id: int | None
     owner: str | None
     host: str | None

@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "locks: run in the memory engine, too, but for what needs SQL or other roles")
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
-    config.addinivalue_line("markers", "quiet: normal running: nothing is logged at WARNING or above")
+    config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
     if not is_worker(config) and SHARED not in os.environ:
@@ -399,7 +399,8 @@ def _quiet(request: pytest.FixtureRequest) -> Iterator[None]:
     """Of tests marked `quiet`, all that run in this process: the first fixture to begin, and the last one to end."""
     loud = Loud()
     logger = logging.getLogger("sqlsem")
-    if request.node.get_closest_marker("quiet") is not None:
+    marker = request.node.get_closest_marker("quiet")
+    if marker is not None and marker.args != (False,):
         logger.addHandler(loud)
     yield
     logger.removeHandler(loud)

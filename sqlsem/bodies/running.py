@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from sqlsem.bodies.commands import run_command
 from sqlsem.bodies.kinds import arguments, import_by_name
 from sqlsem.bodies.texts import as_json
 from sqlsem.core.process import Process
-from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, TaskInterrupted
 
 __all__ = ["Allowed", "Started", "Stop", "run"]
 
@@ -83,7 +85,7 @@ def run(
     if kind == "shell":
         return run_command(arguments(body) or body, started)
     if kind == "call":
-        return _run_call(body, allowed)
+        return _run_call(body, allowed, started)
     raise ConfigurationError(f"A worker cannot carry out a task of kind {kind}; claim it with sqlsem.queue(…).claim()")
 
 
@@ -114,14 +116,52 @@ def _sql_error(error: SqlsemError) -> str:
     return "\n".join(lines)
 
 
-def _run_call(body: str, allowed: Allowed) -> str | None:
+class _Interruption:
+    """Ends a function that this thread runs, from another one: raises `TaskInterrupted` in it, between two steps of
+    Python. What is in a call to the system, or of a library in another language, hears of it when that has returned.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._runs = True
+
+    def strike(self) -> None:
+        """From another thread: as long as the function runs."""
+        with self._lock:
+            if self._runs:
+                _raise_in(self._thread, TaskInterrupted)
+
+    def over(self) -> None:
+        """The function has ended: from here on nothing strikes, and what was under way does not."""
+        with self._lock:
+            self._runs = False
+            _raise_in(self._thread, None)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    if sys.implementation.name == "cpython":  # others cannot; there a function ends by itself
+        what = None if error is None else ctypes.py_object(error)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+
+
+def _run_call(body: str, allowed: Allowed, started: Started) -> str | None:
     """Call a function: what it returns, as JSON."""
     try:
         wanted = json.loads(body)
         name, given, named = wanted["function"], wanted["args"], wanted["kwargs"]
     except (ValueError, RecursionError, LookupError, TypeError) as exc:
         raise TaskFailed(f"This is no call as sqlsem keeps it: {type(exc).__name__}: {exc}") from exc
-    result = allowed.find(name)(*given, **named)
+    function, interruption = allowed.find(name), _Interruption()
+    try:
+        try:
+            started(interruption.strike)
+            result = function(*given, **named)
+        finally:
+            interruption.over()
+    except TaskInterrupted:
+        interruption.over()  # that itself may have been struck; it is not, twice in a row
+        raise
     if inspect.iscoroutine(result):
         result.close()
         raise ConfigurationError(f"{name} is a coroutine function; a worker calls plain functions")

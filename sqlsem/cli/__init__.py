@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import sqlsem
-from sqlsem.cli import demo, doctor, locks, nights, rounds, run, schema, tasks, watch, work
+from sqlsem.cli import demo, doctor, locks, metrics, nights, rounds, run, schema, tasks, watch, why, work
 from sqlsem.cli.connecting import Connecting
 from sqlsem.cli.group import Commands
 from sqlsem.cli.options import duration
@@ -102,10 +102,10 @@ def main(
 
 # In the order of use, as the help lists them.
 for _command in (
-    *(schema.init, run.run, locks.ls, locks.history),
+    *(schema.init, run.run, locks.ls, why.why, locks.history),
     *(tasks.put, work.work, tasks.queues, tasks.tasks_, rounds.rounds_),
     *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
-    *(watch.top, watch.dashboard),
+    *(watch.top, watch.dashboard, metrics.metrics),
     *(nights.timeline, nights.replay, nights.audit),
     *(schema.sql_, doctor.doctor, demo.demo),
 ):

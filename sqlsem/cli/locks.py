@@ -16,15 +16,18 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
+from sqlsem.insight.reasons import Reason, reasons
 from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
 from sqlsem.printable import clean
 from sqlsem.terminal import output
-from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_queues
+from sqlsem.terminal.queues import as_dict, by_resource, render_history, render_operations, render_queues
 from sqlsem.terminal.tables import seconds_in_words, who_is
 
 __all__ = ["history", "ls", "pause", "reap", "release", "resume", "set_"]
 
+#: Queues, and why those wait who wait.
+Seen = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
 #: How requests end.
 OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded")
 
@@ -37,7 +40,8 @@ OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "up
 def ls(options: Connecting, resource: str | None, watch: float | None, as_json: bool) -> None:
     """Show who holds and who waits, in the order of the queue.
 
-    FOR is how long it has been held or waited for, WHO the host and process. A note in brackets says that a process
+    FOR is how long it has been held or waited for, WHO the host and process, WHY behind whom it waits or which rule
+    holds it back, and when it will go in, about (`sqlsem why` tells more). A note in brackets says that a process
     cannot be found, and for how long. When that is longer than its grace it is dead, and gives way to anyone who comes.
 
     \b
@@ -48,43 +52,48 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
     """
     with options.coordinator(looks=True) as coordinator:
 
-        def look() -> list[tuple[Resource, list[Entry]]]:
-            return by_resource(coordinator.entries(resource), coordinator.resources(), resource)
+        def look() -> Seen:
+            found = coordinator.overview()
+            if resource is not None:
+                entries = [one for one in found.entries if one.resource == resource]
+                return by_resource(entries, found.resources, resource), reasons(found)
+            return by_resource(found.entries, found.resources, None), reasons(found)
 
         console = output.console()
         if watch is None:
             if as_json:
-                output.print_json([as_dict(queue, entries) for queue, entries in look()])
+                queues, told = look()
+                output.print_json([as_dict(queue, entries, told) for queue, entries in queues])
             else:
-                output.show(console, render_queues(look(), console.width, resource))
+                queues, told = look()
+                output.show(console, render_queues(queues, console.width, resource, told))
         elif console.is_terminal and not as_json:
             _watch(look, console, resource, watch)
         else:
             while True:
                 now = datetime.now().astimezone()
                 try:
-                    found = look()
+                    queues, told = look()
                 except Unavailable as exc:
                     output.print_error(f"{exc}; looking again")
                 else:
                     if as_json:
-                        queues = [as_dict(queue, entries) for queue, entries in found]
-                        output.print_json({"at": now.isoformat(), "queues": queues})
+                        plain = [as_dict(queue, entries, told) for queue, entries in queues]
+                        output.print_json({"at": now.isoformat(), "queues": plain})
                     else:
                         output.echo(f"-- {now:%Y-%m-%d %H:%M:%S}")
-                        output.show(console, render_queues(found, console.width, resource))
+                        output.show(console, render_queues(queues, console.width, resource, told))
                 time.sleep(watch)
 
 
-def _watch(
-    look: Callable[[], list[tuple[Resource, list[Entry]]]], console: Console, only: str | None, every: float
-) -> None:
+def _watch(look: Callable[[], Seen], console: Console, only: str | None, every: float) -> None:
     """Draw the queue again and again; while the database is away, what was seen last."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
         while True:
             try:
-                seen = shown = render_queues(look(), console.width, only)
+                queues, told = look()
+                seen = shown = render_queues(queues, console.width, only, told)
             except Unavailable as exc:
                 trouble = Text(f"{datetime.now():%H:%M:%S}  {clean(str(exc))}", style="bold red")
                 shown = Group(seen, Text(""), trouble)
@@ -97,6 +106,8 @@ def _watch(
 @click.option("--since", type=age, metavar="AGE", help="That ended no longer ago than this: 24h.")
 @click.option("--until", type=age, metavar="AGE", help="That ended no shorter ago than this.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), metavar="OUTCOME", help="That ended so.")
+@click.option("--who", metavar="WHO", help="Of this login, host, host:pid or program; or ended by this login.")
+@click.option("--operations", is_flag=True, help="What operators did instead: who paused, capped, revoked, retried …")
 @most_option(20)
 @json_option
 @connecting
@@ -106,27 +117,38 @@ def history(
     since: float | None,
     until: float | None,
     outcome: str | None,
+    who: str | None,
+    operations: bool,
     most: int,
     as_json: bool,
 ) -> None:
-    """Show finished requests, the newest first: how long they waited and held, and how they ended.
+    """Show finished requests, the newest first: who it was, how long they waited and held, how they ended and by whom.
 
     OUTCOME is released, timeout or cancelled (gave up waiting), reaped (its process died), revoked (an operator took
     it away) or lost; upgraded and downgraded go on as something else. HELD of one that was reaped is until its last
-    sign of life.
+    sign of life. With --operations: what operators did, to this resource or work queue or to all.
 
     \b
     Examples:
       sqlsem history etl --since 24h
+      sqlsem history --who etl1:4711
+      sqlsem history --operations --who anna
       sqlsem history --outcome reaped -n 1000 --json
     """
-    with options.coordinator(looks=True) as coordinator:
-        past = coordinator.history(resource, most=most, since=since, until=until, outcome=outcome)
-    if as_json:
-        output.print_json([one.as_dict() for one in past])
-        return
+    if operations and outcome is not None:
+        raise click.UsageError("--outcome is of requests; leave out --operations.")
     console = output.console()
-    output.show(console, render_history(past, console.width))
+    with options.coordinator(looks=True) as coordinator:
+        if operations:
+            done = coordinator.operations(resource, most=most, since=since, until=until, who=who)
+            plain, shown = [one.as_dict() for one in done], render_operations(done, console.width)
+        else:
+            past = coordinator.history(resource, most=most, since=since, until=until, outcome=outcome, who=who)
+            plain, shown = [one.as_dict() for one in past], render_history(past, console.width)
+    if as_json:
+        output.print_json(plain)
+    else:
+        output.show(console, shown)
 
 
 new_option = click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
@@ -220,11 +242,15 @@ def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
     found = next((one for one in coordinator.resources() if one.resource == resource), None)
     one = found or Resource(resource, None, False, None, 0, 0)
     parts = [
-        "paused" if one.paused else "not paused",
-        "no cap" if one.cap is None else f"capped at {one.cap}",
+        f"paused{_by(one.paused_by)}" if one.paused else "not paused",
+        "no cap" if one.cap is None else f"capped at {one.cap}{_by(one.cap_by)}",
         "rows never stale" if one.stale_after is None else f"rows stale after {seconds_in_words(one.stale_after)}",
     ]
     output.echo(f"{clean(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
+
+
+def _by(login: str | None) -> str:
+    return f" by {login}" if login else ""
 
 
 @click.command(short_help="Take a row away from its owner.")

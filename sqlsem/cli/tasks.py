@@ -108,6 +108,9 @@ def _given(text: str) -> str:
 )
 @click.option("--note", help="Words for anyone who looks at the queue.")
 @click.option(
+    "--time-limit", type=duration, metavar="DURATION", help="An attempt that runs for longer is ended, and has failed."
+)
+@click.option(
     "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
 )
 @click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
@@ -333,35 +336,43 @@ def tasks_retry(options: Connecting, task_ids: Sequence[int]) -> int:
     \b
     Exit codes: 0 done, 1 not all of them could be.
     """
-    return _each(options, task_ids, sqlsem.Coordinator.retry_task, "is pending again")
+
+    def retry(coordinator: sqlsem.Coordinator, number: int) -> str:
+        coordinator.retry_task(number)
+        return "is pending again"
+
+    return _each(options, task_ids, retry)
 
 
-@tasks_.command("cancel", short_help="Take pending or failed tasks out of their queue.")
+@tasks_.command("cancel", short_help="Cancel tasks; of those that run the worker is told.")
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1))
 @connecting
 def tasks_cancel(options: Connecting, task_ids: Sequence[int]) -> int:
-    """Take pending or failed tasks out of their queue: nobody runs them, and they hold nothing up any more.
+    """Cancel tasks: nobody runs them, and they hold nothing up any more.
 
-    One that runs cannot be cancelled.
+    Pending and failed ones are cancelled at once. Of one that runs the worker is told: it ends its SQL or command, or
+    interrupts its function, within a second or two, and then it is cancelled. Nobody takes it from the worker before.
 
     \b
     Example:
       sqlsem tasks cancel 17 18
 
     \b
-    Exit codes: 0 done, 1 not all of them could be.
+    Exit codes: 0 done or told, 1 not all of them could be.
     """
-    return _each(options, task_ids, sqlsem.Coordinator.cancel_task, "was cancelled")
+
+    def cancel(coordinator: sqlsem.Coordinator, number: int) -> str:
+        return "was cancelled" if coordinator.cancel_task(number) else "runs; its worker was told to end it"
+
+    return _each(options, task_ids, cancel)
 
 
-def _each(
-    options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem.Coordinator, int], None], done: str
-) -> int:
+def _each(options: Connecting, task_ids: Sequence[int], change: Callable[[sqlsem.Coordinator, int], str]) -> int:
     code = 0
     with options.coordinator(looks=True) as coordinator:
         for number in task_ids:
             try:
-                change(coordinator, number)
+                done = change(coordinator, number)
             except NotHeld as exc:
                 output.print_error(exc)
                 code = 1

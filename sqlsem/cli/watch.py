@@ -37,7 +37,7 @@ def _require(module: str, extra: str) -> None:
 @click.command(short_help="Show what goes on, live, and operate it by keys.")
 @every_option
 @connecting
-def top(options: Connecting, every: float) -> None:
+def top(options: Connecting, every: float) -> int:
     """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, rounds, times.
 
     Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
@@ -59,7 +59,9 @@ def top(options: Connecting, every: float) -> None:
     with options.coordinator(looks=True) as coordinator:
         live = Live(coordinator, every)
         live.first_look()
-        Top(live).run()
+        program = Top(live)
+        program.run()
+    return program.return_code or 0
 
 
 @click.command(short_help="Show what goes on, live, in a browser.")

@@ -13,13 +13,14 @@ from sqlsem.core.callers import Caller
 from sqlsem.core.holdings import BaseGrant, Holding
 from sqlsem.core.lines import Place, Waiter
 from sqlsem.core.process import Process
+from sqlsem.core.signals import Trace
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.events import Behind, Deadlocked, Lost, TimedOut, Waiting
-from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
+from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
 
 __all__ = ["Acquisition", "locked"]
 
@@ -68,6 +69,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._sent = False  # may have rows in the database
         self._withdrawn = False  # a call that is still under way in another thread must leave none behind
         self._waiters: dict[int, Waiter] = {}
+        self._trace: Trace | None = None
         self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
 
     def run(self) -> Operations[G | None]:
@@ -81,30 +83,30 @@ class Acquisition(WaitingVerb, Generic[G]):
             if again is not None:
                 self._keep.append(again)
                 return again
+        signals = self.process.signals
+        if signals.tracer is not None:
+            self._trace = signals.follow(self._requests, self.caller)
         try:
-            if not (yield from self._have_all()):
+            had = not holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout)
+            if had:
+                self._watch_order()
+                had = not (yield from self._is_refused_by_those_above())
+            if not had or not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
             self._tell(Deadlocked, why=str(exc))
             raise
         now = monotonic()
-        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost, now)
+        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost, now, self._trace)
         grant = self._make_grant(holding, now - self.began)
         holdings.add(grant)
         yield from self._require_rows(holding)
         self._keep.append(grant)
-        holdings.tell_granted(holding, grant.waited, not self._waiters)
+        holding.told = True
+        if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self._waiters else logging.DEBUG):
+            holdings.tell_granted(holding, grant.waited, self._waiters)
         return grant
-
-    def _have_all(self) -> Operations[bool]:
-        """Whether all requests were granted in time."""
-        if self.process.holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout):
-            return False
-        self._watch_order()
-        if (yield from self._is_refused_by_those_above()):
-            return False
-        return (yield from self._take_numbers()) and (yield from self._wait_for_all())
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
@@ -131,7 +133,8 @@ class Acquisition(WaitingVerb, Generic[G]):
         self._withdrawn = True
         for grant in self.process.holdings.with_tickets(self.caller, self._tickets):
             self.process.holdings.forget(grant)
-            self.process.holdings.tell_released(grant.holding)
+            if self.process.signals.wants("released", logging.DEBUG):
+                self.process.holdings.tell_released(grant.holding)
             if grant in self._keep:
                 self._keep.remove(grant)
 
@@ -143,6 +146,8 @@ class Acquisition(WaitingVerb, Generic[G]):
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward. Repeatable."""
         self.member.settled(self._uid)
+        if self._trace is not None:
+            self.process.signals.asked(self._trace)
         if not self._waiters:  # never waited
             return
         if self._suspected is not False:  # (not known yet where an interrupt came in between)
@@ -187,6 +192,8 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _register(self) -> Operations[bool]:
         member, requesting_id = self.member, self.process.requesting_id(self.caller)
+        if self._trace is not None and len(requesting_id) + len(self._trace.mark) <= MAX_NAME:
+            requesting_id += self._trace.mark
 
         def register(session: Session, member_id: int) -> bool:
             # Another thread may withdraw meanwhile. Each sets its own flag first and reads the other's then:
@@ -306,13 +313,17 @@ class Acquisition(WaitingVerb, Generic[G]):
         if signals.wants(event.name, event.level):
             waited = self.waited()
             for request in self._requests:
-                about = signals.about(request, tickets.get(request.resource), self.caller)
-                signals.tell(event(**about, waited=waited, **more))
+                position = tickets.get(request.resource)
+                about = signals.about(request, position, self.caller)
+                if event is TimedOut and position in self._waiters:
+                    more["behind"] = self._waiters[position].behind
+                signals.tell(event(**about, waited=waited, **more), self._trace)
 
     def _tell_place_lost(self, ticket: Ticket) -> None:
         (request,) = (one for one in self._requests if one.resource == ticket.resource)
         about = self.process.signals.about(request, ticket.position, self.caller)
-        self.process.signals.tell(Lost(**about, held=None, why="its row was taken out of the queue while it waited"))
+        lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
+        self.process.signals.tell(lost, self._trace)
 
     def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
         """That it waits, and behind whom. Only for one that nobody of ours stands before is the database asked that."""
@@ -326,7 +337,7 @@ class Acquisition(WaitingVerb, Generic[G]):
                 log.debug("Cannot see who is ahead: %s", exc)
         waiter.behind = behind
         about = process.signals.about(waiter.request, ticket.position, self.caller)
-        process.signals.tell(Waiting(**about, behind=behind))
+        process.signals.tell(Waiting(**about, behind=behind), self._trace)
 
 
 def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import sys
 import threading
 from dataclasses import dataclass
 
+from sqlsem.engines.base import this_program
 from sqlsem.events import Behind
 from sqlsem.model import Request, Ticket
 
-__all__ = ["Caller", "new_number", "ours", "this_program", "this_thread"]
+__all__ = ["Caller", "new_number", "ours", "this_thread"]
 
 _numbers = itertools.count(1)
 _threads = threading.local()
@@ -43,11 +43,6 @@ def this_thread() -> Caller:
     if number is None:
         number = _threads.number = new_number()
     return Caller("thread", number, threading.current_thread().name)
-
-
-def this_program() -> str:
-    """What runs here, for those who look at the table."""
-    return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
 
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:

@@ -185,6 +185,11 @@ class Claims:
             claim.lose(why)
             log.error("Lost %r: %s", claim, why)
 
+    def all(self) -> list[Claim]:
+        """Those that are open."""
+        with self._lock:
+            return list(self._known)
+
     def __bool__(self) -> bool:
         return len(self._known) > 0
 

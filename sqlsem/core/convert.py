@@ -121,7 +121,7 @@ class Upgrade(WaitingVerb):
         signals = self.process.signals
         if signals.wants(event.name, logging.INFO):
             about = signals.about(self._holding.requests[0], self._ticket.position, self.caller)
-            signals.tell(event(**{**about, "access": UPGRADE, **more}))
+            signals.tell(event(**{**about, "access": UPGRADE, **more}), self._holding.trace)
 
     def _tell_waiting(self) -> Operations[None]:
         if self.process.signals.wants(Waiting.name, logging.INFO):

@@ -83,10 +83,11 @@ class Grant(BaseGrant):
 
     @property
     def wanted(self) -> threading.Event:
-        """An event that is set when somebody waits behind this grant, for those who can give way: those of this process
-        are told of at once, others within about a second. Looking for them begins with the first use of this attribute,
-        and is one statement a second for the whole process. It stays set, also if they give up; clear it to be told
-        again.
+        """An event that is set when somebody waits behind this grant, for those who can give way.
+
+        Those of this process are told of at once, others within about a second. Looking for them begins with the first
+        use of this attribute, and is one statement a second for the whole process. It stays set, also if they give up;
+        clear it to be told again.
 
         >>> with sqlsem.mutex("reports") as grant:  # doctest: +SKIP
         ...     while rows and not grant.wanted.is_set():

@@ -6,19 +6,22 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller, ours
+from sqlsem.core.lines import Waiter
 from sqlsem.core.membership import Membership
-from sqlsem.core.signals import Signals
+from sqlsem.core.signals import Signals, Trace
 from sqlsem.core.steps import Operations
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
-from sqlsem.events import Behind, Event, Granted, Lost, Released, meets
+from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
+
+log = logging.getLogger("sqlsem")
 
 #: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
 MOST_AHEAD = 64
@@ -44,6 +47,7 @@ class Holding:
         "since",
         "tickets",
         "told",
+        "trace",
         "when_lost",
         "why_lost",
     )
@@ -56,6 +60,7 @@ class Holding:
         caller: Caller,
         on_lost: LostCallback | None,
         since: float,
+        trace: Trace | None = None,
     ) -> None:
         self.registry = registry
         self.requests = tuple(requests)
@@ -64,6 +69,7 @@ class Holding:
         self.pid = os.getpid()
         self.depth = 1  # how often it was acquired
         self.since = since  # when it was granted (`monotonic`)
+        self.trace = trace
         self.told = False  # that it was granted, and not yet that it has ended
         self.released = False
         self.is_loose = False  # anybody may release it, through its lock
@@ -271,10 +277,10 @@ class Holdings:
             if holding.why_lost is None:
                 for ticket in holding.tickets:
                     yield from self._return(ticket, holding)
-                if holding.why_lost is None:
-                    self.tell_released(holding)
-                else:
+                if holding.why_lost is not None:
                     self.tell_lost(holding)
+                elif self._signals.taps["released"] or log.isEnabledFor(logging.DEBUG):
+                    self.tell_released(holding)
         except BaseException:
             self.disown(grant)
             raise
@@ -298,7 +304,8 @@ class Holdings:
     def disown(self, grant: BaseGrant) -> None:
         """Giving back was interrupted, or cannot be waited for: the next ping does it."""
         self.forget(grant)
-        self.tell_released(grant.holding)
+        if self._signals.wants("released", logging.DEBUG):
+            self.tell_released(grant.holding)
         self._member.forget(grant.holding.tickets)
         self._member.disown()
 
@@ -320,27 +327,30 @@ class Holdings:
 
     # -- telling ------------------------------------------------------------------------------------------------
 
-    def tell_granted(self, holding: Holding, waited: float, at_once: bool) -> None:
-        """It is held from now on."""
-        holding.told = True
-        if self._signals.wants("granted", logging.DEBUG if at_once else logging.INFO):
-            self._tell(Granted, holding, waited=waited, at_once=at_once)
+    def tell_granted(self, holding: Holding, waited: float, waiters: Mapping[int, Waiter]) -> None:
+        """It is held from now on; those of its rows that had to wait, by position."""
+        for request, ticket in zip(holding.requests, holding.tickets, strict=True):
+            waiter = waiters.get(ticket.position)
+            about = self._signals.about(request, ticket.position, holding.caller)
+            behind = None if waiter is None else waiter.behind
+            event = Granted(**about, waited=waited, at_once=not waiters, behind=behind)
+            self._signals.tell(event, holding.trace)
 
     def tell_released(self, holding: Holding) -> None:
         """It was given back, unless its end was told before."""
         if holding.told and holding.why_lost is None:
             holding.told = False
-            if self._signals.wants("released", logging.DEBUG):
-                self._tell(Released, holding, held=monotonic() - holding.since)
+            self._tell(Released, holding, held=monotonic() - holding.since)
 
     def tell_lost(self, holding: Holding) -> None:
         """It is lost."""
         holding.told = False
         self._tell(Lost, holding, held=monotonic() - holding.since, why=holding.why_lost)
 
-    def _tell(self, event: Callable[..., Event], holding: Holding, **more: object) -> None:
+    def _tell(self, event: type[Released | Lost], holding: Holding, **more: Any) -> None:
         for request, ticket in zip(holding.requests, holding.tickets, strict=True):
-            self._signals.tell(event(**self._signals.about(request, ticket.position, holding.caller), **more))
+            about = self._signals.about(request, ticket.position, holding.caller)
+            self._signals.tell(event(**about, **more), holding.trace)
 
     # -- losing -------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import tenacity
 
-from sqlsem.core.callers import this_program
 from sqlsem.core.steps import Call
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 

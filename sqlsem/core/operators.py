@@ -15,6 +15,7 @@ from sqlsem.model import (
     Attempt,
     Duration,
     Entry,
+    Operation,
     Past,
     QueueCounts,
     Resource,
@@ -58,6 +59,7 @@ class Operators:
         since: Duration | None = None,
         until: Duration | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
         """Finished requests, newest first.
 
@@ -68,15 +70,37 @@ class Operators:
             until: That ended no shorter ago than this.
             outcome: That ended so: ``"released"``, ``"timeout"``, ``"cancelled"``, ``"reaped"``, ``"revoked"`` or
                 ``"lost"``.
+            who: Of this login, host, ``host:pid``, program or id; or ended by this login.
         """
-        wanted: dict[str, Any] = {}
-        if since is not None:
-            wanted["since"] = check_duration("since", since, most=MAX_INT)
-        if until is not None:
-            wanted["until"] = check_duration("until", until, most=MAX_INT)
-        if outcome is not None:
-            wanted["outcome"] = outcome
+        wanted = _wanted(since, until, outcome=outcome, who=who)
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
+
+    def operations(
+        self,
+        name: str | None = None,
+        *,
+        most: int = 100,
+        since: Duration | None = None,
+        until: Duration | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first: who paused, capped, revoked, retried, cancelled.
+
+        Args:
+            name: To this resource or work queue only.
+            most: So many at the most.
+            since: No longer ago than this (``"24h"``), by the database's clock.
+            until: No shorter ago than this.
+            action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"revoke"``, ``"reap"``,
+                ``"retry"`` or ``"cancel"``.
+            who: Of this login, host, ``host:pid`` or program.
+
+        >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
+        'anna'
+        """
+        wanted = _wanted(since, until, action=action, who=who)
+        return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
 
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
@@ -123,7 +147,7 @@ class Operators:
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
 
-        Reads all tasks that are kept (`history_days`). Raises `Unavailable` when the database is out of reach.
+        Reads all tasks that are kept (``history_days``). Raises `Unavailable` when the database is out of reach.
 
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
@@ -145,29 +169,45 @@ class Operators:
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
-        self._set_task(task_id, "retry", "failed or cancelled")
-
-    def cancel_task(self, task_id: int) -> None:
-        """Take a pending or failed task out of its queue. Raises `NotHeld` when it is neither (running ones run on)."""
-        self._set_task(task_id, "cancel", "pending or failed")
-
-    def _set_task(self, task_id: int, what: str, states: str) -> None:
 
         def change(session: Session) -> int:
-            code = session.set_task(task_id, what)
+            code = session.set_task(task_id, "retry")
             if code == RUNS:
                 # Its worker may be dead, without anybody having looked.
                 with contextlib.suppress(ConfigurationError):  # not everybody may look
                     if session.recover_tasks(None, None):
-                        code = session.set_task(task_id, what)
+                        code = session.set_task(task_id, "retry")
                         # It is pending again by that.
-                        return 0 if what == "retry" and code < RUNS else code
+                        return 0 if code < RUNS else code
             return code
 
         code = self.process.look(change, TaskSession)
         if code != 0:
-            why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}.get(
-                code, f"it is not {states}"
-            )
-            raise NotHeld(f"Cannot {what} task {task_id}: {why}; see: sqlsem tasks")
+            raise _cannot("retry", task_id, code, "failed or cancelled")
         self.process.bell.notify()
+
+    def cancel_task(self, task_id: int) -> bool:
+        """Cancel a task. One that is pending or has failed is out of its queue at once: True. Of one that runs its
+        worker is told, which ends its SQL or command, or interrupts its function; then it is cancelled: False.
+
+        Raises `NotHeld` when there is no such task, or it has ended.
+
+        >>> coordinator.cancel_task(17)  # doctest: +SKIP
+        """
+        code = self.process.look(lambda session: session.cancel_task(task_id), TaskSession)
+        if code < 0:
+            raise _cannot("cancel", task_id, code, "pending, running or failed")
+        self.process.bell.notify()
+        return code != RUNS
+
+
+def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
+    """What is asked for, of ages and others."""
+    ages = {"since": since, "until": until}
+    asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
+    return asked | {name: value for name, value in others.items() if value is not None}
+
+
+def _cannot(what: str, task_id: int, code: int, states: str) -> NotHeld:
+    why = {RUNS: "it runs", -1: "there is no such task", -3: "another one with its key is open"}
+    return NotHeld(f"Cannot {what} task {task_id}: {why.get(code, f'it is not {states}')}; see: sqlsem tasks")

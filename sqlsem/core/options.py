@@ -83,6 +83,7 @@ class PutOptions(TypedDict, total=False):
     backoff: Duration
     on_failure: str | None
     note: str | None
+    time_limit: Duration | None
     unique: str | None
     replace: str | None
 

@@ -31,6 +31,7 @@ from sqlsem.core.holdings import Holdings
 from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
+from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
@@ -40,7 +41,7 @@ from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
 from sqlsem.model import End, Ticket, monotonic
 
-__all__ = ["Process"]
+__all__ = ["Process", "processes"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class Process:
         lines: Who of it waits.
         waiting_room: The sessions to wait in.
         watch: Looks for deadlocks.
+        minder: Learns what is asked of its tasks.
         wanted: Looks for those who wait behind what is held here.
         bell: Tells of changes to the work queue.
         news: Hears of those that others make.
@@ -96,6 +98,7 @@ class Process:
         self.lines = Lines(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
+        self.minder = Minder(self.member, self.claims)
         self.wanted = WantedWatch(self.member, self.waiting_room)
         self.bell = Bell(self.member.closing)
         self.news = News(self.engine, self.bell, self.member.closing)
@@ -229,6 +232,7 @@ class Process:
         self.lines.wake(None)
         self.waiting_room.dismiss()
         self.news.close()
+        self.minder.close()
         self.member.close(self._waited_for())
         self.watch.close()
         self.wanted.close()
@@ -269,6 +273,11 @@ class Process:
 
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
 _inherited: list[Wire] = []  # kept, as they would be closed by being forgotten
+
+
+def processes() -> list[Process]:
+    """All that are open: one for each coordinator."""
+    return [one for one in list(_processes) if not one.closed]
 
 
 def _after_fork_in_child() -> None:

@@ -8,7 +8,7 @@ functions are awaited by the event loop in which `Signals.on` was called, one af
 them. Those that fall behind lose what comes after `MOST_BEHIND` events. What happens to locks that a callback takes is
 told to nobody, as it would never end.
 
-Nothing of this costs anything where nobody listens, but for one look into a dictionary.
+Where nobody listens, each event costs a look into a dictionary, and at the level of the logger.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import logging
 import os
 import queue
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller
@@ -33,12 +34,13 @@ from sqlsem.model import Request
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Signals", "Subscription", "Tap", "drain", "everywhere"]
+__all__ = ["Signals", "Subscription", "Tap", "Trace", "Tracer", "drain", "everywhere"]
 
 log = logging.getLogger("sqlsem")
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 
+_changing = threading.Lock()  # who listens
 Tap = Callable[[Event], object]
 Listener = Callable[[E], object]
 #: So many events may wait for callbacks.
@@ -89,13 +91,43 @@ class Subscription(Generic[E]):
         return f"<Subscription {self.kind!r}{'' if self._taps else ', to nobody'}>"
 
 
+class Trace(Protocol):
+    """Follows one acquisition, and what was had by it. Called by the one who acquires, and by who ends it: quick."""
+
+    #: What is left at the end of the row's ``requesting_id``, for those who wait behind it.
+    mark: str
+
+    def tell(self, event: Event) -> None:
+        """What happens to it."""
+
+    def asked(self) -> None:
+        """The acquisition is over, well or not; what it had may be held on. May be repeated."""
+
+
+#: Begins to follow what is asked: the requests, in which database, and by whom.
+Tracer = Callable[["Sequence[Request]", str, str], Trace]
+
+
 class Signals:
-    """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them."""
+    """Who listens to the locks of one coordinator. ``above`` are those who listen to all of them.
+
+    Attributes:
+        taps: Who is told of each kind, those above included.
+        tracer: What follows each acquisition, if anything does.
+    """
 
     def __init__(self, database: str = "", above: Signals | None = None) -> None:
         self._database = database
         self._above = above
-        self._taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
+        self._own: dict[str, tuple[Tap, ...]] = dict.fromkeys(EVENTS, ())
+        self._own_tracer: Tracer | None = None
+        self.taps: dict[str, tuple[Tap, ...]] = {}
+        self.tracer: Tracer | None = None
+        self._below: weakref.WeakSet[Signals] = weakref.WeakSet()
+        with _changing:
+            if above is not None:
+                above._below.add(self)
+            self._refresh()
 
     @overload
     def on(self, kind: Literal["waiting"], callback: Listener[Waiting] | None = None) -> Subscription[Waiting]: ...
@@ -140,12 +172,48 @@ class Signals:
     def add(self, kind: str, tap: Tap) -> None:
         """Have it told of each such event, at once."""
         with _changing:
-            self._taps[kind] = (*self._taps[kind], tap)
+            self._own[kind] = (*self._own[kind], tap)
+            self._refresh()
 
     def remove(self, kind: str, tap: Tap) -> None:
         """End that."""
         with _changing:
-            self._taps[kind] = tuple(one for one in self._taps[kind] if one is not tap)
+            self._own[kind] = tuple(one for one in self._own[kind] if one is not tap)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """With the lock: who is told now, so that nobody has to look for it while something happens."""
+        above = self._above
+        self.taps = {kind: own if above is None else (*own, *above.taps[kind]) for kind, own in self._own.items()}
+        self.tracer = self._own_tracer or (None if above is None else above.tracer)
+        for one in list(self._below):
+            one._refresh()
+
+    def set_tracer(self, tracer: Tracer | None) -> None:
+        """What follows each acquisition from now on."""
+        with _changing:
+            self._own_tracer = tracer
+            self._refresh()
+        for kind in EVENTS:
+            self.remove(kind, _traced)
+            if tracer is not None:
+                self.add(kind, _traced)
+
+    def follow(self, requests: Sequence[Request], caller: Caller) -> Trace | None:
+        """What follows an acquisition that begins, if anything does. Never raises."""
+        tracer = self.tracer
+        try:
+            return None if tracer is None else tracer(requests, self._database, caller.owner)
+        except Exception:
+            log.exception("Tracing of %r failed", requests[0].resource)
+            return None
+
+    def asked(self, trace: Trace) -> None:
+        """An acquisition that is followed is over. Never raises."""
+        try:
+            trace.asked()
+        except Exception:
+            log.exception("Tracing failed")
 
     def about(self, request: Request, position: int | None, caller: Caller) -> dict[str, Any]:
         """What all events have."""
@@ -156,22 +224,25 @@ class Signals:
 
     def wants(self, kind: str, level: int) -> bool:
         """Whether anybody is to be told, the logger at this level included."""
-        above = self._above
-        return bool(self._taps[kind] or (above is not None and above._taps[kind])) or log.isEnabledFor(level)
+        return bool(self.taps[kind]) or log.isEnabledFor(level)
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event, trace: Trace | None = None) -> None:
         """Tell everybody. Never raises, and waits for nothing."""
         level = event.log_level
         if log.isEnabledFor(level):
             log.log(level, event.template, *event.words, extra=event.as_dict())
-        for tap in (*self._taps[event.name], *(self._above._taps[event.name] if self._above is not None else ())):
+        taps = self.taps[event.name]
+        for tap in taps if trace is None else (*taps, trace.tell):
             try:
                 tap(event)
             except Exception:
                 log.exception("Telling of %r at %s failed", event.resource, event.position)
 
 
-_changing = threading.Lock()  # who listens
+def _traced(_: Event) -> None:
+    """Somebody wants to know, and hears of it otherwise."""
+
+
 #: Those who listen to the locks of all databases.
 everywhere = Signals()
 

@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from sqlsem.dashboard.feed import MOST_STREAMS, Feed
-from sqlsem.dashboard.guarding import COOKIE, Doors, Guard, from_elsewhere, read_form
+from sqlsem.dashboard.guarding import Doors, Guard, cookie_of, from_elsewhere, read_form
 from sqlsem.dashboard.pages import Asked, Pages, action_of, row_of
 from sqlsem.errors import SqlsemError
 from sqlsem.insight.consequences import Action, consequence
@@ -129,6 +129,8 @@ class Dashboard:
     async def _events(self, request: Request) -> Response:
         if from_elsewhere(request, strict=False):
             return self._refuse(request, 403, "Another site's page may not listen.")
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self.feed.streams >= MOST_STREAMS:
             return self._refuse(request, 503, "Too many have this page open; close some.")
         asked = Asked.of(request.query_params)
@@ -205,7 +207,7 @@ class Dashboard:
         self._doors.leave(request)  # one that it had before
         answer = RedirectResponse("/", 303)
         secure = request.headers["origin"].startswith("https:")
-        answer.set_cookie(COOKIE, name, path="/", secure=secure, httponly=True, samesite="strict")
+        answer.set_cookie(cookie_of(request), name, path="/", secure=secure, httponly=True, samesite="strict")
         return answer
 
     async def _logout(self, request: Request) -> Response:
@@ -216,5 +218,5 @@ class Dashboard:
         if self._doors.may_change(request, word):
             self._doors.leave(request)
         answer = RedirectResponse("/", 303)
-        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        answer.delete_cookie(cookie_of(request), path="/", httponly=True, samesite="strict")
         return answer

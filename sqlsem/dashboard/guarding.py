@@ -25,9 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["COOKIE", "Doors", "Guard", "from_elsewhere", "is_loopback", "read_form"]
+__all__ = ["Doors", "Guard", "cookie_of", "from_elsewhere", "is_loopback", "read_form"]
 
-COOKIE = "sqlsem"
 #: Seconds after which a session has to show the token again.
 SESSION_SECONDS = 12 * 3600.0
 #: Sessions at the same time; the oldest give way.
@@ -95,6 +94,13 @@ def host_of(named: str) -> str | None:
         return plain if parts.port is None or parts.port else None
     except ValueError:  # as the port of host:x
         return None
+
+
+def cookie_of(request: Request) -> str:
+    """What the session's cookie is called. (Browsers send cookies to all ports of a host: two dashboards would take
+    each other's.)
+    """
+    return f"sqlsem-{request.url.port or request.url.scheme}"
 
 
 def from_elsewhere(request: Request, *, strict: bool) -> bool:
@@ -171,7 +177,7 @@ class Doors:
 
     def session(self, request: Request) -> Session | None:
         """The session that a request has."""
-        name = request.cookies.get(COOKIE, "")
+        name = request.cookies.get(cookie_of(request), "")
         found = self._sessions.get(name)
         if found is not None and found.until < time.monotonic():
             del self._sessions[name]
@@ -180,11 +186,11 @@ class Doors:
 
     def leave(self, request: Request) -> None:
         """The session is over."""
-        self._sessions.pop(request.cookies.get(COOKIE, ""), None)
+        self._sessions.pop(request.cookies.get(cookie_of(request), ""), None)
 
     def word(self, request: Request) -> str:
         """What the forms of a session carry, and no other site can know."""
-        name = request.cookies.get(COOKIE, "")
+        name = request.cookies.get(cookie_of(request), "")
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def may_change(self, request: Request, word: str) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
+import os
+import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -30,7 +33,9 @@ __all__ = [
     "Unanswered",
     "Wire",
     "bounded",
+    "here",
     "setting_number",
+    "this_program",
 ]
 
 #: What ``creator=`` is: returns a new DB-API connection.
@@ -249,6 +254,16 @@ class Engine(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.where}>"
+
+
+def this_program() -> str:
+    """What this process is called where people see it."""
+    return os.path.basename(sys.argv[0] or sys.executable)[:255] or "python"
+
+
+def here() -> str:
+    """Where something is done, for what is written down of it: host, process and program, in lines."""
+    return f"{socket.gethostname()}\n{os.getpid()}\n{this_program()}"
 
 
 @contextlib.contextmanager

@@ -19,16 +19,16 @@ from typing import ClassVar
 
 from sqlsem import sql
 from sqlsem.deadlocks import Found
-from sqlsem.errors import Deadlock, SchemaError
+from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
-    UPGRADE,
     Attempt,
     Claimed,
     Continuation,
     End,
     Entry,
     NewTask,
+    Operation,
     PartEnd,
     PartStart,
     Past,
@@ -44,7 +44,6 @@ from sqlsem.model import (
 )
 
 __all__ = [
-    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -58,8 +57,6 @@ __all__ = [
     "Tables",
     "TaskSession",
     "Wire",
-    "already_upgrading",
-    "granted_rights",
     "setting_number",
 ]
 
@@ -244,8 +241,24 @@ class Administration(LockSession):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least."""
+        """Finished requests, newest first; that ended ``since`` seconds ago at the most, ``until`` at the least.
+        ``who``: its login, host, ``host:pid``, program or id, or the login that ended it.
+        """
+
+    @abc.abstractmethod
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
 
     @abc.abstractmethod
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
@@ -267,7 +280,7 @@ class Administration(LockSession):
 
     @abc.abstractmethod
     def prune(self, most: int) -> int:
-        """Remove at most ``most`` rows of history that are past keeping."""
+        """Remove at most ``most`` rows each of history, and of what operators did, that are past keeping: the more."""
 
 
 class TaskSession(LockSession):
@@ -358,6 +371,18 @@ class TaskSession(LockSession):
         """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
         with its key is open. The task of a dead worker
         is pending again first (and so retried by that).
+        """
+
+    @abc.abstractmethod
+    def cancel_task(self, task_id: int) -> int:
+        """As `set_task` to 'cancel'; but of a task that runs its worker is told (1), and it is cancelled when that has
+        ended it.
+        """
+
+    @abc.abstractmethod
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        """Of those of these tasks of a member of which anything is asked: how long they may run (s), and who wants
+        them cancelled.
         """
 
     @abc.abstractmethod
@@ -495,28 +520,6 @@ class AsyncSession(Wire):
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
         """As `Convertible.upgrade`."""
-
-
-def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
-    """Why a reader cannot become the writer while another one of these waits for that."""
-    other = "another reader"
-    for one in entries:
-        if one.access.startswith(UPGRADE) and one.position != ticket.position:
-            other = f"{one.host}:{one.pid} ({one.owner}) at {one.position}"
-    return Deadlock(
-        f"{other} is upgrading on {ticket.resource!r} already: it waits until the reader at {ticket.position} "
-        f"leaves, which would wait for it; release this one, then ask to write",
-        resource=ticket.resource,
-    )
-
-
-#: What `Administration.rights` may find, in the order in which the databases are asked.
-RIGHTS = ("operate", "retry")
-
-
-def granted_rights(answers: Iterable[object]) -> frozenset[str]:
-    """The rights of `RIGHTS` for which the database said yes."""
-    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

@@ -14,12 +14,13 @@ import random
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any
 
 from sqlsem.insight.overview import HoldTimes, Overview, percentile
 from sqlsem.insight.passing import number
 from sqlsem.insight.words import clock, span_in_words
-from sqlsem.model import WRITE, Entry
+from sqlsem.model import WRITE, Entry, Resource
 from sqlsem.model_tasks import plain
 
 __all__ = ["Estimate", "estimates"]
@@ -28,12 +29,12 @@ __all__ = ["Estimate", "estimates"]
 LEAST_HOLDS = 5
 #: Of so many of one kind (the same note, or program) others are left out.
 LEAST_OF_KIND = 8
-#: How often the queue is played forward; less often where many wait, but so often at least.
+#: How often a queue is played forward; less often where many wait, but so often at least.
 PLAYS, LEAST_PLAYS = 200, 40
-#: Rows of a queue, times plays.
+#: Rows of all queues, times plays.
 MOST_STEPS = 40_000
-#: Of a queue no more waiters than these are told when they will go in.
-MOST_WAITERS = 1000
+#: Rows of all queues, and of one, that are played; of one, where it is asked for.
+MOST_ROWS, MOST_OF_QUEUE = 1000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,26 +138,34 @@ def estimates(overview: Overview, wanted: Collection[int] | None = None) -> dict
     """When those who wait will go in, by position; of some positions, or of all. Who waits for a paused resource, or
     for one of whose holds too little is known, is left out.
     """
-    queues: dict[str, list[Entry]] = {}
-    for entry in overview.entries:
-        queues.setdefault(entry.resource, []).append(entry)
     settings = {one.resource: one for one in overview.resources}
-    found: dict[int, Estimate] = {}
-    for resource, rows in queues.items():
+    chosen: list[tuple[list[Entry], Resource | None, HoldTimes]] = []
+    left = MOST_ROWS
+    for resource, group in groupby(overview.entries, key=lambda one: one.resource):
         times, setting = overview.holds.get(resource), settings.get(resource)
         if times is None or len(times.holds) < LEAST_HOLDS or (setting is not None and setting.paused):
             continue
-        waiting = [one.position for one in rows if one.state == "waits" and (wanted is None or one.position in wanted)]
-        if waiting:
-            last = waiting[:MOST_WAITERS][-1]
-            ahead = [one for one in rows if one.position <= last]
-            found.update(_play(ahead, Kinds(times), setting.cap if setting else None, set(waiting), len(times.holds)))
+        rows = list(islice(group, min(left, MOST_OF_QUEUE if wanted is None else MOST_ROWS)))
+        asked = [place for place, one in enumerate(rows, 1) if one.state == "waits" and _is_wanted(one, wanted)]
+        if asked:
+            chosen.append((rows[: asked[-1]], setting, times))
+            left -= asked[-1]
+    number_of = sum(len(rows) for rows, _, _ in chosen)
+    plays = max(LEAST_PLAYS, min(PLAYS, MOST_STEPS // max(1, number_of)))
+    found: dict[int, Estimate] = {}
+    for rows, setting, times in chosen:
+        played = _play(rows, Kinds(times), setting.cap if setting else None, plays, len(times.holds))
+        found.update({position: one for position, one in played.items() if wanted is None or position in wanted})
     return found
 
 
-def _play(rows: list[Entry], kinds: Kinds, cap: int | None, wanted: Collection[int], count: int) -> dict[int, Estimate]:
-    plays = [Play() for _ in range(max(LEAST_PLAYS, min(PLAYS, MOST_STEPS // len(rows))))]
-    shares = [(number + 0.5) / len(plays) for number in range(len(plays))]
+def _is_wanted(entry: Entry, wanted: Collection[int] | None) -> bool:
+    return wanted is None or entry.position in wanted
+
+
+def _play(rows: list[Entry], kinds: Kinds, cap: int | None, number_of: int, count: int) -> dict[int, Estimate]:
+    plays = [Play() for _ in range(number_of)]
+    shares = [(place + 0.5) / number_of for place in range(number_of)]
     chance = random.Random(len(rows))  # the same each time: what is shown should not jump about
     found: dict[int, Estimate] = {}
     for one in rows:
@@ -177,7 +186,7 @@ def _play(rows: list[Entry], kinds: Kinds, cap: int | None, wanted: Collection[i
                 if one.missing_for is not None and one.grace is not None:
                     leaves = min(leaves, max(0.0, one.grace - one.missing_for))
             play.stays(leaves, access, limit, weight)
-        if waits and one.position in wanted:
+        if waits:
             entered.sort()
             if math.isinf(entered[-1]):
                 continue

@@ -77,6 +77,7 @@ class Queue:
         backoff: Duration = 1.0,
         on_failure: str | None = None,
         note: str | None = None,
+        time_limit: Duration | None = None,
         unique: str | None = None,
         replace: str | None = None,
     ) -> list[int]:
@@ -94,6 +95,7 @@ class Queue:
             on_failure: ``'stop'``: a failed task holds up all later orders until somebody retries or cancels it.
                 ``'continue'``: it does not. Left out, as the queue has it.
             note: Words for anyone who looks at the queue.
+            time_limit: An attempt that runs for longer is ended, and has failed. Looked at about once a second.
             unique: A key, for one body. While a task of this queue with the same key is open (pending, running, or
                 failed and holding up), nothing is put, and that one's number is returned.
             replace: A key, for one body. The task takes the place of the one that is open with the same key: that one
@@ -104,15 +106,9 @@ class Queue:
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
         bodies = [encode(body) for body in bodies]
+        failing = self._on_failure if on_failure is None else on_failure
         how = check_put(
-            order,
-            after,
-            max_attempts,
-            backoff,
-            self._on_failure if on_failure is None else on_failure,
-            note,
-            unique,
-            replace,
+            order, after, max_attempts, backoff, failing, note, time_limit=time_limit, unique=unique, replace=replace
         )
         if len(bodies) > 1 and (unique is not None or replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
@@ -229,6 +225,7 @@ def check_put(
     backoff: Duration = 1.0,
     on_failure: str | None = None,
     note: str | None = None,
+    time_limit: Duration | None = None,
     unique: str | None = None,
     replace: str | None = None,
 ) -> NewTask:
@@ -245,7 +242,8 @@ def check_put(
     if unique is not None and replace is not None:
         raise ConfigurationError("A task is unique or replaces another one, not both; give it one key")
     failing = _check_on_failure("stop" if on_failure is None else on_failure)
-    return NewTask("json", "null", order, seconds, max_attempts, pause, failing, note, None, unique, replace)
+    limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
+    return NewTask("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace)
 
 
 def _check_on_failure(value: str) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
-from sqlsem.core.claims import Claim
+from sqlsem.core.minder import Stoppable
 from sqlsem.core.process import Process
 from sqlsem.model import Claimed, End, monotonic
 
 __all__ = ["Task", "remember_ends"]
 
 
-class Task(Claim):
+class Task(Stoppable):
     """A claimed task. Leave its ``with`` block well and it is finished; with an error, and it has failed.
 
     Attributes:
@@ -25,6 +25,8 @@ class Task(Claim):
         order, note: As put.
         attempt: How often it has been claimed, this time included.
         result: Set it to any JSON value to have it kept in the log.
+        stop_event: Set when somebody has cancelled it, or its time is up: leave the block soon.
+        why_stopped: Why that is, in words.
 
     An `Exception` out of the block ends the attempt as failed (tried again as ``max_attempts`` says) and goes on to the
     caller; a ``KeyboardInterrupt`` and its like give the task back at once. Raises `LockLost` on leaving the block when
@@ -38,7 +40,8 @@ class Task(Claim):
         self._queue = queue
         self._uid = uid  # of the call that claimed it
         self.lost_event = threading.Event()  # set when the claim is lost
-        self.id = claimed.task_id
+        self.stop_event = threading.Event()  # set when it was cancelled, or its time is up
+        self.id = self.number = claimed.task_id
         self.title = f"Task {self.id}"
         self.kind = claimed.kind
         self.order = claimed.order
@@ -49,6 +52,7 @@ class Task(Claim):
         self.result: Any = None
         returned = self.make_end("returned")
         self.opened(process.claims, lambda session, me: session.end_task(me, returned))
+        process.minder.mind()
 
     @property
     def body(self) -> Any:
@@ -73,8 +77,8 @@ class Task(Claim):
         self._end_with(self.make_end("finished", None if result is None else as_json(result)))
 
     def fail(self, error: BaseException | str) -> None:
-        """End the attempt as failed. Errors as for `finish`."""
-        self._end_with(self.make_end("failed", error=format_error(error)))
+        """End the attempt as failed; as cancelled, when somebody has cancelled it. Errors as for `finish`."""
+        self._end_with(self.make_end("cancelled" if self.cancelled else "failed", error=format_error(error)))
 
     def give_back(self) -> None:
         """End the attempt as if it had never been: the task is pending at once. Errors as for `finish`."""

@@ -49,7 +49,8 @@ class Worker:
         threads: How many tasks run at a time.
         idle_exit: Leave when nothing could be claimed for so long while nothing ran (None: never).
         on_task: Called with (task, outcome, error) when a task starts (outcome None), and when its attempt has ended
-            ('finished', 'failed', 'lost' or 'returned'); from a thread of the worker. What it raises is logged.
+            ('finished', 'failed', 'cancelled', 'lost' or 'returned'); from a thread of the worker. What it raises is
+            logged.
         group: Whether short tasks are claimed and ended in groups. What a worker that dies has done of a group is done
             again, up to some 10 ms of work; without groups it is one task.
         allowed: What it carries out; other tasks fail. Left out, everything.
@@ -90,7 +91,8 @@ class Worker:
         self._busy = 0  # threads that have not left, or record what was done
         self._group = Group()
         self._pace = Pace(self._most)
-        self._stops: dict[int, Stop] = {}  # by task
+        self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
+        self._calls: dict[int, Stop] = {}  # and of functions
         self._leader: int | None = None  # the thread that claims
         #: When it began its task. Not to be relieved: it is claiming (inf), or at rest (None).
         self._began: float | None = None
@@ -164,13 +166,15 @@ class Worker:
             except SqlsemError as exc:
                 log.warning("%r could not be given back: %s", task, exc)
 
-    def _insist(self, task_id: int, stop: Stop) -> None:
-        """Thread: end what runs. Once may be too early, as for SQL that is about to be sent."""
-        until = monotonic() + ABORT_SECONDS
-        while monotonic() < until:
+    def _insist(self, task_id: int, stop: Stop, *, call: bool = False) -> None:
+        """Thread: end what runs. Once may be too early, as for SQL that is about to be sent. (A function is given time
+        to clean up, as it would be interrupted in that as well.)
+        """
+        until, again = monotonic() + ABORT_SECONDS, END_SECONDS if call else ABORT_AGAIN_SECONDS
+        while call or monotonic() < until:
             stop()
             with self._changed:
-                if self._changed.wait_for(lambda: task_id not in self._stops, ABORT_AGAIN_SECONDS):
+                if self._changed.wait_for(lambda: task_id not in self._stops and task_id not in self._calls, again):
                     return
 
     # -- the crew -----------------------------------------------------------------------------------------------
@@ -334,10 +338,12 @@ class Worker:
 
         def started(stop: Stop) -> None:
             with self._lock:
-                if not self._aborted:
-                    self._stops[task.id] = stop
-                    return
-            raise TaskFailed("The worker was told to give everything back before this began")
+                aborted = self._aborted
+                if not aborted:
+                    (self._calls if task.kind == "call" else self._stops)[task.id] = stop
+            if aborted:
+                raise TaskFailed("The worker was told to give everything back before this began")
+            task.ended_by(lambda: self._insist(task.id, stop, call=task.kind == "call"))
 
         try:
             result = run(task.kind, task.text, self._claiming.process, started=started, allowed=self._allowed)
@@ -345,11 +351,16 @@ class Worker:
             # A task that calls sys.exit() has failed, too, and must not end the worker.
             error = format_error(exc)
         with self._changed:
-            if self._stops.pop(task.id, None) is not None:
+            if (self._stops.pop(task.id, None) or self._calls.pop(task.id, None)) is not None:
                 self._changed.notify_all()
             aborted = self._aborted
         if error is not None and aborted:
             return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
+        if error is not None and task.why_stopped is not None:
+            if task.cancelled:
+                return TaskEnd(task, task.make_end("cancelled", error=error))
+            why = task.why_stopped[0].upper() + task.why_stopped[1:]
+            error = f"{why}, and was ended\n{error}"
         return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
 
     def _end(self, ends: list[TaskEnd], most: int) -> list[Task]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sqlsem import model
-from sqlsem.model import Entry, Past, Resource
+from sqlsem.insight.reasons import Reason
+from sqlsem.insight.words import clock
+from sqlsem.model import Entry, Operation, Past, Resource
 from sqlsem.printable import clean
-from sqlsem.terminal.tables import fit, seconds_in_words, table, who_is
+from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
-__all__ = ["as_dict", "by_resource", "render_history", "render_queues"]
+__all__ = ["as_dict", "by_resource", "render_history", "render_operations", "render_queues"]
+
+#: Columns of a terminal below which WHY takes the place of PROGRAM.
+NARROW = 100
 
 
 def by_resource(
@@ -40,9 +45,13 @@ def _is_set(resource: Resource) -> bool:
     return resource.paused or resource.cap is not None or resource.stale_after is not None
 
 
-def as_dict(resource: Resource, entries: Iterable[Entry]) -> dict[str, Any]:
+def as_dict(resource: Resource, entries: Iterable[Entry], reasons: Mapping[int, Reason]) -> dict[str, Any]:
     """For JSON."""
-    return {**resource.as_dict(), "entries": [entry.as_dict() for entry in entries]}
+    told = {position: reason.as_dict() for position, reason in reasons.items()}
+    return {
+        **resource.as_dict(),
+        "entries": [{**entry.as_dict(), "why": told.get(entry.position)} for entry in entries],
+    }
 
 
 def _access(access: str, limit: int | None, weight: int) -> str:
@@ -56,6 +65,13 @@ def _access(access: str, limit: int | None, weight: int) -> str:
 def _owner(owner: str | None) -> str:
     """The thread, where it says something."""
     return "" if owner in (None, "", "MainThread") else f" {owner}"
+
+
+def _why(reason: Reason | None) -> str:
+    """In a few words; with when it will go in, about."""
+    if reason is None:
+        return ""
+    return reason.short if reason.enters is None else f"{reason.short}, ~{clock(reason.enters.likely)}"
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -74,15 +90,35 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     )
 
 
+def _without_program(row: tuple[str, ...]) -> tuple[str, ...]:
+    return row[:5] + row[6:]
+
+
 def render_queues(
-    queues: Sequence[tuple[Resource, Sequence[Entry]]], width: int, only: str | None = None
+    queues: Sequence[tuple[Resource, Sequence[Entry]]],
+    width: int,
+    only: str | None = None,
+    reasons: Mapping[int, Reason] | None = None,
 ) -> RenderableType:
-    """What ``sqlsem ls`` shows, at most ``width`` columns wide."""
+    """What ``sqlsem ls`` shows, at most ``width`` columns wide. With reasons there is a column for them; where that is
+    narrow, it takes the place of the program.
+    """
     if not queues:
         return Text("Nobody holds or waits." if only is None else f"Nobody holds or waits for {only!r}.")
-    heads = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
-    rows = {resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues}
-    widths = fit(heads, [row for own in rows.values() for row in own], width, elastic=(4, 5, 6), indent=2)
+    heads: tuple[str, ...] = ("POS", "STATE", "FOR", "ACCESS", "WHO", "PROGRAM", "NOTE")
+    rows: dict[str, list[tuple[str, ...]]] = {
+        resource.resource: [_cells(entry) for entry in entries] for resource, entries in queues
+    }
+    if reasons:
+        heads = (*heads, "WHY")
+        for resource, entries in queues:
+            told = (_why(reasons.get(entry.position)) for entry in entries)
+            rows[resource.resource] = [(*row, why) for row, why in zip(rows[resource.resource], told, strict=True)]
+        if width < NARROW:
+            heads = _without_program(heads)
+            rows = {name: [_without_program(row) for row in own] for name, own in rows.items()}
+    elastic = range(4, len(heads))
+    widths = fit(heads, [row for own in rows.values() for row in own], width, elastic=elastic, indent=2)
     parts: list[RenderableType] = []
     for resource, entries in queues:
         title = Text(no_wrap=True, overflow="ellipsis")
@@ -92,9 +128,12 @@ def render_queues(
         if dead:
             title.append(f", {dead} dead", style="bold red")
         if resource.paused:
-            title.append("  PAUSED", style="bold red")
+            by = f" by {resource.paused_by}" if resource.paused_by else ""
+            since = f" since {local_time(resource.paused_at)}" if resource.paused_at else ""
+            title.append(clean(f"  PAUSED{by}{since}"), style="bold red")
         if resource.cap is not None:
-            title.append(f"  capped at {resource.cap}", style="magenta")
+            by = f" by {resource.cap_by}" if resource.cap_by else ""
+            title.append(clean(f"  capped at {resource.cap}{by}"), style="magenta")
         if resource.stale_after is not None:
             title.append(f"  stale after {seconds_in_words(resource.stale_after)}", style="dim")
         if parts:
@@ -125,3 +164,34 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
         for one in past
     ]
     return table(heads, rows, fit(heads, rows, width, elastic=(1, 6, 7, 8)), right=(0, 3, 4))
+
+
+def _done(one: Operation) -> str:
+    """What was done, with what it was before."""
+    if one.action in ("cap", "stale_after"):
+        unit = " ms" if one.action == "stale_after" else ""
+        return f"{one.action} {one.old or 'none'} → {one.new or 'none'}{unit}"
+    if one.action == "revoke":
+        return f"revoke ({one.old}{', at once' if one.new == 'force' else ''})"
+    if one.action == "reap":
+        return f"reap ({one.new} rows)"
+    return one.action if one.old is None else f"{one.action} ({one.old})"
+
+
+def render_operations(done: Sequence[Operation], width: int) -> RenderableType:
+    """What ``sqlsem history --operations`` shows, at most ``width`` columns wide."""
+    if not done:
+        return Text("No operator has done anything yet.")
+    heads = ("WHEN", "LOGIN", "WHAT", "TO", "WHERE", "PROGRAM")
+    rows = [
+        (
+            one.done_at.astimezone().strftime("%m-%d %H:%M:%S"),
+            one.login or "",
+            _done(one),
+            " ".join(filter(None, (one.resource or one.queue, str(one.position or one.task_id or "")))),
+            who_is(one.host, one.pid),
+            one.program or "",
+        )
+        for one in done
+    ]
+    return table(heads, rows, fit(heads, rows, width, elastic=(1, 2, 3, 4, 5)), right=())

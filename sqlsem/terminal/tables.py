@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
+from sqlsem.insight.words import seconds_in_words, who_is
 from sqlsem.printable import clean
 
 __all__ = ["fit", "line", "local_time", "seconds_in_words", "table", "who_is"]
@@ -22,20 +23,6 @@ STYLES = {
 }
 
 
-def seconds_in_words(seconds: float) -> str:
-    """At most six characters: ``0.4s``, ``12s``, ``3m05s``, ``2h14m``, ``3d04h``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
-
-
 def local_time(moment: datetime | None) -> str:
     """Local time; without the day where that is today."""
     if moment is None:
@@ -43,11 +30,6 @@ def local_time(moment: datetime | None) -> str:
     local = moment.astimezone()
     today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
-
-
-def who_is(host: str | None, pid: int | None, otherwise: str = "") -> str:
-    """The host and process, as far as they are known."""
-    return otherwise if host is None else host if pid is None else f"{host}:{pid}"
 
 
 def fit(

@@ -218,7 +218,7 @@ def _use(panel: Panel, timeline: Timeline) -> dict[str, Any]:
                         "field": "weight",
                         "type": "quantitative",
                         "title": "in use",
-                        "axis": {"tickMinStep": 1, "tickCount": 2, "format": "d"},
+                        "axis": {"values": sorted({0, panel.most_use, *panel.limits}), "format": "d"},
                         "scale": {"domain": [0, top * 1.1], "nice": False},
                     },
                 },

@@ -148,7 +148,7 @@ def test_the_tasks_of_a_dead_worker_are_lost(spawn, connect, database, name):
         assert [found.task_id for found in coordinator.tasks(one, "running")] == [number]
         assert coordinator.tasks(one, "lost") == []
     with pytest.raises(sqlsem.NotHeld, match="it runs"):
-        coordinator.cancel_task(ids[0])
+        coordinator.retry_task(ids[0])
     child.kill()
     until(lambda: [task.status for task in coordinator.tasks(names[2])] == ["lost"], "it is shown as lost")
     assert [task.task_id for task in coordinator.tasks(names[2], "lost")] == [ids[2]]

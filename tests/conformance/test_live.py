@@ -114,12 +114,13 @@ def test_what_operators_do(connect, live, name):
         ):
             assert words in one.perform(action)
         assert all(found.cap is None for found in coordinator.resources() if found.resource == name)
-        position = grant.position
-        assert "has been told" in one.perform(Action("release", position=position))
-        assert "is gone" in one.perform(Action("take", position=position))
+        assert "has been told" in one.perform(Action("release", position=grant.position))
+        until(lambda: grant.lost, "it hears of that")
+    with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
+        assert "is gone" in one.perform(Action("take", position=grant.position))
         until(lambda: grant.lost, "it hears of that")
         with pytest.raises(sqlsem.NotHeld, match="no row"):
-            one.perform(Action("release", position=position))
+            one.perform(Action("release", position=grant.position))
     tasks = coordinator.queue(name)
     task_id = tasks.put(sqlsem.Shell("false"))
     coordinator.cancel_task(task_id)

@@ -376,8 +376,8 @@ def test_retry_and_cancel(connect, queue):
     coordinator.cancel_task(two)
     with queue.try_claim() as task:
         assert task.id == three
-        with pytest.raises(sqlsem.NotHeld, match=f"Cannot cancel task {three}: it runs"):
-            coordinator.cancel_task(three)
+        with pytest.raises(sqlsem.NotHeld, match=f"Cannot retry task {three}: it runs"):
+            coordinator.retry_task(three)
     coordinator.retry_task(one)
     coordinator.retry_task(two)
     for number in (one, two):

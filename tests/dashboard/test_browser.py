@@ -58,7 +58,8 @@ def live_of(rows):
 
 def enter(page, url):
     page.goto(f"{url}/login")
-    page.keyboard.type(TOKEN)  # the field has the focus
+    expect(page.get_by_label("Token")).to_be_focused()
+    page.keyboard.type(TOKEN)
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
 

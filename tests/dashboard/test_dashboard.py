@@ -395,6 +395,11 @@ def test_two_hosts_at_once(client):
     assert answer.status_code == 421
 
 
+def test_who_asks_for_the_head_of_the_stream_gets_no_stream(client):
+    answer = client.head("/events")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_other_sites_may_not_listen(client):
     for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}):
         assert client.get("/events", headers=headers).status_code == 403
@@ -438,11 +443,11 @@ def test_the_cookie_is_out_of_reach_for_scripts_and_other_sites(client):
 def test_forgetting_the_token(live, client):
     enter(client)
     mine = word(client)
-    cookie = client.cookies[guarding.COOKIE]
+    cookie = client.cookies["sqlsem-8765"]
     assert client.post("/logout", data={"word": "0"}).status_code == 303
-    client.cookies.set(guarding.COOKIE, cookie)
+    client.cookies.set("sqlsem-8765", cookie)
     assert client.post("/logout", data={"word": mine}).status_code == 303
-    client.cookies.set(guarding.COOKIE, cookie, domain="127.0.0.1")
+    client.cookies.set("sqlsem-8765", cookie, domain="127.0.0.1")
     assert client.post("/do", data={"kind": "pause", "resource": "etl", "word": mine}).status_code == 403
     assert live.done == []
 

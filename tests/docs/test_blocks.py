@@ -82,6 +82,20 @@ NAMES = {
     "conversions.md": "outdated = lambda: True\nreload = report = lambda: None",
     "deadlocks.md": "transfer = lambda: None",
     "python.md": "worker = None\nparts = ['customer']",
+    "readers-writer.md": "make_report = replace_table = lambda: None",
+    "django.md": """
+import os, urllib.parse
+import django
+from django.conf import settings
+from django.db import connections, transaction
+place = urllib.parse.urlsplit(os.environ["SQLSEM_URL"])
+if not settings.configured:
+    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.dummy"}}, USE_TZ=True)
+    django.setup()
+connections.settings["default"].update(ENGINE="django.db.backends.postgresql", NAME=place.path[1:])
+connections.settings["default"].update(USER=place.username, HOST=place.hostname, PORT=place.port)
+make_report = lambda: None
+""",
     "rounds.md": """
 import sqlsem
 load_sales = lambda: None
@@ -92,7 +106,7 @@ for other in ("stock", "web"):
     "tasks.md": "import sqlsem\nsqlsem.queue('mails').put({'to': 'you'})",
 }
 #: Pages whose tasks somebody carries out meanwhile, and their queue.
-WORKED = {"README.md": "nightly", "tasks.md": "nightly"}
+WORKED = {"README.md": "nightly", "docs/tasks.md": "nightly"}
 SCHEMA = """
 CREATE TABLE ledger (id int, balance int);
 CREATE TABLE sales (id int, amount int);
@@ -227,10 +241,11 @@ def test_blocks(page: Path, postgres_server: Any, make_database: Any, tmp_path: 
     database = make_database(postgres_server)
     desk = Desk(tmp_path, database)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SQLSEM_URL", database.url)
     monkeypatch.setenv("SQLSEM_CONFIG", str(desk.settings))
     monkeypatch.syspath_prepend(str(tmp_path))
     document = parsed(page, desk)
-    with configured(database.url), worked(desk, WORKED.get(page.name)):
+    with configured(database.url), worked(desk, WORKED.get(page.relative_to(ROOT).as_posix())):
         with sqlsem.limit("etl", 3):  # a resource that is known
             exec(NAMES.get(page.name, ""), document.namespace)
         for example in document.examples():

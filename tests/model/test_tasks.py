@@ -34,6 +34,7 @@ class Task:
     losses: int = 0
     member: int | None = None
     key: str | None = None
+    asked: bool = False  # to be cancelled
 
     @property
     def is_open(self) -> bool:
@@ -184,17 +185,19 @@ class Machine(RuleBasedStateMachine):
             one.status, one.member, one.attempt = "running", member, one.attempt + 1
         assert [one.attempt for one in found] == [one.attempt for one in expected]
 
-    @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned"]))
+    @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned", "cancelled"]))
     def end(self, data, outcome):
         running = [one for one in self.model.tasks.values() if one.status == "running"]
         if not running:
             return
         task = data.draw(st.sampled_from(running))
         session = dict(self.members)[task.member]
-        status = {"finished": "finished", "returned": "pending"}.get(outcome)
+        status = {"finished": "finished", "returned": "pending", "cancelled": "cancelled"}.get(outcome)
         if status is None:
             task.failures += 1
             status = "pending" if task.failures < task.most else "failed"
+        if task.asked and status != "finished":
+            status = "cancelled"
         assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
         task.status, task.member = status, None
 
@@ -208,6 +211,8 @@ class Machine(RuleBasedStateMachine):
         for one in lost:
             one.losses += 1
             one.status, one.member = "pending" if one.losses < 5 else "failed", None
+            if one.asked:
+                one.status = "cancelled"
         self.members[who] = self.join()
 
     @rule(who=st.integers(0, 1))
@@ -236,6 +241,24 @@ class Machine(RuleBasedStateMachine):
         task.status = {"retry": "pending", "cancel": "cancelled"}[what]
         if what == "retry":
             task.failures = task.losses = 0
+            task.asked = False
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        """Also what runs: that only learns of it."""
+        there = [one for one in self.model.tasks.values() if one.status in ("pending", "running", "failed")]
+        if not there:
+            return
+        task = data.draw(st.sampled_from(there))
+        if task.status == "running":
+            assert self.session.cancel_task(task.number) == 1
+            task.asked = True
+            session = dict(self.members)[task.member]
+            ((number, limit, by),) = session.asked_of_tasks(task.member, [task.number])
+            assert (number, limit, by is not None) == (task.number, None, True)
+        else:
+            assert self.session.cancel_task(task.number) == 0
+            task.status = "cancelled"
 
     @rule()
     def look(self):

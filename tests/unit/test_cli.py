@@ -247,10 +247,17 @@ def test_history_fits_80_columns() -> None:
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
     told = done("set", "x", "--limit", "2", "--stale-after", "2h", "--new")
-    assert "capped at 2, rows stale after 2h00m" in told
-    assert done("pause", "x").startswith("x: paused, capped at 2")
-    assert coordinator.resources() == [Resource("x", 2, True, 7200.0, 0, 0)]
-    assert done("ls") == "x  0 in, 0 waiting  PAUSED  capped at 2  stale after 2h00m\n"
+    assert re.search(r"capped at 2 by \S+, rows stale after 2h00m", told)
+    (found,) = coordinator.resources()
+    by = found.cap_by
+    assert by
+    assert done("pause", "x").startswith(f"x: paused by {by}, capped at 2 by {by}")
+    (found,) = coordinator.resources()
+    assert found == Resource("x", 2, True, 7200.0, 0, 0, found.paused_at, by, by)
+    shown = done("ls")
+    assert re.fullmatch(
+        rf"x  0 in, 0 waiting  PAUSED by {by} since \S+  capped at 2 by {by}  stale after 2h00m\n", shown
+    )
     assert done("resume", "x").startswith("x: not paused")
     assert "no cap, rows never stale" in done("set", "x", "--no-limit", "--no-stale-after")
     assert coordinator.resources() == []

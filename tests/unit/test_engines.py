@@ -58,7 +58,7 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
         *("version", "settings", "set_version", "enrol", "resume_member", "resign", "pin", "prune"),
         *("entries", "past", "resources", "set_resource", "revoke"),
         *("put_task", "claim_task", "end_task", "recover_tasks", "queue_state", "task_attempts"),
-        *("queue_counts", "page_tasks"),
+        *("queue_counts", "page_tasks", "cancel_task", "asked_of_tasks"),
         *(
             "next_ready",
             "prune_tasks",

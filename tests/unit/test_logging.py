@@ -98,7 +98,7 @@ with sqlsem.connect(sys.argv[1], grace=0.2) as coordinator:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{number}\n"
         with pytest.raises(sqlsem.NotHeld, match="it runs"):
-            coordinator.cancel_task(number)
+            coordinator.retry_task(number)
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

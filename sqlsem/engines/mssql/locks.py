@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.deadlocks import Found
+from sqlsem.engines.answers import already_upgrading, granted_rights
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.insight.overview import MemberEntry, Overview
-from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
+from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
 
 class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administration):
@@ -134,13 +135,28 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
         ages = [None if age is None else round(age * 1000) for age in (since, until)]
-        return [Past(*aware(row)) for row in self.rows("past", resource, most, *ages, outcome)]
+        return [Past(*aware(row)) for row in self.rows("past", resource, most, *ages, outcome, who)]
+
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        ages = [None if age is None else round(age * 1000) for age in (since, until)]
+        return [Operation(*aware(row)) for row in self.rows("operations", name, most, *ages, action, who)]
 
     def resources(self) -> list[Resource]:
+        settings = {row[0]: row for row in map(aware, self.rows("resource_settings"))}
         return [
-            Resource(name, cap, bool(paused), stale, int(holding), int(waiting))
+            Resource(name, cap, bool(paused), stale, int(holding), int(waiting)).set_by(settings.get(name))
             for name, cap, paused, stale, holding, waiting in self.rows("resources")
         ]
 
@@ -157,4 +173,4 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
         return int(self.value("reap"))
 
     def prune(self, most: int) -> int:
-        return int(self.value("prune", most))
+        return max(int(self.value("prune", most)), int(self.value("prune_operations", most)))

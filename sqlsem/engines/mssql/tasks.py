@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -106,6 +107,13 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
 
     def set_task(self, task_id: int, what: str) -> int:
         return int(self.rows("set_task", task_id, what)[0][0])
+
+    def cancel_task(self, task_id: int) -> int:
+        return int(self.rows("cancel_task", task_id)[0][0])
+
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        rows = self.rows("asked_of_tasks", member_id, json.dumps(list(task_ids)))
+        return [(row[0], row[1], row[2]) for row in rows]
 
     def prune_tasks(self, most: int) -> int:
         return int(self.rows("prune_tasks", most)[0][0])

@@ -13,11 +13,12 @@ from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
-from sqlsem.engines.base import Busy
+from sqlsem.engines.answers import already_upgrading, granted_rights
+from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, already_upgrading, granted_rights
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.insight.overview import MemberEntry, Overview
-from sqlsem.model import Entry, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
+from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
 log = logging.getLogger("sqlsem")
 
@@ -140,26 +141,40 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
-        return [Past(*row) for row in self.rows("past", (resource, most, since, until, outcome))]
+        return [Past(*row) for row in self.rows("past", (resource, most, since, until, outcome, who))]
+
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        return [Operation(*row) for row in self.rows("operations", (name, most, since, until, action, who))]
 
     def resources(self) -> list[Resource]:
-        return [Resource(*row) for row in self.rows("resources")]
+        settings = {row[0]: row for row in self.rows("resource_settings")}
+        return [Resource(*row).set_by(settings.get(row[0])) for row in self.rows("resources")]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        self.rows("set_resource", (resource, what, value))
+        self.rows("set_resource", (here(), resource, what, value))
 
     def rights(self) -> frozenset[str]:
         return granted_rights(self.row("rights"))
 
     def revoke(self, position: int, force: bool) -> int:
-        return self.number("revoke", position, force)
+        return int(self.row("revoke", here(), position, force)[1])
 
     def reap(self) -> int:
-        return self.number("reap")
+        return int(self.row("reap", here())[1])
 
     def prune(self, most: int) -> int:
-        return self.number("prune", most)
+        return max(self.number("prune", most), self.number("prune_operations", most))
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

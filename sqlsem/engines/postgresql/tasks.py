@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed
@@ -100,7 +101,13 @@ class PostgresTasks(PostgresConnection, TaskSession):
         return [Attempt(*row) for row in self.rows("task_attempts", (task_id,))]
 
     def set_task(self, task_id: int, what: str) -> int:
-        return self.number("set_task", task_id, what)
+        return int(self.row("set_task", here(), task_id, what)[1])
+
+    def cancel_task(self, task_id: int) -> int:
+        return self.number("cancel_task", task_id)
+
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        return [(row[0], row[1], row[2]) for row in self.rows("asked_of_tasks", (member_id, list(task_ids)))]
 
     def prune_tasks(self, most: int) -> int:
         return self.number("prune_tasks", most)

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import Any
 
-from sqlsem.engines.roles import Convertible, already_upgrading
+from sqlsem.engines.answers import already_upgrading
+from sqlsem.engines.roles import Convertible
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
 from sqlsem.errors import ConfigurationError

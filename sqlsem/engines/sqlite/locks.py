@@ -17,7 +17,7 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.rings import Rings
-from sqlsem.engines.sqlite.values import named, shown
+from sqlsem.engines.sqlite.values import as_time, named, shown
 from sqlsem.insight.passing import Pass
 from sqlsem.model import Entry, Request, Resource, Ticket
 
@@ -381,6 +381,9 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 row["stale_after"],
                 holding=holding[row["resource"]],
                 waiting=waiting[row["resource"]],
+                paused_at=as_time(row["paused_at"]),
+                paused_by=row["paused_by"],
+                cap_by=row["cap_by"],
             )
             for row in self.rows("resources")
         ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
-from sqlsem.engines.base import Disconnected
+from sqlsem.engines.base import Disconnected, this_program
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
@@ -98,6 +100,12 @@ class SqliteMembers(SqliteConnection):
         elif self.run("renew_old", (member_id,)).rowcount == 1:
             return
         self.require_member(member_id)
+
+    def note_operation(self, action: str, **what: Any) -> None:
+        """Write down what an operator is just doing, in the same transaction."""
+        known = {"login": user_name(), "host": socket.gethostname(), "pid": os.getpid(), "program": this_program()}
+        nothing = dict.fromkeys(("resource", "position", "queue", "task", "old", "new"))
+        self.run("note_operation", {**known, **nothing, "action": action, **what})
 
     def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
         """End one row; False when it was not there any more."""

@@ -63,12 +63,12 @@ class SqliteTasks(SqliteExecuting, TaskSession):
         there = self.row("task_of_key", {"queue": values["queue"], "key": values["key"]})
         if there is not None and not replace:
             return int(there["task_id"])
-        if there is not None:  # it gives way; to the index, too
-            self.run("give_up_key", (there["task_id"],))
+        if there is not None:  # first, as one of both may have the key
+            self.run("give_up_key" if there["status"] == "running" else "supersede", (there["task_id"],))
         self.run("put_task", values)
         made = int(self.row("put_before", before)["task_id"])
         if there is not None and there["status"] != "running":
-            self.run("supersede", {"task": there["task_id"], "by": made})
+            self.run("superseded_by", {"task": there["task_id"], "by": made})
         return made
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
@@ -228,8 +228,25 @@ class SqliteTasks(SqliteExecuting, TaskSession):
                 return -2
             if what == "retry" and self.row("rival", (task_id,)) is not None:
                 return -3
-            self.run(f"{what}_task", (task_id,))
+            self.run(f"{what}_task", {"task": task_id} if what == "retry" else {"task": task_id, "login": user_name()})
+            self.note_operation(what, queue=found["queue_name"], task=task_id, old=status)
         return 0
+
+    def cancel_task(self, task_id: int) -> int:
+        while (code := self.set_task(task_id, "cancel")) == 1:
+            with fork.held_off, self.writing():
+                found = self.row("task_status", (task_id,))
+                if (
+                    found is not None
+                    and self.run("ask_to_cancel", {"task": task_id, "login": user_name()}).rowcount == 1
+                ):
+                    self.note_operation("cancel", queue=found["queue_name"], task=task_id, old="running")
+                    break
+        return code
+
+    def asked_of_tasks(self, member_id: int, task_ids: Sequence[int]) -> list[tuple[int, float | None, str | None]]:
+        asked = self.rows("asked_of_tasks", {"member": member_id, "tasks": json.dumps(list(task_ids))})
+        return [(row["task_id"], row["time_limit"], row["cancel_asked_by"]) for row in asked]
 
     def prune_tasks(self, most: int) -> int:
         with fork.held_off, self.writing():

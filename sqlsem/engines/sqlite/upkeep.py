@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from sqlsem.engines.answers import RIGHTS, granted_rights
 from sqlsem.engines.base import setting_number
-from sqlsem.engines.roles import RIGHTS, Administration, Check, Plan, Tables, granted_rights
+from sqlsem.engines.roles import Administration, Check, Plan, Tables
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.rounds import SqliteRounds
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import Past
+from sqlsem.model import Operation, Past
 
 #: Seconds after which a beacon that nobody holds and no member names is somebody's rest.
 ORPHANED_SECONDS = 60.0
@@ -32,19 +33,32 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
         since: float | None = None,
         until: float | None = None,
         outcome: str | None = None,
+        who: str | None = None,
     ) -> list[Past]:
         # The indexes begin with the outcome: the newest of each, together.
         outcomes = [row["outcome"] for row in self.rows("outcomes")] if outcome is None else [outcome]
         name = "past" if resource is None else "past_of_resource"
-        which = {"most": most, "since": since, "until": until} | ({} if resource is None else {"resource": resource})
+        which = {"most": most, "since": since, "until": until, "who": who}
+        which |= {} if resource is None else {"resource": resource}
         pages = [self.rows(name, which | {"outcome": one}) for one in outcomes]
         newest = heapq.merge(*pages, key=_when_ended, reverse=True)
         return [shown(Past, row) for row in itertools.islice(newest, most)]
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         with fork.held_off, self.writing():
-            self.run("set_resource", {"resource": resource, "what": what, "value": value})
+            before = self._setting_of(resource)
+            self.run("set_resource", {"resource": resource, "what": what, "value": value, "login": user_name()})
+            after = self._setting_of(resource)
             self.run("tidy_resource", {"resource": resource})
+            if before[what] != after[what]:
+                if what == "paused":
+                    self.note_operation("pause" if value else "resume", resource=resource)
+                else:
+                    self.note_operation(what, resource=resource, old=_text(before[what]), new=_text(value))
+
+    def _setting_of(self, resource: str) -> dict[str, Any]:
+        row = self.row("setting_of", (resource,))
+        return {"cap": None, "stale_after": None, "paused": 0} if row is None else dict(row)
 
     def rights(self) -> frozenset[str]:
         return granted_rights([self.engine.writable] * len(RIGHTS))
@@ -55,6 +69,8 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
             row = self.row("revoked_row", (position,))
             if row is None:
                 return -1
+            told = {"old": "holds" if row["granted"] else "waits", "new": "force" if force else None}
+            self.note_operation("revoke", resource=row["resource_id"], position=position, **told)
             if force or not row["granted"] or row["member_id"] is None:
                 self.remove(row["resource_id"], position, None, "revoked")
                 return 0
@@ -74,7 +90,24 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
                         self.run("resign", (member["member_id"],))
                     look.remove()
         self._sweep()
-        return len(before - self._positions())
+        gone = len(before - self._positions())
+        if gone:
+            with fork.held_off, self.writing():
+                self.note_operation("reap", new=str(gone))
+        return gone
+
+    def operations(
+        self,
+        name: str | None,
+        most: int,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+        action: str | None = None,
+        who: str | None = None,
+    ) -> list[Operation]:
+        wanted = {"name": name, "most": most, "since": since, "until": until, "action": action, "who": who}
+        return [shown(Operation, row) for row in self.rows("operations", wanted)]
 
     def _positions(self) -> set[tuple[str, int]]:
         return {(row["resource_id"], row["queue_position"]) for row in self.rows("all_rows")}
@@ -90,7 +123,7 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
 
     def prune(self, most: int) -> int:
         with fork.held_off, self.writing():
-            return self.run("prune", (most,)).rowcount
+            return max(self.run("prune", (most,)).rowcount, self.run("prune_operations", (most,)).rowcount)
 
     def prepare(self, purpose: str) -> None:
         """Create the tables where they are missing: nothing needs to be installed by hand."""
@@ -114,6 +147,10 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
 
     def diagnose(self) -> list[Check]:
         return SqliteDoctor(self).examine()
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _when_ended(row: Any) -> tuple[bool, float, int]:

@@ -72,13 +72,19 @@ EXEC {schema}.pin ?, ?, ?, 1
 EXEC {schema}.entries ?
 
 -- name: past
-EXEC {schema}.past ?, ?, ?, ?, ?
+EXEC {schema}.past ?, ?, ?, ?, ?, ?
 
 -- name: resources
 EXEC {schema}.resources
 
 -- name: overview
 EXEC {schema}.overview
+
+-- name: operations
+EXEC {schema}.operations ?, ?, ?, ?, ?, ?
+
+-- name: resource_settings
+EXEC {schema}.resource_settings
 
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
@@ -95,6 +101,9 @@ EXEC {schema}.reap 1
 
 -- name: prune
 EXEC {schema}.prune ?, 1
+
+-- name: prune_operations
+EXEC {schema}.prune_operations ?, 1
 
 -- name: wait_for_locks
 SET LOCK_TIMEOUT -1
@@ -149,6 +158,12 @@ EXEC {schema}.task_attempts ?
 
 -- name: set_task
 EXEC {schema}.set_task ?, ?, 1
+
+-- name: cancel_task
+EXEC {schema}.cancel_task ?, 1
+
+-- name: asked_of_tasks
+EXEC {schema}.asked_of_tasks ?, ?
 
 -- name: prune_tasks
 EXEC {schema}.prune_tasks ?, 1

@@ -109,3 +109,55 @@ BEGIN
     ORDER BY w.resource_id, h.ended_at DESC;
 END;
 GO
+
+
+-- What operators did ----------------------------------------------------------------------------------------------
+-- (Written down by the statement that does it, or in its transaction; where it is done, as the client says.)
+
+-- Newest first; of one resource or work queue, of one action, by one login; between @since_ms and @until_ms ago.
+IF OBJECT_ID(N'{schema}.operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.operations AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.operations
+    @name nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
+    @action nvarchar(16) = NULL, @who nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @since datetime2(6), @until datetime2(6), @now datetime2(6) = SYSUTCDATETIME();
+    IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
+        THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
+    SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
+    SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
+    SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
+           o.queue_name, o.task_id, o.old_value, o.new_value
+    FROM {schema}.operation AS o WITH (NOLOCK)
+    WHERE (@name IS NULL OR @name IN (o.resource_id, o.queue_name)) AND (@since IS NULL OR o.done_at >= @since)
+      AND (@until IS NULL OR o.done_at <= @until) AND (@action IS NULL OR o.action = @action)
+      AND (@who IS NULL OR @who IN (o.login, o.host, CONCAT(o.host, N':', o.pid), o.program))
+    ORDER BY o.operation_id DESC;
+END;
+GO
+
+-- Removes what is past keeping: older than history_days, or more than history_rows. At most @most rows a call. Returns how many.
+IF OBJECT_ID(N'{schema}.prune_operations') IS NULL EXEC (N'CREATE PROCEDURE {schema}.prune_operations AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.prune_operations @most int, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @days int, @rows bigint, @newest bigint = 0, @before datetime2(6), @count int;
+    SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
+    SELECT @rows = CAST(value AS bigint) FROM {schema}.setting WHERE name = N'history_rows';
+    SELECT TOP (1) @newest = operation_id FROM {schema}.operation ORDER BY operation_id DESC;
+    SET @before = DATEADD(day, -@days, SYSUTCDATETIME());
+    DELETE TOP (@most) FROM {schema}.operation WHERE done_at < @before OR operation_id <= @newest - @rows;
+    SET @count = @@ROWCOUNT;
+    IF @answer = 1
+        SELECT @count AS pruned;
+    RETURN @count;
+END;
+GO

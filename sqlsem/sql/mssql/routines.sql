@@ -1427,13 +1427,14 @@ BEGIN
 END;
 GO
 
--- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. What a dead owner
+-- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. @who: its login, host,
+-- host:pid, program or id, or the login that ended it. What a dead owner
 -- held it held until its last sign of life.
 IF OBJECT_ID(N'{schema}.past') IS NULL EXEC (N'CREATE PROCEDURE {schema}.past AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.past
     @resource nvarchar(255) = NULL, @most int = 100, @since_ms bigint = NULL, @until_ms bigint = NULL,
-    @outcome nvarchar(16) = NULL
+    @outcome nvarchar(16) = NULL, @who nvarchar(400) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1453,6 +1454,7 @@ BEGIN
     FROM {schema}.history AS h
     WHERE (@resource IS NULL OR h.resource_id = @resource) AND (@since IS NULL OR h.ended_at >= @since)
       AND (@until IS NULL OR h.ended_at <= @until) AND (@outcome IS NULL OR h.outcome = @outcome)
+      AND (@who IS NULL OR @who IN (h.login, h.host, CONCAT(h.host, N':', h.pid), h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC
     OPTION (RECOMPILE);  -- by the index that serves what is asked this time
 END;
@@ -1508,7 +1510,7 @@ BEGIN
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
-    DECLARE @code int, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
+    DECLARE @code int, @old bigint, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -1519,11 +1521,23 @@ BEGIN
     END;
     INSERT INTO {schema}.resource (resource_id)
     SELECT @resource WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource);
+    SELECT @old = CASE @what WHEN N'cap' THEN cap WHEN N'stale_after' THEN stale_after_ms
+                             ELSE CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END END
+    FROM {schema}.resource WHERE resource_id = @resource;
     UPDATE {schema}.resource
     SET cap = CASE @what WHEN N'cap' THEN CAST(@value AS int) ELSE cap END,
+        cap_by = CASE WHEN @what <> N'cap' OR cap = @value THEN cap_by WHEN @value IS NOT NULL THEN ORIGINAL_LOGIN() END,
         stale_after_ms = CASE @what WHEN N'stale_after' THEN @value ELSE stale_after_ms END,
-        paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END
+        paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END,
+        paused_by = CASE WHEN @what <> N'paused' OR (@value = 1 AND paused_at IS NOT NULL) THEN paused_by
+                         WHEN @value = 1 THEN ORIGINAL_LOGIN() END
     WHERE resource_id = @resource;
+    IF COALESCE(@old, -1) <> COALESCE(@value, -1)
+        INSERT INTO {schema}.operation (host, program, action, resource_id, old_value, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255),
+                CASE WHEN @what <> N'paused' THEN @what WHEN @value = 1 THEN N'pause' ELSE N'resume' END, @resource,
+                CASE WHEN @what <> N'paused' THEN CAST(@old AS nvarchar(20)) END,
+                CASE WHEN @what <> N'paused' THEN CAST(@value AS nvarchar(20)) END);
     DELETE FROM {schema}.resource
     WHERE resource_id = @resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
     COMMIT TRANSACTION;
@@ -1548,6 +1562,9 @@ BEGIN
     -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
+    OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'revoke', inserted.resource_id, inserted.queue_position,
+           CASE WHEN inserted.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
+    INTO {schema}.operation (host, program, action, resource_id, queue_position, old_value, new_value)
     WHERE resource_id = @resource AND queue_position = @position;
     SELECT @there = 1, @granted_at = granted_at, @member = member_id
     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
@@ -1608,6 +1625,9 @@ BEGIN
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
+    IF @code > 0
+        INSERT INTO {schema}.operation (host, program, action, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
     IF @answer = 1
         SELECT @code AS removed;
     RETURN @code;

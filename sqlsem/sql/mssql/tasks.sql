@@ -277,8 +277,8 @@ BEGIN
 END;
 GO
 
--- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), or
--- 'returned' (pending at once; does not count). @status is the task's new one; NULL when it was this member's no more.
+-- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), 'returned'
+-- (pending at once; does not count), or 'cancelled'. One that was to be cancelled is, unless it has finished. @status is the task's new one; NULL when it was this member's no more.
 -- May be repeated.
 IF OBJECT_ID(N'{schema}.end_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_task AS RETURN 0');
 GO
@@ -291,10 +291,10 @@ BEGIN
     SET ROWCOUNT 0;
     SET @status = NULL;
     DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
-            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000);
-    IF @outcome NOT IN (N'finished', N'failed', N'returned') OR @outcome IS NULL
+            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128);
+    IF @outcome NOT IN (N'finished', N'failed', N'returned', N'cancelled') OR @outcome IS NULL
     BEGIN
-        SET @message = CONCAT(N'sqlsem: a task ends as finished, failed or returned, not ',
+        SET @message = CONCAT(N'sqlsem: a task ends as finished, failed, returned or cancelled, not ',
             COALESCE(@outcome, N'NULL'));
         EXEC {schema}.refuse 50000, @message;
     END;
@@ -303,14 +303,21 @@ BEGIN
         SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     SELECT @there = 1, @host = host, @pid = pid, @session_id = session_id
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
-    -- None of these changes while the task runs.
-    SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure
-    FROM {schema}.task
+    -- None of these changes while the task runs, but for the last; who asks later than this comes too late.
+    SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
+           @by = cancel_asked_by
+    FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
     WHERE @there = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
     IF @failures IS NOT NULL
     BEGIN
         IF @outcome = N'finished'
             SET @status = N'finished';
+        ELSE IF @outcome = N'cancelled' OR @by IS NOT NULL
+        BEGIN
+            SET @status = N'cancelled';
+            IF @by IS NOT NULL
+                SET @error = CONCAT(N'cancelled by ', @by, NCHAR(10) + @error);
+        END;
         ELSE IF @outcome = N'returned' OR @failures + 1 < @most
             SET @status = N'pending';
         ELSE
@@ -538,10 +545,13 @@ BEGIN
             BREAK;
         -- This very claim: the task may have been recovered by another meanwhile, and be a third's by now.
         UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
-        SET status = CASE WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
-            is_open = CASE WHEN losses < 4 OR on_failure = N'stop' THEN 1 ELSE 0 END, losses = losses + 1,
-            ended_at = CASE WHEN losses < 4 THEN NULL ELSE SYSUTCDATETIME() END,
-            error = CASE WHEN losses < 4 THEN error ELSE N'its worker died five times' END,
+        SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN N'cancelled' WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
+            is_open = CASE WHEN cancel_asked_at IS NULL AND (losses < 4 OR on_failure = N'stop') THEN 1 ELSE 0 END,
+            losses = losses + 1,
+            ended_at = CASE WHEN cancel_asked_at IS NULL AND losses < 4 THEN NULL ELSE SYSUTCDATETIME() END,
+            error = CASE WHEN cancel_asked_at IS NOT NULL
+                         THEN CONCAT(N'cancelled by ', cancel_asked_by, NCHAR(10), N'its worker died')
+                         WHEN losses < 4 THEN error ELSE N'its worker died five times' END,
             member_id = NULL, claim_uid = NULL
         OUTPUT inserted.task_id, inserted.attempt, N'lost', @member, inserted.owner, inserted.claimed_at,
                N'its worker died', inserted.host, inserted.pid, inserted.login
@@ -828,14 +838,20 @@ BEGIN
     BEGIN
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
-            SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL
+            SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL,
+                cancel_asked_at = NULL, cancel_asked_by = NULL
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'failed', N'cancelled')
               AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
                               WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
                                 AND o.is_open = CAST(1 AS bit) AND o.task_id <> @task);
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
-            SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME()
+            SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(), cancel_asked_at = SYSUTCDATETIME(),
+                cancel_asked_by = ORIGINAL_LOGIN()
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, deleted.status
+            INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
     END;
@@ -845,6 +861,59 @@ BEGIN
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
+END;
+GO
+
+-- Cancels a task: one that is pending or has failed at once (0); of one that runs its worker is told, which ends it, and then
+-- it is cancelled (1). -1 no such task, -2 it is in no such state. Nothing is taken away from a worker that lives. (A session
+-- that called work has nobody beside it who could ask: its task is cancelled when its SQL has ended, or KILL has ended it.)
+IF OBJECT_ID(N'{schema}.cancel_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.cancel_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.cancel_task @task bigint, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @code int = 1, @count int = 0, @tries int = 0;
+    WHILE @code = 1 AND @count = 0 AND @tries < 100
+    BEGIN
+        SET @tries = @tries + 1;
+        EXEC @code = {schema}.set_task @task, N'cancel';
+        IF @code = 1
+        BEGIN
+            UPDATE {schema}.task WITH (ROWLOCK)
+            SET cancel_asked_at = COALESCE(cancel_asked_at, SYSUTCDATETIME()),
+                cancel_asked_by = COALESCE(cancel_asked_by, ORIGINAL_LOGIN())
+            WHERE task_id = @task AND status = N'running';
+            SET @count = @@ROWCOUNT;  -- 0: it has ended meanwhile
+        END;
+    END;
+    IF @count > 0
+        INSERT INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
+        SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', t.queue_name, t.task_id, N'running'
+        FROM {schema}.task AS t WHERE t.task_id = @task;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- What is asked of the tasks that a member runs (@tasks: a JSON array of their numbers): how long each may run (s), and who
+-- wants it cancelled. Rows only of those of which anything is.
+IF OBJECT_ID(N'{schema}.asked_of_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.asked_of_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.asked_of_tasks @member bigint, @tasks nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    INSERT INTO @asked (task_id) SELECT DISTINCT CAST(j.value AS bigint) FROM OPENJSON(@tasks) AS j;
+    SELECT t.task_id, t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.cancel_asked_by
+    FROM @asked AS a JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
+    WHERE t.member_id = @member AND t.status = N'running'
+      AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
+      AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
 END;
 GO
 

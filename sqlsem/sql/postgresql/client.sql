@@ -92,7 +92,7 @@ SELECT {schema}.pin(%s, %s, %s)
 SELECT * FROM {schema}.entries(%s)
 
 -- name: past
-SELECT * FROM {schema}.past(%s, %s, %s, %s, %s)
+SELECT * FROM {schema}.past(%s, %s, %s::float, %s::float, %s, %s)
 
 -- name: resources
 SELECT * FROM {schema}.resources()
@@ -100,21 +100,31 @@ SELECT * FROM {schema}.resources()
 -- name: overview
 SELECT * FROM {schema}.overview()
 
+-- name: operations
+SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
+
+-- name: resource_settings
+SELECT * FROM {schema}.resource_settings()
+
 -- name: set_resource
-SELECT {schema}.set_resource(%s, %s, %s)
+-- (What an operator does is written down with where it was done.)
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_resource(%s, %s, %s)
 
 -- name: rights
 SELECT pg_catalog.has_function_privilege('{schema}.revoke(bigint, boolean)'::text, 'EXECUTE'::text),
        pg_catalog.has_function_privilege('{schema}.set_task(bigint, varchar)'::text, 'EXECUTE'::text)
 
 -- name: revoke
-SELECT {schema}.revoke(%s, %s)
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.revoke(%s, %s)
 
 -- name: reap
-SELECT {schema}.reap()
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.reap()
 
 -- name: prune
 SELECT {schema}.prune(%s)
+
+-- name: prune_operations
+SELECT {schema}.prune_operations(%s)
 
 -- name: install_lock
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)
@@ -198,7 +208,13 @@ SELECT * FROM {schema}.queue_counts(%s)
 SELECT * FROM {schema}.task_attempts(%s)
 
 -- name: set_task
-SELECT {schema}.set_task(%s, %s)
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_task(%s, %s)
+
+-- name: cancel_task
+SELECT {schema}.cancel_task(%s)
+
+-- name: asked_of_tasks
+SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
 
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)

@@ -84,3 +84,56 @@ BEGIN
         CROSS JOIN LATERAL {schema}.recent_holds(w.resource_id) AS h);
 END
 $$;
+
+
+-- What operators did ----------------------------------------------------------------------------------------------
+
+-- Writes down what somebody is just doing. Where it is done is what the client says of itself (sqlsem.client: host, process and
+-- program, in lines), or what the server sees of it.
+CREATE OR REPLACE FUNCTION {schema}.note_operation(
+    p_action text, p_resource varchar, p_position bigint, p_queue varchar, p_task bigint, p_old text, p_new text) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
+    SELECT left(coalesce(nullif(split_part(c.told, E'\n', 1), ''), host(inet_client_addr())), 255),
+           CASE WHEN split_part(c.told, E'\n', 2) ~ '^[0-9]{1,9}$' THEN split_part(c.told, E'\n', 2)::integer ELSE pg_backend_pid() END,
+           left({schema}.plain(coalesce(nullif(split_part(c.told, E'\n', 3), ''), current_setting('application_name'))), 255),
+           p_action, p_resource, p_position, p_queue, p_task, left(p_old, 1000), left(p_new, 1000)
+    FROM (SELECT coalesce(current_setting('sqlsem.client', true), '') AS told) AS c
+$$;
+
+-- Newest first; of one resource or work queue, of one action, by one login. p_since and p_until: ages in seconds.
+CREATE OR REPLACE FUNCTION {schema}.operations(
+    p_name varchar DEFAULT NULL, p_most integer DEFAULT 100, p_since float DEFAULT NULL, p_until float DEFAULT NULL,
+    p_action varchar DEFAULT NULL, p_who varchar DEFAULT NULL)
+RETURNS TABLE (operation_id bigint, done_at timestamptz, login name, host varchar, pid integer, program varchar, action varchar,
+               resource_id varchar, queue_position bigint, queue_name varchar, task_id bigint, old_value varchar, new_value varchar)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position, o.queue_name,
+           o.task_id, o.old_value, o.new_value
+    FROM {schema}.operation AS o
+    WHERE (p_name IS NULL OR p_name IN (o.resource_id, o.queue_name))
+      AND (p_since IS NULL OR o.done_at >= statement_timestamp() - p_since * interval '1 second')
+      AND (p_until IS NULL OR o.done_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_action IS NULL OR o.action = p_action)
+      AND (p_who IS NULL OR p_who IN (o.login, o.host, o.host || ':' || o.pid, o.program))
+    ORDER BY o.operation_id DESC LIMIT p_most
+$$;
+
+-- Removes what is past keeping, as prune does with the history: of the oldest p_most rows.
+CREATE OR REPLACE FUNCTION {schema}.prune_operations(p_most integer) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH oldest AS MATERIALIZED (
+        SELECT o.operation_id, o.done_at FROM {schema}.operation AS o ORDER BY o.operation_id LIMIT p_most FOR UPDATE SKIP LOCKED),
+    gone AS (
+        DELETE FROM {schema}.operation WHERE operation_id = ANY (ARRAY(
+            SELECT o.operation_id FROM oldest AS o
+            WHERE o.done_at < clock_timestamp()
+                              - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+               OR o.operation_id <= (SELECT max(operation_id) FROM {schema}.operation)
+                                    - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+        RETURNING 1)
+    SELECT count(*) FROM gone
+$$;

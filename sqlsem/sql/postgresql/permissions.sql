@@ -38,7 +38,7 @@ DO $$
 DECLARE
     -- u: users, p: putters, w: workers, o: operators, r: readers. What is not named here is called by other routines only.
     v_rights constant jsonb := jsonb_build_object(
-        'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks',
+        'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks', 'prune_operations',
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
         'upwor', ARRAY['settings', 'overview'],
@@ -50,13 +50,13 @@ DECLARE
                     'recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
                     'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
                     'session_part_start', 'session_part_end', 'session_round_resume'],
-        'uor', ARRAY['entries', 'status', 'past', 'resources', 'list_rounds'],
+        'uor', ARRAY['entries', 'status', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
         'p', ARRAY['put_tasks', 'put'],
-        'po', ARRAY['set_task'],
+        'po', ARRAY['set_task', 'cancel_task'],
         'pwo', ARRAY['recover_tasks'],
         'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts'],
         'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
-                   'session_leftovers', 'seconds_since', 'error_words'],
+                   'asked_of_tasks', 'session_leftovers', 'seconds_since', 'error_words'],
         'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
     v_role  record;
     v_thing record;

@@ -1394,10 +1394,11 @@ AS $$
     ORDER BY q.resource_id, q.queue_position
 $$;
 
--- Newest first. p_since and p_until: ages in seconds. `held` of who died counts to its last sign of life. (Planned for what is
+-- Newest first. p_since and p_until: ages in seconds. p_who: its login, host, host:pid, program or id; or the login that ended
+-- it. `held` of who died counts to its last sign of life. (Planned for what is
 -- asked: each filter has an index of its own.)
 CREATE OR REPLACE FUNCTION {schema}.past(
-    p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
+    p_resource varchar, p_most integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
 RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
                owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
                waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
@@ -1419,9 +1420,20 @@ BEGIN
       AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
       AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
       AND (p_outcome IS NULL OR h.outcome = p_outcome)
+      AND (p_who IS NULL OR p_who IN (h.login, h.host, h.host || ':' || h.pid, h.program, h.requesting_id, h.ended_by))
     ORDER BY h.ended_at DESC LIMIT p_most;
 END
 $$;
+
+-- Whoever it was.
+CREATE OR REPLACE FUNCTION {schema}.past(
+    p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
+RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
+               owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
+               waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
+               program varchar, login name, ended_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT * FROM {schema}.past(p_resource, p_most, p_since, p_until, p_outcome, NULL) $$;
 
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
@@ -1449,16 +1461,29 @@ AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_before {schema}.resource;
+    v_after  {schema}.resource;
 BEGIN
     IF p_what NOT IN ('cap', 'stale_after', 'paused') THEN
         RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after and paused can', p_what USING ERRCODE = '22023';
     END IF;
     INSERT INTO {schema}.resource (resource_id) VALUES (p_resource) ON CONFLICT DO NOTHING;
+    SELECT o.* INTO v_before FROM {schema}.resource AS o WHERE o.resource_id = p_resource FOR UPDATE;
     UPDATE {schema}.resource
     SET cap = CASE p_what WHEN 'cap' THEN p_value ELSE cap END,
+        cap_by = CASE WHEN p_what <> 'cap' OR cap = p_value THEN cap_by WHEN p_value IS NOT NULL THEN session_user END,
         stale_after_ms = CASE p_what WHEN 'stale_after' THEN p_value ELSE stale_after_ms END,
-        paused_at = CASE WHEN p_what <> 'paused' THEN paused_at WHEN p_value = 1 THEN coalesce(paused_at, clock_timestamp()) END
-    WHERE resource_id = p_resource;
+        paused_at = CASE WHEN p_what <> 'paused' THEN paused_at WHEN p_value = 1 THEN coalesce(paused_at, clock_timestamp()) END,
+        paused_by = CASE WHEN p_what <> 'paused' OR p_value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN p_value = 1 THEN session_user END
+    WHERE resource_id = p_resource
+    RETURNING * INTO v_after;
+    IF (v_before.cap, v_before.stale_after_ms, v_before.paused_at) IS DISTINCT FROM (v_after.cap, v_after.stale_after_ms, v_after.paused_at) THEN
+        PERFORM {schema}.note_operation(
+            CASE WHEN p_what <> 'paused' THEN p_what WHEN p_value = 1 THEN 'pause' ELSE 'resume' END, p_resource, NULL, NULL, NULL,
+            CASE p_what WHEN 'cap' THEN v_before.cap WHEN 'stale_after' THEN v_before.stale_after_ms END::text,
+            CASE WHEN p_what <> 'paused' THEN p_value END::text);
+    END IF;
     DELETE FROM {schema}.resource
     WHERE resource_id = p_resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
 END
@@ -1487,6 +1512,8 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.pinned_by()
             USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
     END;
+    PERFORM {schema}.note_operation('revoke', v_row.resource_id, p_position, NULL, NULL,
+                                    CASE WHEN v_row.granted_at IS NULL THEN 'waits' ELSE 'holds' END, CASE WHEN p_force THEN 'force' END);
     IF p_force OR v_row.granted_at IS NULL OR v_row.member_id IS NULL THEN
         PERFORM {schema}.remove(v_row.resource_id, p_position, 'revoked');
         RETURN 0;
@@ -1502,6 +1529,7 @@ AS $$
 DECLARE
     v_row    record;
     v_before bigint := (SELECT count(*) FROM {schema}.{table});
+    v_gone   bigint;
 BEGIN
     PERFORM {schema}.check_origin();
     FOR v_row IN
@@ -1515,7 +1543,11 @@ BEGIN
     PERFORM {schema}.recover_rounds(NULL, -1);
     -- Members that own nothing leave no row to find them by.
     PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
-    RETURN v_before - (SELECT count(*) FROM {schema}.{table});
+    v_gone := v_before - (SELECT count(*) FROM {schema}.{table});
+    IF v_gone > 0 THEN
+        PERFORM {schema}.note_operation('reap', NULL, NULL, NULL, NULL, NULL, v_gone::text);
+    END IF;
+    RETURN v_gone;
 END
 $$;
 

@@ -63,16 +63,16 @@ ALTER TABLE {schema}.task
     ADD COLUMN unique_key      varchar(255) COLLATE "C";  -- of the open tasks of a queue one has it
 CREATE UNIQUE INDEX task_unique ON {schema}.task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
 
--- It has other parameters now, and tasks.sql makes a new one. Not dropped yet: see schema-3.sql.
+-- They have other parameters now, and tasks.sql makes new ones. Not dropped yet: see schema-3.sql.
 DO $$
 DECLARE
-    v_routine text;
+    v_routine record;
 BEGIN
     FOR v_routine IN
-        SELECT p.oid::regprocedure::text FROM pg_proc AS p
-        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = 'put'
+        SELECT p.oid::regprocedure::text AS signature, p.proname AS name FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname IN ('put', 'status_after')
     LOOP
-        EXECUTE format('ALTER ROUTINE %s RENAME TO put_before', v_routine);
+        EXECUTE format('ALTER ROUTINE %s RENAME TO %I', v_routine.signature, v_routine.name || '_before');
     END LOOP;
 END
 $$;

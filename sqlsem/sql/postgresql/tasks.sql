@@ -478,15 +478,32 @@ BEGIN
 END
 $$;
 
--- What a task is after an attempt that ended so; and when one that has failed is tried again. (Plain SQL, which the planner
--- puts in their place.)
-CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer)
+-- What a task is after an attempt that ended so (p_asked: it was to be cancelled, so it does not run again), and whether it is
+-- open then; and when one that has failed is tried again. (Plain SQL, which the planner puts in their place.)
+CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer, p_asked boolean)
 RETURNS varchar
 LANGUAGE sql IMMUTABLE
 AS $$
     SELECT CASE WHEN p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN 'finished'
+                WHEN p_asked OR p_outcome::text OPERATOR(pg_catalog.=) 'cancelled'::text THEN 'cancelled'
                 WHEN p_outcome::text OPERATOR(pg_catalog.=) 'returned'::text
                      OR (p_failures OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.<) p_max_attempts THEN 'pending' ELSE 'failed' END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.open_after(p_status varchar, p_on_failure varchar) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT p_status::text OPERATOR(pg_catalog.=) 'pending'::text
+           OR p_status::text OPERATOR(pg_catalog.=) 'failed'::text AND p_on_failure::text OPERATOR(pg_catalog.=) 'stop'::text
+$$;
+
+-- What is kept as the error of an attempt: who asked for its end comes first.
+CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN p_error
+                ELSE 'cancelled by '::text OPERATOR(pg_catalog.||) p_asked_by::text
+                     OPERATOR(pg_catalog.||) coalesce(E'\n'::text OPERATOR(pg_catalog.||) p_error, ''::text) END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
@@ -497,8 +514,9 @@ AS $$
                                * interval '1 millisecond'
 $$;
 
--- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), or
--- 'returned' (pending at once; does not count). The task's new status; NULL when it was this member's no more. May be
+-- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), 'returned'
+-- (pending at once; does not count), or 'cancelled'. One that was to be cancelled is cancelled, unless it has finished. The
+-- task's new status; NULL when it was this member's no more. May be
 -- repeated.
 CREATE OR REPLACE FUNCTION {schema}.end_task(
     p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text) RETURNS varchar
@@ -510,21 +528,22 @@ DECLARE
     v_before record;
     v_status varchar;
 BEGIN
-    IF p_outcome NOT IN ('finished', 'failed', 'returned') THEN
-        RAISE EXCEPTION 'sqlsem: a task ends as finished, failed or returned, not %', p_outcome USING ERRCODE = '22023';
+    IF p_outcome NOT IN ('finished', 'failed', 'returned', 'cancelled') THEN
+        RAISE EXCEPTION 'sqlsem: a task ends as finished, failed, returned or cancelled, not %', p_outcome USING ERRCODE = '22023';
     END IF;
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
     UPDATE {schema}.task AS t
-    SET status = {schema}.status_after(p_outcome, failures, max_attempts),
-        is_open = p_outcome = 'returned' OR p_outcome = 'failed' AND (failures + 1 < max_attempts OR on_failure = 'stop'),
+    SET status = {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL),
+        is_open = {schema}.open_after(
+            {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL), on_failure),
         failures = failures + (p_outcome = 'failed')::integer,
         ready_at = CASE WHEN p_outcome = 'failed' AND failures + 1 < max_attempts
                         THEN {schema}.retry_at(failures, backoff_ms) ELSE ready_at END,
-        ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts) <> 'pending'
+        ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL) <> 'pending'
                         THEN clock_timestamp() END,
-        error = p_error, result = p_result, member_id = NULL, claim_uid = NULL
+        error = {schema}.error_after(p_outcome, p_error, cancel_asked_by), result = p_result, member_id = NULL, claim_uid = NULL
     WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
-    RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order INTO v_before;
+    RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order, t.error INTO v_before;
     IF NOT FOUND THEN
         -- Ended before, by us?
         SELECT t.status INTO v_status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
@@ -534,7 +553,7 @@ BEGIN
     INSERT INTO {schema}.task_log
         (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
     VALUES (p_task, p_attempt, p_outcome, p_member, v_before.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
-            v_member.backend_pid, v_before.claimed_at, p_error, p_result, v_member.login);
+            v_member.backend_pid, v_before.claimed_at, v_before.error, p_result, v_member.login);
     PERFORM {schema}.tell_of_tasks(v_before.queue_name, CASE WHEN v_before.status <> 'pending' THEN v_before.task_order END);
     RETURN v_before.status;
 END
@@ -580,18 +599,18 @@ BEGIN
     IF json_array_length(p_ends) > 0 THEN
         WITH done AS (
             UPDATE {schema}.task AS t
-            SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts),
-                is_open = e.outcome = 'returned'
-                          OR e.outcome = 'failed' AND (t.failures + 1 < t.max_attempts OR t.on_failure = 'stop'),
+            SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL),
+                is_open = {schema}.open_after(
+                    {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL), t.on_failure),
                 failures = t.failures + (e.outcome = 'failed')::integer,
                 ready_at = CASE WHEN e.outcome = 'failed' AND t.failures + 1 < t.max_attempts
                                 THEN {schema}.retry_at(t.failures, t.backoff_ms) ELSE t.ready_at END,
-                ended_at = CASE WHEN {schema}.status_after(e.outcome, t.failures, t.max_attempts) <> 'pending'
-                                THEN clock_timestamp() END,
-                error = e.error, result = e.result, member_id = NULL, claim_uid = NULL
+                ended_at = CASE WHEN {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL)
+                                     <> 'pending' THEN clock_timestamp() END,
+                error = {schema}.error_after(e.outcome, e.error, t.cancel_asked_by), result = e.result, member_id = NULL, claim_uid = NULL
             FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
             WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
-              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned')
+              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned', 'cancelled')
             RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result, t.queue_name, t.task_order),
         kept AS (
             INSERT INTO {schema}.task_log
@@ -695,7 +714,7 @@ END
 $$;
 
 -- Tests the members that run tasks of a queue (NULL: of all), and makes those of the dead pending again: how many. Whose
--- worker died five times has failed: it may be what kills them.
+-- worker died five times has failed: it may be what kills them. One that was to be cancelled is.
 CREATE OR REPLACE FUNCTION {schema}.recover_tasks(p_queue varchar, p_mine bigint) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -722,10 +741,11 @@ BEGIN
         FOR UPDATE OF t SKIP LOCKED),
     back AS (
         UPDATE {schema}.task AS t
-        SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
-            is_open = losses < 4 OR on_failure = 'stop', losses = losses + 1,
-            ended_at = CASE WHEN losses < 4 THEN NULL ELSE clock_timestamp() END,
-            error = CASE WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
+        SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
+            is_open = cancel_asked_at IS NULL AND (losses < 4 OR on_failure = 'stop'), losses = losses + 1,
+            ended_at = CASE WHEN cancel_asked_at IS NULL AND losses < 4 THEN NULL ELSE clock_timestamp() END,
+            error = CASE WHEN cancel_asked_at IS NOT NULL THEN {schema}.error_after('lost', 'its worker died', cancel_asked_by)
+                         WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
             member_id = NULL, claim_uid = NULL
         FROM orphan AS o WHERE t.task_id = o.task_id)
     INSERT INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error)
@@ -937,20 +957,68 @@ BEGIN
             UPDATE {schema}.task
             SET status = 'pending', is_open = true, failures = 0, losses = 0,
                 ready_at = put_at,  -- from the first, whatever the clock says
-                ended_at = NULL
+                ended_at = NULL, cancel_asked_at = NULL, cancel_asked_by = NULL
             WHERE task_id = p_task;
         EXCEPTION WHEN unique_violation THEN
             RETURN -3;
         END;
         PERFORM {schema}.take_mark_back(v_task.queue_name, v_task.task_order, p_task);
     ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
-        UPDATE {schema}.task SET status = 'cancelled', is_open = false, ended_at = clock_timestamp() WHERE task_id = p_task;
+        UPDATE {schema}.task
+        SET status = 'cancelled', is_open = false, ended_at = clock_timestamp(), cancel_asked_at = clock_timestamp(),
+            cancel_asked_by = session_user
+        WHERE task_id = p_task;
     ELSE
         RETURN -2;
     END IF;
+    PERFORM {schema}.note_operation(p_what, NULL, NULL, v_task.queue_name, p_task, v_status, NULL);
     PERFORM {schema}.tell_of_tasks(v_task.queue_name, NULL);
     RETURN 0;
 END
+$$;
+
+-- Cancels a task: one that is pending or has failed at once (0); of one that runs its worker is told, which ends it, and then
+-- it is cancelled (1). -1 no such task, -2 it is in no such state. Nothing is taken away from a worker that lives.
+CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_code integer := {schema}.set_task(p_task, 'cancel');  -- and the task is locked from here on
+    v_task record;
+BEGIN
+    IF v_code <> 1 THEN
+        RETURN v_code;
+    END IF;
+    UPDATE {schema}.task AS t
+    SET cancel_asked_at = coalesce(t.cancel_asked_at, clock_timestamp()), cancel_asked_by = coalesce(t.cancel_asked_by, session_user)
+    WHERE t.task_id = p_task
+    RETURNING t.queue_name, t.member_id, t.claim_uid INTO v_task;
+    PERFORM {schema}.note_operation('cancel', NULL, NULL, v_task.queue_name, p_task, 'running', NULL);
+    IF v_task.claim_uid IS NULL THEN
+        -- A session that called work has nobody beside it who could ask. Its statement cannot be past the task's end before
+        -- this transaction has ended.
+        BEGIN
+            PERFORM pg_cancel_backend(m.backend_pid) FROM {schema}.member AS m
+            JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
+            WHERE m.member_id = v_task.member_id AND NOT l.missing AND m.lease_until IS NULL;
+        EXCEPTION WHEN insufficient_privilege THEN
+            NULL;  -- (of who installed this.) It is cancelled when its SQL has ended
+        END;
+    END IF;
+    RETURN 1;
+END
+$$;
+
+-- What is asked of the tasks that a member runs: how long each may run (s), and who wants it cancelled. Only of those of
+-- which anything is.
+CREATE OR REPLACE FUNCTION {schema}.asked_of_tasks(p_member bigint, p_tasks bigint[])
+RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.task_id, t.time_limit_ms / 1000.0::float, t.cancel_asked_by FROM {schema}.task AS t
+    WHERE t.task_id = ANY (p_tasks) AND t.member_id = p_member AND coalesce(t.status, '') = 'running'
+      AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
+      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
 $$;
 
 -- Removes ended tasks older than setting history_days, with their log, at most p_most a call.
@@ -1067,6 +1135,7 @@ DECLARE
     v_where  text;
     v_status text;
     v_broken text;  -- why all of it was
+    v_ended  text;  -- how it did that has not finished
 BEGIN
     CALL {schema}.stand_alone('work');
     IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
@@ -1088,6 +1157,7 @@ BEGIN
         END IF;
         v_error := NULL;
         v_status := NULL;
+        v_ended := 'failed';
         IF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
             v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
                        OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
@@ -1102,6 +1172,11 @@ BEGIN
                 -- A timeout, or somebody's wish: said of the task first, and then to the caller.
                 GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
                 v_error := '57014: '::text OPERATOR(pg_catalog.||) v_broken;
+                IF EXISTS (SELECT FROM {schema}.asked_of_tasks(v_claim.member, ARRAY[v_claim.task_id]) AS a
+                           WHERE a.cancel_asked_by IS NOT NULL) THEN
+                    v_broken := NULL;  -- it was meant for this task alone
+                    v_ended := 'cancelled';
+                END IF;
             WHEN OTHERS THEN
                 GET STACKED DIAGNOSTICS v_error = MESSAGE_TEXT, v_state = RETURNED_SQLSTATE, v_detail = PG_EXCEPTION_DETAIL,
                     v_hint = PG_EXCEPTION_HINT, v_where = PG_EXCEPTION_CONTEXT;
@@ -1110,7 +1185,7 @@ BEGIN
         END IF;
         -- The work and its end are committed together, or not at all: the task may be another's by now.
         IF v_error IS NOT NULL THEN
-            v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'failed', NULL, v_error);
+            v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
         END IF;
         IF v_status IS NULL THEN
             ROLLBACK;
@@ -1125,7 +1200,7 @@ BEGIN
                 USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
         ELSIF v_error IS NULL THEN
             done := done + 1;
-        ELSE
+        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::text THEN
             failed := failed + 1;
         END IF;
         v_since := pg_catalog.clock_timestamp();

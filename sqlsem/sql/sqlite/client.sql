@@ -2,6 +2,8 @@
 -- Every write happens inside BEGIN IMMEDIATE, which is the gate: numbers appear in commit order.
 --
 -- The host's clock is the server's; times are seconds since 1970.
+-- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
+-- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
@@ -270,6 +272,7 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
 FROM {schema}_history INDEXED BY {schema}_history_outcome
 WHERE outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: past_of_resource
@@ -280,10 +283,12 @@ SELECT resource_id AS resource, queue_position AS position, access_type AS acces
 FROM {schema}_history INDEXED BY {schema}_history_resource
 WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({clock} - :since, -1e300)
   AND ended_at <= coalesce({clock} - :until, x'ffffffffffffffff')  -- (what is no number comes after all numbers)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program, requesting_id, ended_by))
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: resources
-SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after
+SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after,
+       o.paused_at, o.paused_by, o.cap_by
 FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_resource) AS n
 LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
 ORDER BY 1
@@ -318,14 +323,41 @@ WHERE h.granted_at IS NOT NULL
 ORDER BY w.value, h.ended_at DESC
 
 -- name: set_resource
-INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at)
+INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at, cap_by, paused_by)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
-        CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END)
+        CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END, CASE WHEN :what = 'cap' AND :value IS NOT NULL THEN :login END,
+        CASE WHEN :what = 'paused' AND :value = 1 THEN :login END)
 ON CONFLICT (resource_id) DO UPDATE
-SET cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
+SET cap_by = CASE WHEN :what <> 'cap' OR cap IS :value THEN cap_by WHEN :value IS NOT NULL THEN :login END,
+    paused_by = CASE WHEN :what <> 'paused' OR :value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN :value = 1 THEN :login END,
+    cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
     stale_after_ms = CASE WHEN :what = 'stale_after' THEN :value ELSE stale_after_ms END,
     paused_at = CASE WHEN :what <> 'paused' THEN paused_at
                      WHEN :value = 1 THEN coalesce(paused_at, {clock}) END
+
+-- name: setting_of
+SELECT cap, stale_after_ms AS stale_after, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+
+-- name: note_operation
+INSERT INTO {schema}_operation (login, host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
+VALUES (:login, :host, :pid, :program, :action, :resource, :position, :queue, :task, :old, :new)
+
+-- name: operations
+SELECT operation_id, done_at, login, host, pid, program, action, resource_id AS resource, queue_position AS position,
+       queue_name AS queue, task_id, old_value AS "old", new_value AS "new"
+FROM {schema}_operation
+WHERE (:name IS NULL OR :name IN (resource_id, queue_name)) AND (:since IS NULL OR done_at >= {clock} - :since)
+  AND (:until IS NULL OR done_at <= {clock} - :until) AND (:action IS NULL OR action = :action)
+  AND (:who IS NULL OR :who IN (login, host, host || ':' || pid, program))
+ORDER BY operation_id DESC LIMIT :most
+
+-- name: prune_operations
+DELETE FROM {schema}_operation WHERE operation_id IN (
+    SELECT operation_id FROM (SELECT operation_id, done_at FROM {schema}_operation ORDER BY operation_id LIMIT ?)
+    WHERE done_at < {clock}
+                    - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+       OR operation_id <= (SELECT max(operation_id) FROM {schema}_operation)
+                          - (SELECT value FROM {schema}_setting WHERE name = 'history_rows'))
 
 -- name: tidy_resource
 DELETE FROM {schema}_resource
@@ -384,8 +416,10 @@ SELECT task_id, status, put_by FROM {schema}_task WHERE queue_name = :queue AND 
 UPDATE {schema}_task SET unique_key = NULL WHERE task_id = ?
 
 -- name: supersede
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock}, error = 'replaced by task ' || :by
-WHERE task_id = :task
+UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
+
+-- name: superseded_by
+UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :task
 
 -- name: next_pending
 SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
@@ -419,23 +453,22 @@ ORDER BY task_id
 -- name: keep_attempt
 -- Written first, while the row still tells who and when.
 INSERT INTO {schema}_task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error, result)
-SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, :error, :result
+SELECT t.task_id, t.attempt, :outcome, t.member_id, t.owner, m.host, m.pid, m.login, t.claimed_at, {error_after}, :result
 FROM {schema}_task AS t JOIN {schema}_member AS m ON m.member_id = t.member_id
 WHERE t.task_id = :task AND t.attempt = :attempt AND t.member_id = :member AND t.status = 'running'
 
 -- name: end_task
 UPDATE {schema}_task
-SET status = CASE WHEN :outcome = 'finished' THEN 'finished'
-                  WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END,
-    is_open = :outcome = 'returned' OR :outcome = 'failed' AND (failures + 1 < max_attempts OR on_failure = 'stop'),
+SET status = {status_after},
+    is_open = {status_after} = 'pending' OR {status_after} = 'failed' AND on_failure = 'stop',
     failures = failures + (:outcome = 'failed'),
     ready_at = CASE WHEN :outcome = 'failed' AND failures + 1 < max_attempts
                     -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
                     THEN {clock} + min(300.0, backoff_ms / 1000.0 * (1 << min(failures, 20)))
                          * (0.5 + abs(random() % 1000) / 2000.0)
                     ELSE ready_at END,
-    ended_at = CASE WHEN :outcome = 'finished' OR :outcome = 'failed' AND failures + 1 >= max_attempts THEN {clock} END,
-    error = :error, result = :result, member_id = NULL, claim_uid = NULL
+    ended_at = CASE WHEN {status_after} <> 'pending' THEN {clock} END,
+    error = {error_after}, result = :result, member_id = NULL, claim_uid = NULL
 WHERE task_id = :task
 
 -- name: ended_before
@@ -454,11 +487,12 @@ WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
 
 -- name: recover_tasks
 UPDATE {schema}_task
-SET status = CASE WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
-    is_open = losses < 4 OR on_failure = 'stop',
+SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
+    is_open = cancel_asked_at IS NULL AND (losses < 4 OR on_failure = 'stop'),
     losses = losses + 1,
-    ended_at = CASE WHEN losses >= 4 THEN {clock} END,
-    error = CASE WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
+    ended_at = CASE WHEN cancel_asked_at IS NOT NULL OR losses >= 4 THEN {clock} END,
+    error = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled by ' || cancel_asked_by || char(10) || 'its worker died'
+                 WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
     member_id = NULL, claim_uid = NULL
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
@@ -540,13 +574,14 @@ ORDER BY 2
 SELECT queue_name, member_id FROM {schema}_task WHERE task_id = ? AND status = 'running'
 
 -- name: task_status
-SELECT status FROM {schema}_task WHERE task_id = ?
+SELECT status, queue_name FROM {schema}_task WHERE task_id = ?
 
 -- name: retry_task
 -- Ready from the first, whatever the clock says.
 UPDATE {schema}_task
-SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL
-WHERE task_id = ?
+SET status = 'pending', is_open = 1, failures = 0, losses = 0, ready_at = put_at, ended_at = NULL,
+    cancel_asked_at = NULL, cancel_asked_by = NULL
+WHERE task_id = :task
 
 -- name: rival
 -- Another open task with the same key.
@@ -554,7 +589,19 @@ SELECT 1 FROM {schema}_task AS t JOIN {schema}_task AS o ON o.queue_name = t.que
 WHERE t.task_id = ? AND o.is_open AND o.task_id <> t.task_id
 
 -- name: cancel_task
-UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} WHERE task_id = ?
+UPDATE {schema}_task
+SET status = 'cancelled', is_open = 0, ended_at = {clock}, cancel_asked_at = {clock}, cancel_asked_by = :login
+WHERE task_id = :task
+
+-- name: ask_to_cancel
+UPDATE {schema}_task
+SET cancel_asked_at = coalesce(cancel_asked_at, {clock}), cancel_asked_by = coalesce(cancel_asked_by, :login)
+WHERE task_id = :task AND status = 'running'
+
+-- name: asked_of_tasks
+SELECT t.task_id, t.time_limit_ms / 1000.0 AS time_limit, t.cancel_asked_by
+FROM json_each(:tasks) AS j JOIN {schema}_task AS t ON t.task_id = j.value
+WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
 
 -- name: prune_task_log
 DELETE FROM {schema}_task_log WHERE task_id IN (

@@ -1,0 +1,98 @@
+"""A plugin for pytest: tests of all workers and hosts share a limit, a mutex, readers and a writer.
+
+pytest finds it when sqlsem is installed. Locks are where the program's own are by default: ``$SQLSEM_URL``, a
+``sqlsem.toml``, ``[tool.sqlsem]`` of ``pyproject.toml``, else an SQLite file that all workers of this user share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+import sqlsem
+from sqlsem import config
+
+MARKER = (
+    'sqlsem(resource, *, limit=1, weight=1, access="write", timeout=None): hold a lock from before its fixtures '
+    'until after them, together with all tests on other workers and hosts; access "read" is beside other readers. '
+    "Several markers: all of them at once."
+)
+
+_held = pytest.StashKey[sqlsem.Lock]()
+_coordinator = pytest.StashKey[sqlsem.Coordinator]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", MARKER)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give everything back."""
+    found = config.stash.get(_coordinator, None)
+    if found is not None:
+        found.close()
+
+
+def coordinator(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
+    """The one of this process. It is none that tests know: what these do to the default one does no harm."""
+    found = pytestconfig.stash.get(_coordinator, None)
+    if found is None:
+        settings = config.resolve()
+        found = pytestconfig.stash[_coordinator] = sqlsem.connect(settings.url, **settings.options)
+    return found
+
+
+def one_lock(
+    locks: sqlsem.Coordinator, note: str, resource: str, *, limit: int = 1, weight: int = 1, access: str = "write"
+) -> sqlsem.Lock:
+    """What one marker asks for."""
+    if access == "read":
+        return locks.read(resource, note=note)
+    if access != "write":
+        raise sqlsem.ConfigurationError(f"access is 'read' or 'write', not {access!r}")
+    return locks.limit(resource, limit, weight=weight, note=note)
+
+
+@pytest.hookimpl(trylast=True, wrapper=True)  # inside of what pytest itself does around a setup that fails
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Have what the test's markers ask for; not to get it is an error of the test."""
+    marks = list(item.iter_markers("sqlsem"))
+    if marks:
+        locks = coordinator(item.config)
+        wanted, patience = [], []
+        for mark in marks:
+            options = dict(mark.kwargs)
+            timeout = options.pop("timeout", None)
+            if timeout is not None:
+                patience.append(timeout)
+            try:
+                wanted.append(one_lock(locks, item.nodeid[-200:], *mark.args, **options))
+            except (TypeError, sqlsem.ConfigurationError) as exc:
+                raise pytest.UsageError(f"{item.nodeid}: pytest.mark.sqlsem: {exc}") from exc
+        lock = wanted[0] if len(wanted) == 1 else locks.all_of(*wanted)
+        if not lock.acquire(timeout=min(patience, default=None)):
+            names = ", ".join(str(mark.kwargs.get("resource", *mark.args[:1])) for mark in marks)
+            raise sqlsem.Timeout(f"{names} was not free within {min(patience)}; who has it: sqlsem ls")
+        item.stash[_held] = lock
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Give it back after the fixtures have ended; a lock that was lost is an error of the test."""
+    try:
+        return (yield)
+    finally:
+        lock = item.stash.get(_held, None)
+        if lock is not None:
+            del item.stash[_held]
+            lock.release()
+
+
+@pytest.fixture(name="sqlsem", scope="session")
+def sqlsem_fixture(pytestconfig: pytest.Config) -> sqlsem.Coordinator:
+    """Locks that all workers and hosts share: ``with sqlsem.mutex("licence"): …``."""
+    return coordinator(pytestconfig)

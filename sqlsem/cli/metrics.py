@@ -1,0 +1,142 @@
+"""``sqlsem metrics``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.errors import ConfigurationError
+from sqlsem.terminal import output
+
+if TYPE_CHECKING:
+    from sqlsem.metrics.exporter import Exporter
+
+__all__ = ["metrics"]
+
+#: What has ended as it should not.
+COUNT_EVERY_SECONDS = 60.0
+
+
+def place(value: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``[::1]:PORT`` or ``PORT``, which is on loopback."""
+    host, _, port = value.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{value!r} is not HOST:PORT or PORT")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  sqlsem metrics                         http://127.0.0.1:9464/metrics
+  sqlsem metrics --listen 0.0.0.0:9464   for a Prometheus on another host
+  sqlsem metrics --once                  now, to stdout
+  sqlsem metrics --once -o sqlsem.prom   into a file, for node_exporter
+"""
+)
+@click.option(
+    "--listen",
+    type=place,
+    metavar="HOST:PORT",
+    default="127.0.0.1:9464",
+    show_default=True,
+    help="Where to answer scrapes. There is no password: who can reach it sees names, programs and notes.",
+)
+@click.option("--once", is_flag=True, help="Print them once, and end.")
+@click.option("--dashboard", "shown", flag_value="grafana.json", help="Print a dashboard for Grafana, and end.")
+@click.option("--alerts", "shown", flag_value="alerts.yaml", help="Print alert rules for Prometheus, and end.")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --once: into this file, whole or not at all (for the textfile collector).",
+)
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Resources that fit share a label, as dim_*; repeat it for more. In all others numbers become *.",
+)
+@click.option(
+    "--most",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="So many labels of a kind; the rest is 'other'.",
+)
+@connecting
+def metrics(
+    connection: Connecting,
+    listen: tuple[str, int],
+    once: bool,
+    shown: str | None,
+    file: Path | None,
+    patterns: tuple[str, ...],
+    most: int,
+) -> None:
+    """Metrics for Prometheus of everything in the database: who waits, who holds, tasks, who has whom wait.
+
+    Two statements for each scrape, on a connection of its own; the role of those who only look is enough. Exits 69 with
+    --once when the database is out of reach; else sqlsem_up is 0 until it is back.
+    """
+    if shown is not None:
+        text = resources.files("sqlsem").joinpath("metrics").joinpath(shown).read_text(encoding="utf-8")
+        output.echo(*text.removesuffix("\n").split("\n"))
+        return
+    from sqlsem.metrics.exporter import Exporter  # needs prometheus_client, which other commands do not
+
+    if file is not None and not once:
+        raise click.UsageError("--output goes with --once")
+    with connection.coordinator(looks=True) as coordinator:
+        exporter = Exporter(coordinator, patterns=patterns, most=most, once=once)
+        with contextlib.closing(exporter):
+            if once:
+                exporter.count_ends()
+                _print(exporter, file)
+            else:
+                _serve(exporter, *listen)
+
+
+def _print(exporter: Exporter, file: Path | None) -> None:
+    import prometheus_client  # as above
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(exporter)
+    if file is None:
+        output.echo(*prometheus_client.generate_latest(registry).decode().removesuffix("\n").split("\n"))
+    else:
+        try:
+            prometheus_client.write_to_textfile(str(file), registry)
+        except OSError as exc:
+            raise ConfigurationError(f"Cannot write {file}: {exc.strerror}") from exc
+    if exporter.trouble is not None:
+        raise exporter.trouble
+
+
+def _serve(exporter: Exporter, host: str, port: int) -> None:
+    import prometheus_client  # as above
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(exporter)
+    try:
+        server, thread = prometheus_client.start_http_server(port, host, registry)
+    except OSError as exc:
+        raise ConfigurationError(f"Cannot listen on {host}:{port}: {exc.strerror}; choose another --listen") from exc
+    shown = f"[{host}]" if ":" in host else host
+    output.say(f"metrics at http://{shown}:{server.server_port}/metrics")
+    try:
+        while True:
+            exporter.count_ends()
+            time.sleep(COUNT_EVERY_SECONDS)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

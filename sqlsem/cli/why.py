@@ -1,0 +1,106 @@
+"""The command that tells why somebody waits: ``sqlsem why``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import sqlsem
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.options import json_option, most_option
+from sqlsem.errors import ConfigurationError
+from sqlsem.insight.chains import Waits
+from sqlsem.insight.overview import Overview
+from sqlsem.insight.reasons import reasons, task_reasons
+from sqlsem.model import TaskEntry
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told_of_task
+
+__all__ = ["why"]
+
+#: Open tasks among which is looked for what holds one up.
+MOST_TASKS = 10_000
+#: Their states.
+OPEN = ("pending", "running", "lost", "failed")
+
+
+@click.command(short_help="Tell why somebody waits, behind whom, and until when.")
+@click.argument("what", metavar="POSITION|RESOURCE|TASK")
+@click.option("--task", "is_task", is_flag=True, help="It is the number of a task, or the name of a work queue.")
+@most_option(20)
+@json_option
+@connecting
+def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool) -> int:
+    """Tell why a request waits: the rule that holds it back, behind whom and for how long these have held it, who those
+    wait for in turn, up to the one at the head, and when it will go in.
+
+    A number is a position (see `sqlsem ls`) or, if there is none such, a task; --task: only a task. A name is a
+    resource or, if nobody is there, a work queue; then all of it is told, in the order of the queue.
+
+    The time is a range, from how long such locks were held of late: of ten such ranges about eight hold the truth.
+    Where fewer than five holds are known, or the resource is paused, none is told.
+
+    \b
+    Examples:
+      sqlsem why 4711
+      sqlsem why etl
+      sqlsem why --task 17
+      sqlsem why etl --json | jq '.[].why.enters.likely'
+
+    \b
+    Exit codes: 0 told, 1 there is no such request, task or queue.
+    """
+    with options.coordinator(looks=True) as coordinator:
+        found = coordinator.overview()
+        lines, plain = ([], []) if is_task else _requests(found, what, most)
+        if not plain:
+            lines, plain = _tasks(coordinator, found, what, most)
+    if as_json:
+        output.print_json(plain)
+    elif plain:
+        output.echo(*map(clean, lines))
+    else:
+        kinds = "task or work queue" if is_task else "position, resource or task"
+        output.echo(f"There is no such {kinds}: {clean(what)}")
+    return 0 if plain else 1
+
+
+def _requests(found: Overview, what: str, most: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """A request by its position, or all of a resource."""
+    position = int(what) if what.isascii() and what.isdigit() else None
+    entries = [one for one in found.entries if one.position == position]
+    if not entries:
+        entries = [one for one in found.entries if one.resource == what]
+    waits = Waits(found)
+    told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
+    lines: list[str] = []
+    plain: list[dict[str, Any]] = []
+    for one in entries[:most]:
+        chain, reason = waits.chain(one.position), told.get(one.position)
+        behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == one]
+        lines += told_of_entry(one, reason, chain, behind)
+        plain.append(entry_as_dict(one, reason, chain))
+    if len(entries) > most:
+        lines.append(f"There are {len(entries) - most} more; see them with --most.")
+    return lines, plain
+
+
+def _tasks(
+    coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """A task by its number, or the open ones of a work queue."""
+    number = int(what) if what.isascii() and what.isdigit() else None
+    queues = [one.queue for one in found.queues]
+    opened: list[TaskEntry] = []
+    for queue in [what] if what in queues else queues if number is not None else []:
+        try:
+            opened += coordinator.tasks(queue, most=MOST_TASKS)
+        except ConfigurationError:  # this login may not look at tasks
+            return [], []
+    asked = [one for one in opened if one.task_id == number] if number is not None else []
+    asked = asked or [one for one in opened if one.queue == what and one.status in OPEN]
+    told = task_reasons(opened, found.taken_at)
+    lines = [line for one in asked[:most] for line in told_of_task(one, told.get(one.task_id))]
+    return lines, [task_as_dict(one, told.get(one.task_id)) for one in asked[:most]]

@@ -1,0 +1,142 @@
+"""What is asked of the tasks that run here: that they be cancelled, or how long they may run.
+
+Nobody takes a running task away. Whoever cancels one writes that down, and its worker ends it. So a process asks, by
+one statement a second for all of its tasks, as long as any runs for longer than that; short tasks cost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from sqlsem.core.claims import Claim, Claims
+from sqlsem.core.membership import Membership
+from sqlsem.errors import SqlsemError
+from sqlsem.model import monotonic
+
+__all__ = ["Minder", "Stoppable"]
+
+log = logging.getLogger("sqlsem")
+
+#: Between two looks, and how old a task is that is asked about.
+LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5
+#: When a coordinator is closed, for the thread to end.
+CLOSE_SECONDS = 2.0
+
+
+class Stoppable(Claim):
+    """A claim that may be told to stop, while it runs.
+
+    Attributes:
+        number: What the database calls it.
+        began: When it began to run.
+        time_limit: For how long it may run, seconds; None when that is not known, or without a limit.
+        stop_event: Set when it is to stop: it was cancelled, or its time is up.
+        why_stopped: Why that is.
+        cancelled: Whether somebody has cancelled it.
+    """
+
+    number: int
+    began: float
+    time_limit: float | None = None
+    why_stopped: str | None = None
+    cancelled = False
+    stop_event: threading.Event
+    _ender: Callable[[], None] | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When its time is up."""
+        return None if self.time_limit is None else self.began + self.time_limit
+
+    def keep_time(self) -> None:
+        """Stop it when its time is up. (For the package.)"""
+        if self.deadline is not None and monotonic() >= self.deadline:
+            self.stop(f"it ran for longer than its time limit of {self.time_limit:g} s")
+
+    def stop(self, why: str, *, cancelled: bool = False) -> None:
+        """Tell it so, unless it was told before. (For the package.)"""
+        if self.why_stopped is None and self.is_open:
+            self.cancelled = cancelled
+            self.why_stopped = why
+            self.stop_event.set()
+            log.info("%s is to stop: %s", self.title, why)
+            self._end_by_ender()
+
+    def ended_by(self, ender: Callable[[], None]) -> None:
+        """What ends it, in a thread of its own; at once when it was told to stop before. (For the package.)"""
+        self._ender = ender
+        if self.why_stopped is not None:
+            self._end_by_ender()
+
+    def _end_by_ender(self) -> None:
+        ender, self._ender = self._ender, None
+        if ender is not None:
+            threading.Thread(target=ender, name="sqlsem-end", daemon=True).start()
+
+
+class Minder:
+    """A thread, from the first task on, that tells claims what is asked of them."""
+
+    def __init__(self, member: Membership, claims: Claims) -> None:
+        self._member = member
+        self._claims = claims
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def mind(self) -> None:
+        """Something was claimed that others may want to end."""
+        if self._wanted.is_set():
+            return
+        with self._lock:
+            self._wanted.set()
+            if self._thread is None and not self._member.closing.is_set():
+                self._thread = threading.Thread(target=self._work, name="sqlsem-minder", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; ``closing`` is set."""
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        closing = self._member.closing
+        looked = monotonic()
+        while not closing.is_set():
+            self._wanted.wait()
+            tasks = self._running()
+            if not tasks:
+                self._wanted.clear()
+                tasks = self._running()  # of what was claimed before that nobody will tell us
+                if not tasks:
+                    continue
+            look = max(looked + LOOK_SECONDS, min(task.began for task in tasks) + LEAST_SECONDS)
+            ends = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
+            closing.wait(max(0.0, min([look, *ends]) - monotonic()))
+            try:
+                if monotonic() >= look:
+                    looked = monotonic()
+                    self._look([task for task in tasks if task.is_open and looked - task.began >= LEAST_SECONDS])
+                for task in tasks:
+                    task.keep_time()
+            except SqlsemError as exc:
+                log.debug("What is asked of the running tasks is not known now: %s", exc)
+            except Exception:
+                log.exception("Looking after the running tasks failed")
+
+    def _running(self) -> list[Stoppable]:
+        return [claim for claim in self._claims.all() if isinstance(claim, Stoppable)]
+
+    def _look(self, tasks: list[Stoppable]) -> None:
+        known = {task.number: task for task in tasks}
+        if not known or self._member.closing.is_set():
+            return
+        asked = self._member.call("look at what is asked", lambda s, me: s.asked_of_tasks(me, list(known)), 0.0)
+        for number, limit, by in asked:
+            if by is not None:
+                known[number].stop(f"cancelled by {by}", cancelled=True)
+            elif limit is not None:
+                known[number].time_limit = limit

@@ -1,0 +1,189 @@
+"""Metrics for Prometheus: of this process's locks (`Collector`), and of a whole database (``Exporter``).
+
+>>> sqlsem.metrics.register()  # doctest: +SKIP
+
+Needs prometheus_client: ``pip install sqlsem[metrics]``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from sqlsem.core.process import processes
+from sqlsem.core.signals import Signals, Tap, everywhere
+from sqlsem.errors import ConfigurationError
+from sqlsem.events import Behind, Event, Granted, Released, TimedOut
+from sqlsem.metrics.labels import MOST_LABELS, Few, Patterns, label
+
+try:
+    import prometheus_client
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric
+except ImportError as exc:
+    raise ConfigurationError("Metrics need prometheus_client; install it with: pip install 'sqlsem[metrics]'") from exc
+
+if TYPE_CHECKING:
+    from sqlsem.coordinator import Coordinator
+
+__all__ = ["Collector", "register"]
+
+#: Upper bounds in seconds: from a free mutex to a night.
+BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
+
+
+class Collector:
+    """What the locks of this process do, for a registry of prometheus_client. It counts from when it is made.
+
+    Args:
+        coordinator: Those of this one alone; left out, those of all databases.
+        patterns: Which resources share a label (``load:*``); of others numbers become ``*``. See `Patterns`.
+        most: So many patterns have a label of their own, the rest is ``other``, and
+            ``sqlsem_client_other_events_total`` says how much that was.
+        blame: Count for whom others have waited. Where a wait begins that costs a query, unless the log wants to know
+            it anyhow (INFO).
+
+    >>> REGISTRY.register(sqlsem.metrics.Collector(patterns=["dim_*"]))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator | None = None,
+        *,
+        patterns: Sequence[str] = (),
+        most: int = MOST_LABELS,
+        blame: bool = True,
+    ) -> None:
+        self._process = None if coordinator is None else coordinator.process
+        self._pattern = Patterns(patterns)
+        self._few, self._few_blamed = Few(most), Few(most)
+        one = ("resource",)
+        self._grants = _counter("grants", "Locks that were granted.", one)
+        self._waited = _histogram("wait_seconds", "Seconds between asking and being let in.", one)
+        self._held = _histogram("hold_seconds", "Seconds between being let in and giving back.", one)
+        self._failures = {
+            "timeout": _counter("timeouts", "Requests that were not granted in time.", one),
+            "deadlock": _counter("deadlocks", "Requests that were given up, as they would have waited for ever.", one),
+            "lost": _counter("lost", "Locks, and places in a queue, that were lost.", one),
+        }
+        self._blamed = _counter(
+            "blamed_seconds",
+            "Seconds waited, by whom the wait was behind when it began.",
+            ("resource", "holder_program", "holder_note"),
+        )
+        self._other = _counter("other_events", "Events that were counted under the label 'other'.", ())
+        self._taps: dict[str, Tap] = {
+            "granted": self._granted,
+            "released": self._released,
+            "timeout": self._timed_out,
+            "deadlock": self._failed,
+            "lost": self._failed,
+        }
+        if blame:
+            self._taps["waiting"] = self._ignored
+        self._signals: Signals = everywhere if self._process is None else self._process.signals
+        for kind, tap in self._taps.items():
+            self._signals.add(kind, tap)
+
+    def close(self) -> None:
+        """Count no more."""
+        for kind, tap in self._taps.items():
+            self._signals.remove(kind, tap)
+
+    def describe(self) -> Sequence[Metric]:
+        """Nothing to be told beforehand; registries ask, and else would collect at once."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is known now."""
+        yield from self._now()
+        for one in (self._grants, self._waited, self._held, *self._failures.values(), self._blamed, self._other):
+            yield from one.collect()
+
+    def _now(self) -> Iterator[Metric]:
+        """Who holds and who waits: looked up, so that it cannot drift."""
+        holding: Counter[str] = Counter()
+        waiting: Counter[str] = Counter()
+        for process in processes() if self._process is None else [self._process]:
+            holding.update(
+                self._label(ticket.resource) for grant in process.holdings.grants() for ticket in grant.holding.tickets
+            )
+            waiting.update(self._label(waiter.ticket.resource) for waiter in process.lines.waiters())
+        for name, what, found in (
+            ("holding", "Locks that this process holds.", holding),
+            ("waiting", "Requests of this process that wait.", waiting),
+        ):
+            family = GaugeMetricFamily(f"sqlsem_client_{name}", what, labels=["resource"])
+            for resource, number in found.items():
+                family.add_metric([resource], number)
+            yield family
+
+    def _label(self, resource: str) -> str:
+        (found,) = self._few.of(self._pattern(resource))
+        return found
+
+    def _counted(self, event: Event) -> str:
+        pattern = self._pattern(event.resource)
+        (found,) = self._few.of(pattern)
+        if found != pattern:
+            self._other.inc()
+        return found
+
+    # -- what happens (called by the thread or task that acquires: quick, and not more) ---------------------------
+
+    def _ignored(self, event: Event) -> None:
+        """That somebody listens is enough: so it is known whom the wait is behind."""
+
+    def _granted(self, event: Event) -> None:
+        event = cast("Granted", event)
+        if event.access != "upgrade":
+            resource = self._counted(event)
+            self._grants.labels(resource).inc()
+            self._waited.labels(resource).observe(event.waited)
+        self._blame(event.resource, event.behind, event.waited)
+
+    def _released(self, event: Event) -> None:
+        self._held.labels(self._counted(event)).observe(cast("Released", event).held)
+
+    def _timed_out(self, event: Event) -> None:
+        event = cast("TimedOut", event)
+        self._failed(event)
+        self._blame(event.resource, event.behind, event.waited)
+
+    def _failed(self, event: Event) -> None:
+        self._failures[event.name].labels(self._counted(event)).inc()
+
+    def _blame(self, resource: str, behind: Behind | None, seconds: float) -> None:
+        if behind is not None:
+            labels = self._few_blamed.of(self._pattern(resource), label(behind.program), label(behind.note))
+            self._blamed.labels(*labels).inc(seconds)
+
+
+def _counter(name: str, what: str, labels: Sequence[str]) -> prometheus_client.Counter:
+    return prometheus_client.Counter(f"sqlsem_client_{name}", what, labels, registry=None)
+
+
+def _histogram(name: str, what: str, labels: Sequence[str]) -> prometheus_client.Histogram:
+    return prometheus_client.Histogram(f"sqlsem_client_{name}", what, labels, registry=None, buckets=BUCKETS)
+
+
+def register(
+    registry: CollectorRegistry | None = None,
+    *,
+    coordinator: Coordinator | None = None,
+    patterns: Sequence[str] = (),
+    most: int = MOST_LABELS,
+    blame: bool = True,
+) -> Collector:
+    """Have a registry, if none is given that of prometheus_client, collect what the locks of this process do.
+
+    Arguments are those of `Collector`.
+
+    >>> prometheus_client.start_http_server(9464, "127.0.0.1")  # doctest: +SKIP
+    >>> sqlsem.metrics.register()  # doctest: +SKIP
+    """
+    collector = Collector(coordinator, patterns=patterns, most=most, blame=blame)
+    (registry or prometheus_client.REGISTRY).register(collector)
+    return collector

@@ -1,0 +1,369 @@
+"""Metrics of a whole database, for ``sqlsem metrics``: one overview, two statements, for each scrape."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from sqlsem.coordinator import Coordinator
+from sqlsem.engines.base import Allowance, Session, bounded
+from sqlsem.engines.roles import Administration
+from sqlsem.errors import SqlsemError
+from sqlsem.insight.chains import Leader, is_waiting, leaders
+from sqlsem.insight.overview import Overview, Percentiles
+from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
+from sqlsem.model import Entry, Past, QueueCounts, monotonic
+
+__all__ = ["Exporter"]
+
+T = TypeVar("T")
+
+#: A scrape that follows so soon on another one gets the same answer: nobody can burden the database by asking often.
+FRESH_SECONDS = 1.0
+#: That an answer may take, at first. (Prometheus itself waits for 10 s.)
+PATIENCE_SECONDS = 5.0
+#: What lies further back than this was not seen by us, and is nobody's fault that we know of.
+LONGEST_GAP_SECONDS = 300.0
+
+#: Outcomes that are nobody's wish: the owner was found dead; an operator took it away; it was lost.
+ENDS = ("reaped", "revoked", "lost")
+#: So many of each are counted.
+MOST_ENDS = 1000
+
+#: A metric's name, what it is, its labels, and its values by these.
+_Rows = tuple[str, str, tuple[str, ...], Mapping[tuple[str, ...], float]]
+
+
+class Exporter:
+    """A collector for prometheus_client of what goes on in a database, whoever takes part.
+
+    While the database is out of reach, ``sqlsem_up`` is 0, and there is nothing else.
+
+    Args:
+        coordinator: The database. No member of it is made: this only looks.
+        patterns: Which resources (and queues) share a label; see `Patterns`.
+        most: So many patterns have a label of their own, as have queues, and those who are blamed; the rest is
+            ``other``, and ``sqlsem_other`` says how many that are.
+        once: It is asked once only; then there is nothing that adds up from scrape to scrape.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        patterns: Sequence[str] = (),
+        most: int = MOST_LABELS,
+        once: bool = False,
+    ) -> None:
+        coordinator.engine.require(Administration, "An exporter")
+        self._coordinator = coordinator
+        self._session: Session | None = None
+        self._allowance = Allowance(PATIENCE_SECONDS)
+        self._asking = threading.Lock()  # one scrape at a time; guards all that follows
+        self._answer: tuple[float, list[Metric]] | None = None
+        self._once = once
+        self._pattern = Patterns(patterns)
+        self._few = {"resource": Few(most), "queue": Few(most), "holder": Few(most)}
+        self._blamed: dict[tuple[str, ...], float] = {}
+        self._before: float | None = None  # the last overview, by this host's clock
+        self._ends: Counter[tuple[str, str]] | None = None
+        #: Why the last look failed.
+        self.trouble: SqlsemError | None = None
+
+    def close(self) -> None:
+        """Close its connection."""
+        with self._asking:
+            self._drop()
+
+    def describe(self) -> Sequence[Metric]:
+        """Nothing to be told beforehand; registries ask, and else would collect at once."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All that is there now."""
+        with self._asking:
+            now = monotonic()
+            if self._answer is None or now - self._answer[0] >= FRESH_SECONDS:
+                self._answer = monotonic(), self._metrics(self._look(), now)
+            return iter(self._answer[1])
+
+    def count_ends(self) -> None:
+        """Count what has ended as it should not within the last hour, for the scrapes that follow: three statements.
+        Whoever serves does this once a minute. Where it fails, the numbers are left out.
+        """
+        with self._asking:
+            found: Counter[tuple[str, str]] = Counter()
+            try:
+                for outcome in ENDS:
+                    past = self._ask(partial(_ended, outcome=outcome))
+                    found.update((self._pattern(one.resource), outcome) for one in past)
+                self._ends = found
+            except SqlsemError as exc:
+                self.trouble, self._ends = exc, None
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Overview | None:
+        self.trouble = None
+        try:
+            return self._ask(lambda session: session.overview())
+        except SqlsemError as exc:
+            self.trouble = exc
+            return None
+
+    def _ask(self, call: Callable[[Session], T]) -> T:
+        """On a session that is kept; a lost one is made anew at once."""
+        if self._session is not None:
+            try:
+                with bounded(self._session, self._allowance):
+                    return call(self._session)
+            except SqlsemError:
+                self._drop()
+        try:
+            self._session = self._coordinator.engine.connect("look")
+            with bounded(self._session, self._allowance):
+                self._session.check_schema()
+                return call(self._session)
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def _metrics(self, overview: Overview | None, began: float) -> list[Metric]:
+        found = [_gauge("up", "Whether the database could be looked at.", (), {(): float(overview is not None)})]
+        if overview is not None:
+            for name, what, labels, values in self._rows(overview):
+                found.append(_gauge(name, what, labels, values))
+            if not self._once:
+                self._add_blame(leaders(overview), began)
+                found.append(self._told_blame())
+        found.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
+        return found
+
+    def _rows(self, overview: Overview) -> Iterator[_Rows]:
+        names = {one.resource for one in overview.resources} | {one.resource for one in overview.entries}
+        patterns = {name: self._pattern(name) for name in names}
+        matter: Counter[tuple[str, ...]] = Counter((patterns[name],) for name in names)
+        matter.update((patterns[entry.resource],) for entry in overview.entries)
+        few = self._few["resource"].all_of(matter)
+        labels = {name: few[(pattern,)] for name, pattern in patterns.items()}
+        yield from _queues(overview, labels)
+        yield from _times(overview, labels)
+        yield from self._told_ends()
+        yield from self._leaders(leaders(overview))
+        yield from _members(overview)
+        queue_few = self._few["queue"].all_of(
+            {(label(one.queue),): one.pending + one.running + one.failed for one in overview.queues}
+        )
+        queues = {one.queue: queue_few[(label(one.queue),)] for one in overview.queues}
+        yield from _tasks(overview.queues, queues)
+        yield (
+            "other",
+            "How many resources and queues are under the label 'other'.",
+            ("kind",),
+            {
+                ("resource",): sum(one == (OTHER,) for one in labels.values()),
+                ("queue",): sum(one == (OTHER,) for one in queues.values()),
+            },
+        )
+
+    def _told_ends(self) -> Iterator[_Rows]:
+        if self._ends is not None:
+            yield (
+                "ended_last_hour",
+                f"Requests that ended as they should not within the last hour, {MOST_ENDS} of a kind at the most.",
+                ("resource", "outcome"),
+                _sum(
+                    [
+                        *(((OTHER, outcome), 0.0) for outcome in ENDS),
+                        *(
+                            ((*self._few["resource"].of(pattern), outcome), float(number))
+                            for (pattern, outcome), number in self._ends.items()
+                        ),
+                    ]
+                ),
+            )
+
+    def _holder(self, entry: Entry) -> tuple[str, ...]:
+        return self._pattern(entry.resource), label(entry.program), label(entry.note)
+
+    def _leaders(self, found: Iterable[Leader]) -> Iterator[_Rows]:
+        """Who has others wait, and for how long these have waited."""
+        waiters: Counter[tuple[str, ...]] = Counter()
+        seconds: Counter[tuple[str, ...]] = Counter()
+        for one in found:
+            waiters[self._holder(one.entry)] += one.waiters
+            seconds[self._holder(one.entry)] += one.waiting_seconds  # type: ignore[assignment]  # a number
+        few = self._few["holder"].all_of(seconds)
+        labels = ("resource", "holder_program", "holder_note")
+        for name, what, values in (
+            ("blocked", "Requests that wait for this holder, also behind others, on any resource.", waiters),
+            ("blocked_seconds", "Seconds that those who wait for this holder now have waited so far.", seconds),
+        ):
+            yield name, what, labels, _sum((few[one], number) for one, number in values.items())
+
+    def _add_blame(self, found: Iterable[Leader], now: float) -> None:
+        """Each of those who wait has waited for its holder since the last look, or since it came."""
+        gap = 0.0 if self._before is None else min(now - self._before, LONGEST_GAP_SECONDS)
+        self._before = now
+        for one in found:
+            holder = self._few["holder"].of(*self._holder(one.entry))
+            seconds = min(gap * one.waiters, one.waiting_seconds)
+            self._blamed[holder] = self._blamed.get(holder, 0.0) + seconds
+
+    def _told_blame(self) -> Metric:
+        family = CounterMetricFamily(
+            "sqlsem_blamed_seconds",
+            "Seconds waited, by the holder at the head of what was waited for; since this exporter began.",
+            labels=["resource", "holder_program", "holder_note"],
+        )
+        for labels, seconds in self._blamed.items():
+            family.add_metric(labels, seconds)
+        return family
+
+
+def _ended(session: Session, outcome: str) -> list[Past]:
+    return session.history(None, MOST_ENDS, since=3600.0, outcome=outcome)
+
+
+def _gauge(name: str, what: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
+    family = GaugeMetricFamily(f"sqlsem_{name}", what, labels=labels)
+    for one, value in values.items():
+        family.add_metric(one, value)
+    return family
+
+
+def _sum(values: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
+    found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for labels, value in values:
+        found[labels] += value
+    return dict(found)
+
+
+def _max(values: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
+    for labels, value in values:
+        found[labels] = max(found.get(labels, value), value)
+    return found
+
+
+def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
+    """What goes on at the resources."""
+    one = ("resource",)
+    entries = [(entry, labels[entry.resource]) for entry in overview.entries]
+    inside = [(entry, name) for entry, name in entries if entry.state in ("holds", "revoked")]
+    waiting = [(entry, name) for entry, name in entries if is_waiting(entry)]
+    zero = [(name, 0.0) for name in set(labels.values())]  # so that nobody there is 0, and not nothing
+
+    def count(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
+        return _sum([*zero, *((name, 1.0) for _, name in rows)])
+
+    def oldest(rows: Iterable[tuple[Entry, tuple[str, ...]]]) -> dict[tuple[str, ...], float]:
+        return _max([*zero, *((name, entry.seconds) for entry, name in rows)])
+
+    yield "holding", "Requests that are inside.", one, count(inside)
+    yield "waiting", "Requests that wait.", one, count(waiting)
+    yield (
+        "dead",
+        "Rows whose owner is dead; the next who looks and may, removes them.",
+        one,
+        count((entry, name) for entry, name in entries if entry.state == "dead"),
+    )
+    yield (
+        "missing",
+        "Rows whose owner cannot be found; it is still believed to live, for its grace.",
+        one,
+        count((entry, name) for entry, name in entries if entry.missing_for is not None and entry.state != "dead"),
+    )
+    yield "held_weight", "The weight of those inside.", one, _sum((name, entry.weight) for entry, name in inside)
+    yield "longest_wait_seconds", "For how long the oldest of those has waited who wait now.", one, oldest(waiting)
+    yield "longest_hold_seconds", "For how long the oldest of those has been inside who are.", one, oldest(inside)
+    settings = [(setting, labels[setting.resource]) for setting in overview.resources]
+    yield (
+        "paused",
+        "Resources that an operator has paused.",
+        one,
+        _sum([*zero, *((name, 1.0) for setting, name in settings if setting.paused)]),
+    )
+    caps = _max((name, -setting.cap) for setting, name in settings if setting.cap is not None)
+    yield "cap", "The lowest cap that an operator has set.", one, {name: -cap for name, cap in caps.items()}
+
+
+def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
+    """Waits and holds that have ended of late, for resources where somebody is now."""
+    holds: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    for resource, times in overview.holds.items():
+        name = labels.get(resource, (OTHER,))
+        holds[name] += [one.held for one in times.holds]
+        waits[name] += [one.waited for one in times.holds]
+    for what, words, found in (
+        ("recent_hold_seconds", "For how long locks were held of late, where somebody is now.", holds),
+        ("recent_wait_seconds", "For how long these were waited for.", waits),
+    ):
+        values: dict[tuple[str, ...], float] = {}
+        for names, seconds in found.items():
+            shares = Percentiles.of(seconds)
+            for quantile, value in (("0.5", shares.p50), ("0.9", shares.p90), ("0.99", shares.p99)):
+                key = (*names, quantile)
+                values[key] = value
+        yield what, words, ("resource", "quantile"), values
+
+
+def _members(overview: Overview) -> Iterator[_Rows]:
+    kinds: Counter[tuple[str, ...]] = Counter({("beacon",): 0, ("lease",): 0})
+    kinds.update((one.kind,) for one in overview.members)
+    yield "members", "Processes and sessions that take part.", ("kind",), kinds
+    missing = sum(one.missing_for is not None for one in overview.members)
+    yield "members_missing", "Those of them that cannot be found at the moment.", (), {(): missing}
+    states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
+    states.update((one.status,) for one in overview.rounds)
+    yield "rounds", "Rounds that have not ended well.", ("status",), states
+    yield "rounds_overdue", "Open rounds whose window is over.", (), {(): sum(one.overdue for one in overview.rounds)}
+
+
+def _tasks(queues: Sequence[QueueCounts], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
+    states: tuple[tuple[str, Callable[[QueueCounts], int]], ...] = (
+        ("pending", lambda one: one.pending),
+        ("running", lambda one: one.running - one.lost),
+        ("lost", lambda one: one.lost),
+        ("finished", lambda one: one.finished),
+        ("failed", lambda one: one.failed),
+        ("cancelled", lambda one: one.cancelled),
+    )
+    yield (
+        "tasks",
+        "Tasks of a work queue; of those that ended, as many as are kept.",
+        ("queue", "state"),
+        _sum(((*labels[one.queue], state), count(one)) for one in queues for state, count in states),
+    )
+    yield (
+        "oldest_pending_seconds",
+        "For how long the oldest task that waits could have been started.",
+        ("queue",),
+        _max((labels[one.queue], one.oldest or 0.0) for one in queues),
+    )
+    yield (
+        "task_rate",
+        "Attempts at tasks that ended in the last five minutes, a minute.",
+        ("queue",),
+        _sum((labels[one.queue], one.rate) for one in queues),
+    )
+    yield (
+        "queues_blocked",
+        "Work queues that a failed task holds up.",
+        ("queue",),
+        _sum((labels[one.queue], float(one.blocked_by is not None)) for one in queues),
+    )

@@ -1,0 +1,189 @@
+"""Spans of OpenTelemetry for waiting and holding, with a link from who waits to who holds.
+
+>>> sqlsem.otel.instrument()  # doctest: +SKIP
+
+Only the API is used (``pip install sqlsem[otel]``); what becomes of the spans is up to the program's SDK.
+
+Who asks for a lock leaves, at the end of its row's ``requesting_id``, the ``traceparent`` of its current span. (So it
+needs no column and no statement of its own, comes with the row that a waiter looks at anyhow, and stays in the history.
+The note is the program's, and ``owner`` says who waits with what, so neither would do.) Where no span is current, one
+named ``sqlsem.lock`` begins, from asking to giving back, so that there is one to link to.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sqlsem.core.signals import everywhere
+from sqlsem.errors import ConfigurationError
+from sqlsem.events import Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
+from sqlsem.model import Request
+from sqlsem.printable import clean
+
+try:
+    from opentelemetry import context, trace
+    from opentelemetry.trace import Link, Span, Tracer, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as exc:
+    raise ConfigurationError("Traces need opentelemetry-api; install it with: pip install 'sqlsem[otel]'") from exc
+
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
+    from sqlsem.coordinator import Coordinator
+
+__all__ = ["Instrumentation", "instrument"]
+
+_TRACEPARENT = re.compile(r":(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})$")
+_propagator = TraceContextTextMapPropagator()
+
+
+class Instrumentation:
+    """What `instrument` has begun; ends with `undo`, or as a context manager."""
+
+    def __init__(self, tracer: Tracer, coordinator: Coordinator | None) -> None:
+        self._signals = everywhere if coordinator is None else coordinator.process.signals
+        self._signals.set_tracer(functools.partial(_Acquired, tracer))
+
+    def undo(self) -> None:
+        """No further locks are traced. May be repeated."""
+        self._signals.set_tracer(None)
+
+    def __enter__(self) -> Instrumentation:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.undo()
+
+
+def instrument(
+    tracer_provider: TracerProvider | None = None, *, coordinator: Coordinator | None = None
+) -> Instrumentation:
+    """Have each wait and each hold be a span, ``sqlsem.wait`` and ``sqlsem.hold``, below the span that is current where
+    the lock is asked for. A wait has a link to the span of who held the lock, where that one is traced, too.
+
+    Args:
+        tracer_provider: Left out, the global one.
+        coordinator: Trace the locks of this one alone; left out, those of all databases.
+
+    Instrumenting again takes the place of what was there.
+    """
+    tracer = trace.get_tracer("sqlsem", tracer_provider=tracer_provider)
+    return Instrumentation(tracer, coordinator)
+
+
+class _Acquired:
+    """The spans of one acquisition, and of what was had by it: a `sqlsem.core.signals.Trace`."""
+
+    def __init__(self, tracer: Tracer, requests: Sequence[Request], database: str, caller: str) -> None:
+        self._tracer = tracer
+        self._attributes = _attributes(requests, database, caller)
+        self._context = context.get_current()
+        self._whole: Span | None = None
+        self._waiting: Span | None = None
+        self._holding: Span | None = None
+        if not trace.get_current_span().get_span_context().is_valid:
+            self._whole = self._begin("sqlsem.lock")
+            self._context = trace.set_span_in_context(self._whole, self._context)
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, self._context)
+        #: What is left for those who wait behind it.
+        self.mark = f":{carrier['traceparent']}" if "traceparent" in carrier else ""
+
+    def tell(self, event: Event) -> None:
+        """What happens to it."""
+        if isinstance(event, Waiting):
+            self._wait(event)
+        elif isinstance(event, Granted):
+            self._end_wait("granted")
+            if event.access == "upgrade":
+                self._note("upgraded", event)
+            elif self._holding is None:
+                self._holding = self._begin("sqlsem.hold", {"sqlsem.waited": event.waited})
+            if self._holding is not None and event.position is not None:
+                self._holding.set_attribute("sqlsem.position", event.position)
+        elif isinstance(event, TimedOut | Deadlocked):
+            self._end_wait(event.name, event.why if isinstance(event, Deadlocked) else "not had in time")
+            if event.access != "upgrade":
+                self._end_whole()
+        elif isinstance(event, Released):
+            self._end_hold(event.name)
+        elif isinstance(event, Lost):
+            self._end_wait(event.name, event.why)
+            self._end_hold(event.name, event.why)
+
+    def asked(self) -> None:
+        """The acquisition is over. What was neither had nor told to have failed was cancelled, or struck."""
+        if self._holding is None:
+            self._end_wait("cancelled")
+            self._end_whole()
+
+    def _begin(
+        self, name: str, more: Mapping[str, AttributeValue] | None = None, links: Sequence[Link] | None = None
+    ) -> Span:
+        attributes = {**self._attributes, **(more or {})}
+        return self._tracer.start_span(name, self._context, attributes=attributes, links=links)
+
+    def _wait(self, event: Waiting) -> None:
+        if self._waiting is not None:  # of several at once, for the next one
+            self._waiting.add_event("waiting", _behind(event))
+            return
+        links = []
+        found = None if event.behind is None else _TRACEPARENT.search(event.behind.requesting_id)
+        if found is not None:
+            holder = _propagator.extract({"traceparent": found[1]}, context=context.Context())
+            links = [trace.Link(trace.get_current_span(holder).get_span_context(), {"sqlsem.role": "holder"})]
+        self._waiting = self._begin("sqlsem.wait", _behind(event), links)
+
+    def _note(self, what: str, event: Event) -> None:
+        if self._holding is not None:
+            self._holding.add_event(what, {"sqlsem.resource": clean(event.resource)})
+
+    def _end_wait(self, outcome: str, trouble: str | None = None) -> None:
+        span, self._waiting = self._waiting, None
+        _end(span, outcome, trouble)
+
+    def _end_hold(self, outcome: str, trouble: str | None = None) -> None:
+        span, self._holding = self._holding, None
+        _end(span, outcome, trouble)
+        self._end_whole()
+
+    def _end_whole(self) -> None:
+        span, self._whole = self._whole, None
+        if span is not None:
+            span.end()
+
+
+def _end(span: Span | None, outcome: str, trouble: str | None) -> None:
+    if span is not None:
+        span.set_attribute("sqlsem.outcome", outcome)
+        if trouble is not None:
+            span.set_status(trace.Status(trace.StatusCode.ERROR, clean(trouble)))
+        span.end()
+
+
+def _behind(event: Waiting) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {"sqlsem.waits_for": clean(event.resource)}
+    if event.behind is not None:
+        found["sqlsem.behind"] = clean(str(event.behind))
+        if event.behind.note is not None:
+            found["sqlsem.behind.note"] = clean(event.behind.note)
+    return found
+
+
+def _attributes(requests: Sequence[Request], database: str, caller: str) -> dict[str, AttributeValue]:
+    """Of several, of the first one, but for the names."""
+    first = requests[0]
+    found: dict[str, AttributeValue | None] = {
+        "sqlsem.resource": [clean(one.resource) for one in requests] if len(requests) > 1 else clean(first.resource),
+        "sqlsem.access": first.access,
+        "sqlsem.limit": first.limit,
+        "sqlsem.weight": first.weight,
+        "sqlsem.note": None if first.note is None else clean(first.note),
+        "sqlsem.database": clean(database),
+        "sqlsem.caller": clean(caller),
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,69 @@
+"""What ``sqlsem why`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlsem.insight.chains import Chain
+from sqlsem.insight.reasons import Reason, TaskReason
+from sqlsem.model import Entry, TaskEntry
+from sqlsem.terminal.tables import seconds_in_words, who_is
+from sqlsem.terminal.tasks import shortened
+
+__all__ = ["entry_as_dict", "task_as_dict", "told_of_entry", "told_of_task"]
+
+
+def _who(entry: Entry) -> str:
+    return who_is(entry.host, entry.pid, entry.requesting_id)
+
+
+def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Iterable[Entry] = ()) -> Iterator[str]:
+    """Lines about one request: why it waits, and the chain up to the one at the head. ``behind``: who waits for it."""
+    head = f"{entry.position}  {_who(entry)}"
+    since = seconds_in_words(entry.seconds)
+    if reason is None:
+        yield f"{head} has held {entry.resource!r} for {since}" + (" and is dead" if entry.state == "dead" else "")
+        waiting = list(behind)
+        if waiting:
+            seconds = sum(one.seconds for one in waiting)
+            told = f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} for it, directly or behind others"
+            yield f"  {told}; together for {seconds_in_words(seconds)}"
+    else:
+        what = "is inside and waits to write" if reason.code == "upgrading" else "has waited"
+        yield f"{head} {what} for {entry.resource!r} for {since}:"
+        yield f"  {reason.words}"
+        if reason.enters is not None:
+            yield f"  {reason.enters.words}"
+    for step, (one, its) in enumerate(chain.links, 1):
+        if len(chain.links) > 1:
+            state = "waits itself" if its.state == "waits" else f"has held it for {seconds_in_words(its.seconds)}"
+            told = f"{one.position} {_who(one)} waits for {one.resource!r}: {its.position} {_who(its)} {state}"
+            yield f"  {'  ' * step}{told}"
+    if chain.deadlock:
+        yield "  They wait for each other: a deadlock, of which one request is told to give up"
+
+
+def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
+    """Lines about one task."""
+    what = shortened(task.kind, task.body, task.note)
+    yield f"task {task.task_id} of {task.queue!r} (order {task.order}, {what}) is {task.status}"
+    if reason is not None:
+        yield f"  {reason.words}"
+    elif task.error:
+        yield f"  {task.error}"
+
+
+def entry_as_dict(entry: Entry, reason: Reason | None, chain: Chain) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "entry": entry.as_dict(),
+        "why": None if reason is None else reason.as_dict(),
+        "chain": [{"position": one.position, "behind": its.position} for one, its in chain.links],
+        "deadlock": chain.deadlock,
+    }
+
+
+def task_as_dict(task: TaskEntry, reason: TaskReason | None) -> dict[str, Any]:
+    """The same for programs."""
+    return {"task": task.as_dict(), "why": None if reason is None else reason.as_dict()}

@@ -1,0 +1,91 @@
+"""The adapter for Django, with real Django."""
+
+import urllib.parse
+
+import pytest
+
+django = pytest.importorskip("django", reason="Django is not installed")
+
+from django.conf import settings  # noqa: E402
+from django.db import connections, transaction  # noqa: E402
+
+import sqlsem  # noqa: E402
+from sqlsem.adapters import django as adapter  # noqa: E402
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+NOTHING = {"ENGINE": "django.db.backends.dummy"}
+
+
+@pytest.fixture
+def alias(database, name):
+    """The name of the test's database in Django's settings."""
+    if not settings.configured:
+        settings.configure(DATABASES={"default": NOTHING}, USE_TZ=True)
+        django.setup()
+    parts = urllib.parse.urlsplit(database.url)
+    place = {"ENGINE": "django.db.backends.sqlite3", "NAME": parts.path[1:]}
+    if parts.scheme == "postgresql":
+        place = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": parts.path[1:],
+            "USER": parts.username,
+            "HOST": parts.hostname,
+            "PORT": parts.port,
+        }
+    connections.settings[name] = {**connections.settings["default"], **place}
+    yield str(name)
+    adapter.coordinator(name).close()
+    connections[name].close()
+    del connections.settings[name]
+
+
+def test_locks_are_in_the_database_of_the_settings(alias, connect, name):
+    mine = adapter.coordinator(alias)
+    assert adapter.coordinator(alias) is mine
+    with mine.mutex(name, note="from Django"):
+        assert [one.note for one in connect().entries(name)] == ["from Django"]
+        connections[alias].close()  # as Django does after a request
+        assert connect().mutex(name).locked()
+
+
+def test_a_closed_one_is_made_anew(alias, name):
+    adapter.coordinator(alias).close()
+    with adapter.coordinator(alias).mutex(name):
+        pass
+
+
+def test_the_lock_ends_after_the_commit(alias, connect, name):
+    seen = []
+    with adapter.atomic(adapter.coordinator(alias).mutex(name), alias) as grant:
+        assert connections[alias].in_atomic_block
+        transaction.on_commit(lambda: seen.append(connect().entries(name)[0].state), using=alias)
+        assert grant.resource == name
+    assert seen == ["holds"]
+    assert not connect().mutex(name).locked()
+
+
+def test_inside_of_another_transaction_it_is_refused(alias, connect, name):
+    with transaction.atomic(alias):
+        with pytest.raises(RuntimeError, match="durable"):
+            with adapter.atomic(adapter.coordinator(alias).mutex(name), alias):
+                pytest.fail("it went in")
+    assert not connect().mutex(name).locked()
+
+
+def test_what_was_written_after_a_loss_is_not_committed(alias, connect, name):
+    if connections[alias].vendor == "postgresql":
+        with connections[alias].cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS written (what text)")
+    lock = adapter.coordinator(alias).mutex(name)
+    with pytest.raises(sqlsem.LockLost):
+        with lock as grant:
+            connect().revoke(grant.position, force=True)
+            with transaction.atomic(alias):
+                with connections[alias].cursor() as cursor:
+                    grant.assert_held(cursor)
+                pytest.fail("it did not notice")
+
+
+def test_other_databases_are_refused(alias):
+    with pytest.raises(sqlsem.ConfigurationError, match=r"'default' of Django's settings is unknown.*sqlsem\.connect"):
+        adapter.coordinator("default")

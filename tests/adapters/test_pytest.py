@@ -1,0 +1,135 @@
+"""The plugin of pytest, with real pytest, and real workers of xdist."""
+
+from pathlib import Path
+
+import pytest
+
+import sqlsem
+
+pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[2]
+#: Tests that write when they come and go.
+CROWD = """
+    import pathlib, time
+    import pytest
+
+    @pytest.mark.sqlsem("gate", limit=2)
+    @pytest.mark.parametrize("number", range(6))
+    def test_crowd(number):
+        log("in")
+        time.sleep(0.3)
+        log("out")
+
+    def log(what):
+        with open(pathlib.Path(__file__).parent / "log", "a") as file:
+            file.write(what + "\\n")
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """Runs pytest on a text; the locks are in a file of this test's own."""
+    monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{pytester.path / 'locks.db'}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+    def run(text, *arguments):
+        pytester.makepyfile(text)
+        return pytester.runpytest_subprocess("-p", "sqlsem.adapters.pytest", "--strict-markers", *arguments)
+
+    return run
+
+
+@pytest.fixture
+def others(pytester):
+    with sqlsem.connect(f"sqlite:///{pytester.path / 'locks.db'}") as coordinator:
+        yield coordinator
+
+
+def test_workers_share_a_limit(run, pytester, others):
+    run(CROWD, "-n", "4").assert_outcomes(passed=6)
+    inside, most = 0, 0
+    for line in (pytester.path / "log").read_text().split():
+        inside += 1 if line == "in" else -1
+        most = max(most, inside)
+    assert most <= 2
+    past = others.history("gate")
+    assert len(past) == 6
+    assert len({one.pid for one in past}) > 1, "one worker did it all"
+
+
+def test_who_waits_too_long_is_an_error(run, others):
+    text = """
+        import pytest
+
+        @pytest.mark.sqlsem(resource="gate", timeout=0.2)
+        def test_it(): pass
+    """
+    with others.mutex("gate"):
+        result = run(text)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*Timeout: gate was not free within 0.2*"])
+
+
+def test_fixtures_are_inside_and_it_is_given_back(run, others):
+    text = """
+        import pytest
+
+        @pytest.fixture
+        def held(sqlsem):
+            yield sqlsem.mutex("gate").locked()
+            assert sqlsem.mutex("gate").locked()
+
+        @pytest.mark.sqlsem("gate")
+        def test_inside(held):
+            assert held
+
+        def test_outside(sqlsem):
+            assert not sqlsem.mutex("gate").locked()
+    """
+    run(text).assert_outcomes(passed=2)
+    assert others.entries("gate") == []
+
+
+def test_a_failing_test_gives_it_back(run, others):
+    text = """
+        import pytest
+
+        @pytest.mark.sqlsem("gate")
+        def test_it(): raise ValueError
+    """
+    run(text).assert_outcomes(failed=1)
+    assert [one.outcome for one in others.history("gate")] == ["released"]
+
+
+def test_readers_and_several_at_once(run, others):
+    text = """
+        import pytest
+
+        @pytest.mark.sqlsem("prices", access="read")
+        @pytest.mark.sqlsem("gate", limit=3)
+        def test_it(sqlsem):
+            kinds = {one.resource: one.access for name in ("prices", "gate") for one in sqlsem.entries(name)}
+            assert kinds == {"prices": "read", "gate": "write"}
+    """
+    with others.read("prices"):
+        run(text).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("marker", ["'gate', limt=2", "", "'gate', access='look'", "'gate', limit=0"])
+def test_what_cannot_be_is_said(run, marker):
+    text = f"""
+        import pytest
+
+        @pytest.mark.sqlsem({marker})
+        def test_it(): pass
+    """
+    result = run(text)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*pytest.mark.sqlsem:*"])
+
+
+def test_pytest_finds_it_by_itself():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[project.entry-points.pytest11]\n"sqlsem.adapters.pytest" = "sqlsem.adapters.pytest"' in text

@@ -1,0 +1,346 @@
+"""Tasks that run are cancelled by their own worker, and may have a limit in time."""
+
+import contextlib
+import os
+import threading
+import time
+
+import pytest
+from support import PATIENCE, remains, until
+
+import sqlsem
+from sqlsem.core.operators import Operators
+from sqlsem.model import End
+from sqlsem.tasks import Worker
+
+#: What functions that run here tell.
+told: list[str] = []
+may_go = threading.Event()
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+
+
+@pytest.fixture(autouse=True)
+def nothing_told():
+    told.clear()
+    may_go.clear()
+
+
+@pytest.fixture
+def queue(connect, name):
+    return connect().queue(name)
+
+
+def compute():
+    """Runs until it is interrupted."""
+    told.append("began")
+    try:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            sum(range(100))
+    except TimeoutError:
+        told.append("an Exception")
+    finally:
+        told.append("cleaned up")
+
+
+def swallow():
+    """Ends well all the same."""
+    told.append("began")
+    with contextlib.suppress(sqlsem.TaskInterrupted):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            sum(range(100))
+    return "done"
+
+
+def deaf():
+    """In a call to the system, which hears nothing."""
+    told.append("began")
+    may_go.wait(PATIENCE)
+    time.sleep(0)
+    told.append("went on")
+
+
+def quick(number):
+    told.append(f"quick {number}")
+
+
+def endless(queue, *, writes=False):
+    """SQL that does not end by itself. (On SQLite it keeps the file's write lock, unless it begins a transaction.)"""
+    engine = queue.claiming.process.engine.name
+    if engine == "postgresql":
+        return sqlsem.Sql("SELECT pg_sleep(600)")
+    if engine == "mssql":
+        return sqlsem.Sql("WAITFOR DELAY '00:10:00'")
+    text = "WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"
+    return sqlsem.Sql(text if writes else f"BEGIN; {text}; COMMIT")
+
+
+@pytest.fixture
+def running(queue, threads):
+    """A worker that runs meanwhile."""
+    worker = Worker(queue, threads=2)
+    threads.start(worker.run)
+    yield worker
+    worker.stop()
+    threads.join()
+
+
+def status(queue, number):
+    return {one.task_id: one.status for one in queue.tasks(most=1000)}[number]
+
+
+def cancel(connect, number):
+    """As somebody else, who is told that it runs."""
+    assert connect().cancel_task(number) is False
+
+
+def end_of(queue, number, outcome="cancelled"):
+    until(lambda: status(queue, number) not in ("pending", "running"))
+    (attempt,) = queue.log(number)
+    assert (status(queue, number), attempt.outcome) == (outcome, outcome)
+    return attempt.error
+
+
+def test_the_command_line_says_what_comes_of_it(database, queue):
+    from click.testing import CliRunner
+
+    from sqlsem import cli
+
+    waits, runs = queue.put(1, order=1), queue.put(2)
+    with queue.try_claim():
+        arguments = ["--url", database.url, *schema(database), "tasks", "cancel", str(waits), str(runs)]
+        result = CliRunner().invoke(cli.main, arguments, prog_name="sqlsem")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"Task {waits} was cancelled.\nTask {runs} runs; its worker was told to end it.\n"
+    assert status(queue, runs) == "finished"
+
+
+def schema(database):
+    return [word for name, value in database.options.items() for word in (f"--{name}", str(value))]
+
+
+def me(queue):
+    (entry,) = queue.tasks("cancelled")
+    assert entry.cancel_asked_by
+    assert entry.cancel_asked_at is not None
+    return entry.cancel_asked_by
+
+
+def test_sql_is_ended(connect, queue, running):
+    number = queue.put(endless(queue), max_attempts=3)
+    until(lambda: status(queue, number) == "running")
+    time.sleep(0.3)
+    cancel(connect, number)
+    error = end_of(queue, number)
+    assert error.startswith(f"cancelled by {me(queue)}\n"), "who asked stands in the log"
+    queue.join(PATIENCE)
+    after = queue.put(sqlsem.Call(quick, 1))
+    until(lambda: status(queue, after) == "finished")
+
+
+@posix
+def test_a_command_is_ended_with_what_it_has_started(connect, queue, running, tmp_path):
+    file = tmp_path / "pid"
+    number = queue.put(sqlsem.Shell(f"(echo $$ > {file}.new; mv {file}.new {file}; sleep 600); true"))
+    until(file.exists)
+    cancel(connect, number)
+    assert f"cancelled by {me_of(queue, number)}" in end_of(queue, number)
+    with pytest.raises(ProcessLookupError):
+        until(lambda: os.killpg(int(file.read_text()), 0), timeout=5)
+
+
+def me_of(queue, number):
+    until(lambda: status(queue, number) == "cancelled")
+    return me(queue)
+
+
+def test_a_function_is_interrupted(connect, queue, running):
+    number = queue.put(compute)
+    until(lambda: told == ["began"])
+    cancel(connect, number)
+    error = end_of(queue, number)
+    assert "TaskInterrupted" in error
+    assert told == ["began", "cleaned up"]
+    for n in range(20):
+        queue.put(sqlsem.Call(quick, n))
+    queue.join(PATIENCE)
+    assert len(told) == 22, "nothing strikes what comes next"
+
+
+def test_a_function_may_finish_all_the_same(connect, queue, running):
+    number = queue.put(swallow)
+    until(lambda: told == ["began"])
+    cancel(connect, number)
+    end_of(queue, number, "finished")
+
+
+def test_a_function_in_a_call_to_the_system_runs_on(connect, queue, running):
+    """The worker keeps it as long as it runs, whoever wants it cancelled."""
+    number = queue.put(deaf)
+    until(lambda: told == ["began"])
+    cancel(connect, number)
+    cancel(connect, number)
+    other = connect().queue(queue.name)
+    remains(lambda: status(queue, number) == "running" and other.try_claim() is None, 2.5, "it is the worker's")
+    may_go.set()
+    end_of(queue, number)
+    assert told == ["began"]
+
+
+def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
+    number = queue.put("x", max_attempts=5)
+    task = queue.try_claim()
+    cancel(connect, number)
+    assert task.stop_event.wait(PATIENCE)
+    assert task.why_stopped.startswith("cancelled by ")
+    remains(lambda: status(queue, number) == "running", 0.5, "nobody takes it away")
+    with pytest.raises(RuntimeError), task:
+        raise RuntimeError("I stop")
+    error = end_of(queue, number)
+    assert error.startswith(f"cancelled by {me(queue)}\nRuntimeError: I stop")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "returned", "finished"])
+def test_whoever_does_not_hear_of_it_ends_it_as_well(connect, queue, outcome):
+    """As a worker of an older version; but what it has finished is finished."""
+    number = queue.put("x", max_attempts=5)
+    task = queue.try_claim()
+    cancel(connect, number)
+    session, member = task_session(queue)
+    answer = session.end_task(member, End(number, 1, outcome, None, "no" if outcome == "failed" else None))
+    assert answer == ("finished" if outcome == "finished" else "cancelled")
+    assert session.end_task(member, End(number, 1, outcome)) == answer, "may be repeated"
+    assert queue.try_claim() is None
+    task.settle()
+
+
+def task_session(queue):
+    member = queue.claiming.process.member
+    found = []
+    member.call("look", lambda session, number: found.extend([session, number]))
+    return found
+
+
+def hold(channel, url, options, name):
+    task = sqlsem.connect(url, **options, grace=0.3).queue(name).try_claim()
+    channel.tell("claimed", id=task.id)
+    channel.ask()
+
+
+def test_one_whose_worker_dies_before_it_hears_of_it_is_not_run_again(spawn, connect, queue, name):
+    number = queue.put("x")
+    child = spawn(hold, name=str(name))
+    child.expect("claimed")
+    child.pause()
+    cancel(connect, number)
+    remains(lambda: status(queue, number) in ("running", "lost"), 1, "a worker that sleeps, lives")
+    child.kill()
+    until(lambda: queue.wait(0.1) and status(queue, number) == "cancelled")
+    (attempt,) = queue.log(number)
+    assert attempt.outcome == "lost"
+    assert queue.tasks()[0].error == f"cancelled by {me(queue)}\nits worker died"
+    Operators(queue.claiming.process).retry_task(number)
+    assert queue.tasks()[0].cancel_asked_by is None
+    with queue.try_claim() as task:
+        assert task.attempt == 2
+        time.sleep(1.5)
+        assert not task.stop_event.is_set(), "what was asked of the last attempt is not asked of this one"
+
+
+def test_what_does_not_run_is_cancelled_at_once(connect, queue):
+    coordinator = connect()
+    pending, failed = queue.put(1, order=1), queue.put(2)
+    queue.try_claim().fail("no")
+    assert coordinator.cancel_task(pending) is True
+    assert coordinator.cancel_task(failed) is True
+    assert [one.cancel_asked_by is not None for one in queue.tasks("cancelled")] == [True, True]
+    for number, why in ((pending, "it is not pending, running or failed"), (10**9, "there is no such task")):
+        with pytest.raises(sqlsem.NotHeld, match=f"Cannot cancel task {number}: {why}"):
+            coordinator.cancel_task(number)
+
+
+# -- limits in time ---------------------------------------------------------------------------------------------------
+
+
+def test_sql_that_takes_too_long_is_ended_and_has_failed(queue, running):
+    number = queue.put(endless(queue, writes=True), time_limit=1, max_attempts=2, backoff=0)
+    until(lambda: status(queue, number) == "failed")
+    first, second = queue.log(number)
+    assert (first.outcome, second.outcome) == ("failed", "failed"), "it is tried again as any other"
+    for one in (first, second):
+        assert one.error.startswith("It ran for longer than its time limit of 1 s, and was ended\n")
+        assert 0.9 < one.seconds < 1 + PATIENCE
+    with pytest.raises(sqlsem.TaskFailed, match="time limit of 1 s"):
+        queue.join(PATIENCE)
+
+
+@posix
+def test_a_command_that_takes_too_long(queue, running):
+    number = queue.put(sqlsem.Shell("sleep 600"), time_limit="1s", on_failure="continue")
+    error = end_of(queue, number, "failed")
+    assert error.startswith(
+        "It ran for longer than its time limit of 1 s, and was ended\nThe command ended with status"
+    )
+
+
+def test_a_function_that_takes_too_long(queue, running):
+    number = queue.put(compute, time_limit=1, on_failure="continue")
+    assert "time limit of 1 s" in end_of(queue, number, "failed")
+    assert told == ["began", "cleaned up"]
+
+
+def test_a_limit_counts_from_the_beginning_of_each_attempt(queue, running):
+    """And what stays below it is left alone."""
+    queue.put(sqlsem.Call(time.sleep, 1.6), time_limit=30)
+    numbers = queue.put_many([sqlsem.Call(quick, n) for n in range(50)], time_limit=60)
+    queue.join(PATIENCE)
+    assert {status(queue, number) for number in numbers} == {"finished"}
+    assert {one.time_limit for one in queue.tasks("finished")} == {30.0, 60.0}
+
+
+def test_a_program_is_told_that_its_time_is_up(queue):
+    queue.put("x", time_limit=0.7)
+    with queue.try_claim() as task:
+        assert task.stop_event.wait(PATIENCE)
+        assert task.why_stopped == "it ran for longer than its time limit of 0.7 s"
+    assert status(queue, task.id) == "finished"
+
+
+def test_what_is_no_limit(queue):
+    for limit in (0, -1, "soon", float("nan"), 3e7):
+        with pytest.raises(sqlsem.ConfigurationError, match="time_limit"):
+            queue.put(1, time_limit=limit)
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_looking_costs_one_statement_a_second_for_all(queue):
+    """And nothing where tasks are short, or nothing runs."""
+    process = queue.claiming.process
+    queue.put_many(range(3))
+    asked = []
+    process.member.call("look", lambda session, _: None)
+    session = process.member.main.session
+    look = session.asked_of_tasks
+
+    def watched(member, numbers):
+        asked.append(sorted(numbers))
+        return look(member, numbers)
+
+    session.asked_of_tasks = watched
+    for _ in range(2):
+        queue.try_claim().finish()
+    time.sleep(2)
+    assert asked == []
+    queue.put_many(range(2))
+    tasks = [queue.try_claim() for _ in range(3)]
+    time.sleep(4)
+    assert 1 <= len(asked) <= 5
+    assert asked[-1] == sorted(task.id for task in tasks), "all of them at a time"
+    for task in tasks:
+        task.finish()
+    count = len(asked)
+    time.sleep(2)
+    assert len(asked) == count
+    del session.asked_of_tasks

@@ -1,0 +1,170 @@
+"""What operators did is written down, in the transaction that does it."""
+
+import pytest
+from support import Attempt, until
+
+import sqlsem
+
+pytestmark = pytest.mark.engines("sqlite", "postgresql", "mssql")
+
+
+@pytest.fixture
+def operator(connect):
+    return connect()
+
+
+def done(operator, name, **wanted):
+    return [(one.action, one.old, one.new) for one in reversed(operator.operations(name, **wanted))]
+
+
+def test_settings(operator, name):
+    operator.set_limit(name, 3)
+    operator.set_limit(name, 3)  # nothing changes, and nothing is written down
+    operator.set_limit(name, 1)
+    operator.pause(name)
+    operator.pause(name)
+    operator.set_stale_after(name, 90)
+    operator.resume(name)
+    operator.resume(name)
+    operator.set_limit(name, None)
+    operator.set_stale_after(name, None)
+    assert done(operator, name) == [
+        ("cap", None, "3"),
+        ("cap", "3", "1"),
+        ("pause", None, None),
+        ("stale_after", None, "90000"),
+        ("resume", None, None),
+        ("cap", "1", None),
+        ("stale_after", "90000", None),
+    ]
+    newest = operator.operations(name, most=1)[0]
+    assert newest.action == "stale_after"
+    assert newest.resource == name
+    assert newest.login
+    assert newest.host
+    assert newest.program
+    assert newest.as_dict()["action"] == "stale_after"
+
+
+def test_who_has_set_it(operator, name):
+    operator.pause(name)
+    operator.set_limit(name, 2)
+    (found,) = [one for one in operator.resources() if one.resource == name]
+    (same,) = [one for one in operator.overview().resources if one.resource == name]
+    assert found.paused_by == found.cap_by == same.paused_by == same.cap_by
+    assert found.paused_by == operator.operations(name)[0].login
+    assert found.paused_at == same.paused_at
+    operator.resume(name)
+    (found,) = [one for one in operator.resources() if one.resource == name]
+    assert (found.paused_at, found.paused_by, found.cap_by is None) == (None, None, False)
+    operator.set_limit(name, None)
+    assert all(one.resource != name for one in operator.resources())
+
+
+def test_rows_taken_away(operator, connect, database, name):
+    other = connect()
+    with pytest.raises(sqlsem.LockLost), other.mutex(name) as grant:
+        late = Attempt(other.mutex(name))
+        until(lambda: len(database.queue(name)) == 2)
+        waiting = database.queue(name)[1][0]
+        assert operator.revoke(waiting)
+        until(lambda: late.settled)
+        assert done(operator, name) == [("revoke", "waits", None)]
+        operator.revoke(grant.position, force=True)
+        with pytest.raises(sqlsem.NotHeld):
+            operator.revoke(grant.position)
+        newest = operator.operations(name)[0]
+        assert (newest.old, newest.new, newest.position) == ("holds", "force", grant.position)
+        until(grant.lost_event.is_set)
+
+
+@pytest.mark.leaves_rows
+def test_tasks(operator, name):
+    queue = operator.queue(name)
+    number = queue.put(1)
+    operator.cancel_task(number)
+    operator.retry_task(number)
+    operator.cancel_task(number)
+    with pytest.raises(sqlsem.NotHeld):
+        operator.cancel_task(number)
+    ended = ("cancel", "pending", None)
+    assert done(operator, name) == [ended, ("retry", "cancelled", None), ended]
+    newest = operator.operations(name)[0]
+    assert (newest.queue, newest.task_id, newest.resource) == (name, number, None)
+
+
+def test_filters(operator, name):
+    operator.set_limit(name, 3)
+    operator.pause(name)
+    login = operator.operations(name)[0].login
+    assert done(operator, name, action="pause") == [("pause", None, None)]
+    assert len(operator.operations(name, who=login)) == 2
+    assert operator.operations(name, who=f"{login}-") == []
+    assert len(operator.operations(name, since="1h")) == 2
+    assert operator.operations(name, until="1h") == []
+    assert {one.resource for one in operator.operations()} >= {name}
+    operator.set_limit(name, None)
+    operator.resume(name)
+
+
+def test_who_of_the_history(operator, name):
+    with operator.mutex(name):
+        pass
+    (past,) = operator.history(name)
+    for who in (past.login, past.host, f"{past.host}:{past.pid}", past.program, past.requesting_id):
+        assert operator.history(name, who=who) == [past]
+    assert operator.history(name, who="nobody") == []
+    assert operator.history(name, who=past.host, outcome="timeout") == []
+
+
+def test_what_is_past_keeping_goes(operator, database, name):
+    session = database.session()
+    settings = database.beside("setting")
+    try:
+        for number in range(1, 6):
+            operator.set_limit(name, number)
+        database.rows(f"UPDATE {settings} SET value = '2' WHERE name = 'history_rows'")
+        while session.prune(3):
+            pass
+        if database.engine != "mssql":  # others may have pruned there, too
+            assert [one.new for one in operator.operations()] == ["5", "4"]
+        database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
+        database.rows(f"UPDATE {settings} SET value = '-1' WHERE name = 'history_days'")
+        while session.prune(3):
+            pass
+        assert operator.operations() == []
+    finally:
+        database.rows(f"UPDATE {settings} SET value = '1000000' WHERE name = 'history_rows'")
+        database.rows(f"UPDATE {settings} SET value = '30' WHERE name = 'history_days'")
+        session.close()
+        operator.set_limit(name, None)
+
+
+@pytest.mark.engines("postgresql")
+def test_the_routines_for_sessions_write_it_down_too(database, operator, name):
+    with database.raw() as session:
+        session.execute("SELECT sqlsem.set_limit(%s, 2)", (name,))
+        session.execute("SELECT sqlsem.pause(%s)", (name,))
+        session.execute("SELECT sqlsem.resume(%s)", (name,))
+        session.execute("SELECT sqlsem.set_limit(%s, NULL)", (name,))
+    assert [what for what, *_ in done(operator, name)] == ["cap", "pause", "resume", "cap"]
+
+
+@pytest.mark.engines("postgresql")
+def test_what_is_undone_leaves_no_trace(database, operator, name):
+    with database.raw(autocommit=False) as session:
+        session.execute("SELECT sqlsem.pause(%s)", (name,))
+        session.rollback()
+    assert operator.operations(name) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_what_a_client_says_of_itself_is_plain(database, operator, name):
+    with database.raw() as session:
+        session.execute("SELECT set_config('sqlsem.client', E'h\\nnine\\n\\x1b[31mred', false)")
+        session.execute("SELECT sqlsem.pause(%s)", (name,))
+        session.execute("SELECT sqlsem.resume(%s)", (name,))
+    found = operator.operations(name)[0]
+    assert found.host == "h"
+    assert found.pid is not None
+    assert "\x1b" not in found.program

@@ -1,0 +1,256 @@
+"""``sqlsem top`` and ``sqlsem dashboard`` as people start them: real processes, a real server, a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from support import PATIENCE, until
+
+from sqlsem.cli import main, watch
+
+try:
+    import httpx2 as httpx
+except ImportError:  # on Python 3.10
+    import httpx
+
+TOKEN = "correct-horse-battery-staple"
+
+
+class Running:
+    """A command, and what it has said on stderr."""
+
+    def __init__(self, url, *arguments, **environment):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sqlsem", *arguments],
+            env={**os.environ, "SQLSEM_URL": url, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.said += line
+
+    def find(self, pattern):
+        until(lambda: re.search(pattern, self.said) or self.process.poll() is not None, pattern)
+        found = re.search(pattern, self.said)
+        assert found, self.said
+        return found[1]
+
+    @property
+    def home(self):
+        return self.find(r"the dashboard is at http://(\S+)/ ")
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(PATIENCE)
+            finally:
+                self.process.kill()
+        self._reader.join()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start():
+    running = []
+
+    def start(url, *arguments, **environment):
+        running.append(Running(url, *arguments, **environment))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.end()
+
+
+@pytest.mark.engines("sqlite")
+def test_from_its_start_to_its_end(database, connect, name, start):
+    coordinator = connect()
+    running = start(database.url, "dashboard", "--port", "0", "--every", "0.2", "--allow-changes")
+    home = f"http://{running.home}"
+    token = running.find(r"the token: (\S+)")
+    command = psutil.Process(running.process.pid).cmdline()
+    assert not [one for one in command if token in one]
+    with coordinator.mutex(name), httpx.Client(base_url=home, headers={"origin": home}, timeout=PATIENCE) as client:
+        until(lambda: name in client.get("/").text, "the lock is seen")
+        assert client.post("/login", data={"token": token}).status_code == 303
+        asked = client.get("/ask", params={"kind": "pause", "resource": name}).text
+        word = re.search(r'name="word" value="(\w+)"', asked)[1]
+        answer = client.post("/do", data={"kind": "pause", "resource": name, "word": word})
+        assert answer.status_code == 303
+        assert [one.paused for one in coordinator.resources() if one.resource == name] == [True]
+        coordinator.resume(name)
+        assert token not in running.said.replace(f"the token: {token}", "")
+        with client.stream("GET", "/events") as stream:
+            next(stream.iter_lines())
+            assert running.end() == 130, "as of any command that Ctrl-C ends"
+
+
+@pytest.mark.engines("postgresql")
+def test_the_database_goes_away_and_comes_back(own_postgres_server, make_database, start):
+    url = make_database(own_postgres_server).url
+    running = start(url, "dashboard", "--port", "0", "--every", "0.2")
+    home = f"http://{running.home}"
+    with httpx.stream("GET", f"{home}/events", timeout=PATIENCE) as stream:
+        lines = stream.iter_lines()
+
+        def told(condition):
+            until(lambda: condition(next(lines)), "it is told")
+
+        told(lambda line: "0 resources" in line)
+        own_postgres_server.stop("immediate")
+        told(lambda line: "Nothing has been seen of the database since" in line)
+        assert httpx.get(home, timeout=PATIENCE).status_code == 200
+        own_postgres_server.start()
+        told(lambda line: "<table" in line or "Nobody holds or waits." in line)
+        until(lambda: "Nothing has been seen" not in httpx.get(home, timeout=PATIENCE).text, "it has recovered")
+
+
+@pytest.mark.engines("postgresql")
+def test_it_can_be_started_while_the_database_is_away(own_postgres_server, make_database, start):
+    url = make_database(own_postgres_server).url
+    own_postgres_server.stop("immediate")
+    home = f"http://{start(url, 'dashboard', '--port', '0', '--every', '0.2').home}"
+    assert "Nothing has been seen yet." in httpx.get(home, timeout=PATIENCE).text
+    own_postgres_server.start()
+    until(lambda: "0 resources" in httpx.get(home, timeout=PATIENCE).text, "it is seen")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such terminals")
+@pytest.mark.engines("sqlite")
+def test_top_on_a_terminal(database, connect, name):
+    import pty
+
+    with connect().mutex(name):
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "SQLSEM_URL": database.url, "TERM": "xterm", "COLUMNS": "100", "LINES": "24"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sqlsem", "top", "--every", "0.2"],
+            env=environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = bytearray()
+
+        def read():
+            with contextlib.suppress(OSError):  # the terminal is closed at its end
+                while chunk := os.read(ours, 65536):
+                    shown.extend(chunk)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            until(lambda: name.encode() in shown, "the lock is seen")
+            os.write(ours, b"q")
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+            os.close(ours)
+        assert b"sqlsem top" in shown
+
+
+def said(*arguments, **environment):
+    result = CliRunner().invoke(main, list(arguments), env={"SQLSEM_URL": "sqlite:///none.db?mode=ro", **environment})
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_top_needs_a_terminal():
+    code, told = said("top")
+    assert code == 64
+    assert "sqlsem ls --watch 2" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "add --tls-cert"),
+        (["--host", "10.0.0.5", "--allow-changes"], "add --tls-cert"),
+        (["--tls-key", __file__], "--tls-key is the key of a --tls-cert"),
+        (["--every", "0"], "too often"),
+    ],
+)
+def test_what_would_not_be_safe_is_refused(arguments, words):
+    code, told = said("dashboard", *arguments)
+    assert code == 64
+    assert words in told
+
+
+def test_a_database_that_is_not_there_is_told_at_once(tmp_path):
+    code, told = said("dashboard", "--port", "0", SQLSEM_URL=f"sqlite:///{tmp_path / 'none.db'}?mode=ro")
+    assert code == 78
+    assert "is not there" in told
+
+
+@pytest.mark.parametrize(("command", "module"), [("top", "textual"), ("dashboard", "starlette")])
+def test_without_its_extra_a_command_says_what_to_install(command, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    code, told = said(command)
+    assert code == 78
+    assert f"pip install 'sqlsem[{command}]'" in told
+
+
+def test_where_the_token_comes_from(tmp_path, monkeypatch):
+    monkeypatch.delenv(watch.TOKEN, raising=False)
+    made, told = watch._token(None)
+    assert told
+    assert len(made) > 30
+    assert watch._token(None)[0] != made
+    monkeypatch.setenv(watch.TOKEN, TOKEN)
+    assert watch._token(None) == (TOKEN, False)
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    assert watch._token(file) == (TOKEN, False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no such permissions")
+def test_a_token_that_others_can_read_is_refused(tmp_path):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o640)
+    code, told = said("dashboard", "--allow-changes", "--token-file", str(file))
+    assert code == 78
+    assert "chmod 600" in told
+    assert TOKEN not in told
+    assert said("dashboard", "--private", "--token-file", str(tmp_path / "none"))[0] == 78
+
+
+@pytest.mark.engines("sqlite")
+def test_a_token_that_is_too_short_is_refused(database):
+    code, told = said(
+        *("dashboard", "--allow-changes", "--port", "0"),
+        SQLSEM_URL=database.url,
+        SQLSEM_DASHBOARD_TOKEN="short",
+    )
+    assert code == 78
+    assert "at least 16" in told
+    assert "short" not in told.replace("shorter", "")
+
+
+@pytest.mark.engines("sqlite")
+def test_a_port_that_is_taken(database, start):
+    first = start(database.url, "dashboard", "--port", "0")
+    port = first.home.rpartition(":")[2]
+    second = start(database.url, "dashboard", "--port", port)
+    assert second.process.wait(PATIENCE) == 78
+    second.end()
+    assert "choose another with --port" in second.said

@@ -1,0 +1,37 @@
+"""The service of docs/howto/fastapi.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed")
+
+from fastapi.testclient import TestClient
+
+from sqlsem.chosen import configured
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "fastapi.md"
+pytestmark = pytest.mark.engines("sqlite", "postgresql")
+
+
+@pytest.fixture
+def client(database):
+    namespace = {}
+    exec(re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1], namespace)
+    with configured(database.url), TestClient(namespace["app"]) as client:
+        yield client
+
+
+def test_it_lets_in(client, connect):
+    assert client.post("/reports/sales").json() == {"report": "sales"}
+    assert client.post("/accounts/7").json()["fence"] > 0
+    assert connect().entries("reports") == []
+
+
+def test_who_would_wait_is_sent_away(client, connect):
+    others = connect()
+    with others.limit("reports", 2), others.limit("reports", 2):
+        answer = client.post("/reports/sales")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "10"

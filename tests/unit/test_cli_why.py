@@ -1,0 +1,170 @@
+"""``sqlsem why``, the column WHY of ``ls``, and what operators did, as the command line tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+from support import Attempt, until
+
+import sqlsem
+from sqlsem import cli
+from sqlsem.insight.overview import Overview
+from sqlsem.insight.reasons import reasons
+from sqlsem.model import Entry, Operation
+from sqlsem.terminal.queues import by_resource, render_operations, render_queues
+
+NOW = datetime(2026, 3, 1, 3, 0, tzinfo=timezone.utc)
+EVIL = "<b>\x1b[31m\u202e\n"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlsem.Coordinator]:
+    monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{tmp_path}/queue.db")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with sqlsem.connect(f"sqlite:///{tmp_path}/queue.db") as coordinator:
+        coordinator.resources()  # the tables are there
+        yield coordinator
+
+
+def call(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def done(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture
+def waiting(coordinator: sqlsem.Coordinator) -> Iterator[int]:
+    """The position of one who waits for a mutex."""
+    for _ in range(8):
+        with coordinator.mutex("etl"):
+            pass
+    with coordinator.mutex("etl", note="orders"):
+        late = Attempt(coordinator.mutex("etl"))
+        until(lambda: len(coordinator.entries()) == 2)
+        yield coordinator.entries()[1].position
+    late.granted()
+    late.leave()
+
+
+def test_a_position(waiting: int) -> None:
+    text = done("why", str(waiting))
+    assert text.startswith(f"{waiting}  ")
+    assert "has waited for 'etl' for" in text
+    assert "it is behind " in text
+    assert '"orders"), which has held it for' in text
+    assert "usually " in text
+    (told,) = json.loads(done("why", str(waiting), "--json"))
+    assert told["entry"]["position"] == waiting
+    assert told["why"]["code"] == "limit"
+    assert told["why"]["enters"]["count"] == 8
+    assert told["chain"] == [{"position": waiting, "behind": waiting - 1}]
+
+
+def test_a_holder(waiting: int) -> None:
+    text = done("why", str(waiting - 1))
+    assert "has held 'etl' for" in text
+    assert "1 waits for it, directly or behind others" in text
+
+
+def test_a_resource(waiting: int) -> None:
+    lines = done("why", "etl").splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [str(waiting - 1), str(waiting)]
+    assert "1 more; see them with --most" in done("why", "etl", "-n", "1")
+
+
+def test_the_column(waiting: int) -> None:
+    head, title, *lines = (line for line in done("ls").splitlines())
+    assert head.startswith("etl  1 in, 1 waiting")
+    assert title.split()[-1] == "WHY"
+    assert "behind " in lines[1]
+    assert "~00:0" in lines[1]
+    (queue,) = json.loads(done("ls", "--json"))
+    assert [entry["why"] and entry["why"]["code"] for entry in queue["entries"]] == [None, "limit"]
+
+
+def test_what_is_not_there(coordinator: sqlsem.Coordinator) -> None:
+    for arguments in (["why", "4711"], ["why", "nothing"], ["why", "--task", "1"]):
+        result = call(*arguments)
+        assert result.exit_code == 1
+        assert result.stdout.startswith("There is no such ")
+
+
+def test_tasks(coordinator: sqlsem.Coordinator) -> None:
+    queue = coordinator.queue("nightly")
+    first, second = queue.put(1, order=1), queue.put(2, order=2)
+    assert "the next worker that is free takes it" in done("why", str(first))
+    assert f"order 1 is open: task {first}" in done("why", "--task", str(second))
+    with pytest.raises(ZeroDivisionError), queue.try_claim():
+        raise ZeroDivisionError
+    lines = done("why", "nightly").splitlines()
+    assert lines[0].startswith(f"task {first} of 'nightly'")
+    assert f"order 1 is open because task {first} failed; retry or cancel it" in lines[-1]
+    told = json.loads(done("why", "--task", str(second), "--json"))
+    assert told[0]["why"]["behind"] == [first]
+
+
+def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
+    with coordinator.mutex("a"), coordinator.mutex("c"):
+        middle = Attempt(coordinator.all_of(coordinator.mutex("b"), coordinator.mutex("a")))
+        until(lambda: len(coordinator.entries()) == 4)
+        late = Attempt(coordinator.mutex("b"))
+        until(lambda: len(coordinator.entries()) == 5)
+        position = next(one.position for one in coordinator.entries("b") if one.state == "waits")
+        text = done("why", str(position))
+        assert "; in the end for " in text
+        assert text.count(" waits for ") == 2
+    middle.granted()
+    middle.leave()
+    late.granted()
+    late.leave()
+
+
+def test_what_operators_did(coordinator: sqlsem.Coordinator) -> None:
+    assert done("history", "--operations") == "No operator has done anything yet.\n"
+    coordinator.set_limit("etl", 3)
+    coordinator.pause("etl")
+    heads, newest, oldest = done("history", "etl", "--operations").splitlines()
+    assert heads.split()[:3] == ["WHEN", "LOGIN", "WHAT"]
+    assert "pause" in newest
+    assert "cap none \u2192 3" in oldest
+    login = coordinator.operations()[0].login
+    told = json.loads(done("history", "--operations", "--who", str(login), "--json"))
+    assert [one["action"] for one in told] == ["pause", "cap"]
+    assert done("history", "--who", "nobody") == "Nothing has finished yet.\n"
+    assert call("history", "--operations", "--outcome", "lost").exit_code == 64
+
+
+def entry(position: int, state: str) -> Entry:
+    return Entry(
+        "r" + EVIL, position, state, "write", 1, 1, "id", position, "t", EVIL * 5, 7, EVIL * 3, EVIL * 9,
+        NOW, None if state == "waits" else NOW, 1.0, None, 5.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_names_with_markup_do_no_harm(width: int) -> None:
+    entries = [entry(1, "holds"), entry(2, "waits"), entry(3, "waits")]
+    found = Overview(NOW, [], entries, [], [], [], {})
+    console = Console(width=width, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render_queues(by_resource(entries, [], None), width, None, reasons(found)))
+    did = Operation(1, NOW, EVIL, EVIL, 7, EVIL, "cap", EVIL, None, None, None, EVIL, None)
+    console.print(render_operations([did], width))
+    text = console.export_text()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    if width >= 80:
+        assert max(map(len, text.splitlines())) <= width
+        assert "WHY" in text
+        assert ("PROGRAM" in text.splitlines()[1]) == (width >= 100)

@@ -1,0 +1,417 @@
+"""Metrics: labels that stay few, what this process tells, what an exporter makes of an overview."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import urllib.request
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from support import PATIENCE, until
+
+import sqlsem
+import sqlsem.testing
+from sqlsem.cli import main
+from sqlsem.errors import Unavailable
+from sqlsem.metrics import Collector, labels, register
+from sqlsem.metrics.exporter import Exporter
+from sqlsem.printable import clean
+
+prometheus_client = pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
+
+PROMTOOL = shutil.which("promtool")
+ODD = 'a\x1b[2J<b>\u202e"\\\n# HELP forged 1\n'
+
+
+def values(collector):
+    """All samples, by name and labels."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(collector)
+    text = prometheus_client.generate_latest(registry).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of(found, name, **wanted):
+    return found.get((name, tuple(sorted(wanted.items()))))
+
+
+# -- labels
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("nightly", "nightly"),
+        ("load:2026-11-22", "load:*-*-*"),
+        ("customer:100000", "customer:*"),
+        ("job-5f0c7b1e-4a2d-4b1c-9e7f-aabbccddeeff", "job-*"),
+        ("facade", "facade"),
+        ("dim_customer", "dim_*"),
+    ],
+)
+def test_a_pattern_stands_for_a_name_and_its_like(name, pattern):
+    assert labels.Patterns(["dim_*"])(name) == pattern
+
+
+@given(st.text(max_size=300), st.integers(1, 5))
+def test_labels_are_printable_short_and_few(text, most):
+    assert clean(labels.label(text)) == labels.label(text)
+    assert len(labels.label(text)) <= labels.MOST_CHARACTERS
+    few = labels.Few(most)
+    found = {few.of(f"{text}{number}") for number in range(20)}
+    assert len(found) == most + 1
+    assert (labels.OTHER,) in found
+
+
+def test_labels_that_are_there_no_more_make_room():
+    few = labels.Few(2)
+    assert few.all_of({("a",): 1, ("b",): 5, ("c",): 3}) == {("a",): ("other",), ("b",): ("b",), ("c",): ("c",)}
+    assert few.all_of({("a",): 9, ("c",): 1, ("d",): 1}) == {("a",): ("a",), ("c",): ("c",), ("d",): ("other",)}
+
+
+# -- this process
+
+
+@pytest.fixture
+def collector():
+    made = Collector(patterns=["dim_*"], most=3)
+    yield made
+    made.close()
+
+
+def test_what_this_process_does_is_counted(collector):
+    with sqlsem.testing.memory() as locks:
+        with locks.mutex("load:7", note=ODD):
+            waiting = threading.Thread(target=lambda: locks.mutex("load:7").acquire(timeout=PATIENCE))
+            waiting.start()
+            until(lambda: of(values(collector), "sqlsem_client_waiting", resource="load:*") == 1, "it waits")
+            assert of(values(collector), "sqlsem_client_holding", resource="load:*") == 1
+            late = threading.Thread(target=lambda: locks.limit("load:7", 2).acquire(timeout=0.05))
+            late.start()
+            late.join(PATIENCE)
+        waiting.join(PATIENCE)
+        with locks.read("dim_a"), locks.read("dim_b"), pytest.raises(sqlsem.Deadlock):
+            locks.write("dim_b").acquire()
+    found = values(collector)
+    assert of(found, "sqlsem_client_grants_total", resource="load:*") == 2
+    assert of(found, "sqlsem_client_grants_total", resource="dim_*") == 2
+    assert of(found, "sqlsem_client_wait_seconds_count", resource="load:*") == 2
+    assert of(found, "sqlsem_client_hold_seconds_count", resource="load:*") == 1
+    assert of(found, "sqlsem_client_timeouts_total", resource="load:*") == 1
+    assert of(found, "sqlsem_client_deadlocks_total", resource="dim_*") == 1
+    assert of(found, "sqlsem_client_lost_total", resource="load:*") == 1, "what was held when its coordinator closed"
+    (blamed,) = (key for key in found if key[0] == "sqlsem_client_blamed_seconds_total")
+    blame = dict(blamed[1])
+    assert blame["resource"] == "load:*"
+    assert blame["holder_note"] == labels.label(ODD)
+    assert blame["holder_note"].isprintable()
+    assert found[blamed] >= 0.05
+
+
+def test_many_resources_have_few_labels(collector):
+    with sqlsem.testing.memory() as locks:
+        for number in range(26):
+            with locks.mutex(chr(ord("a") + number)):
+                pass
+    found = values(collector)
+    assert len([key for key in found if key[0] == "sqlsem_client_grants_total"]) == 4
+    assert of(found, "sqlsem_client_grants_total", resource="other") == 23
+    assert of(found, "sqlsem_client_other_events_total") == 46
+
+
+def test_of_one_coordinator_alone_and_no_more_once_closed():
+    with sqlsem.testing.memory() as one, sqlsem.testing.memory() as other:
+        registry = prometheus_client.CollectorRegistry()
+        collector = register(registry, coordinator=one)
+        for locks in (one, other):
+            with locks.mutex("a"):
+                pass
+        assert registry.get_sample_value("sqlsem_client_grants_total", {"resource": "a"}) == 1
+        collector.close()
+        with one.mutex("a"):
+            pass
+        assert registry.get_sample_value("sqlsem_client_grants_total", {"resource": "a"}) == 1
+
+
+# -- a database
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+def test_who_waits_is_blamed_on_who_holds(url):
+    with sqlsem.connect(url) as locks:
+        exporter = Exporter(locks)
+        locks.queue("q").put({"a": 1})
+        locks.set_limit("capped", 3)
+        locks.pause("stopped")
+        with locks.mutex("load:7", note=ODD):
+
+            def wait():
+                with locks.mutex("load:7"):
+                    pass
+
+            waiting = [threading.Thread(target=wait) for _ in range(2)]
+            for thread in waiting:
+                thread.start()
+            until(lambda: len(locks.entries("load:7")) == 3, "two wait")
+            values(exporter)
+            exporter._answer = None
+            found = values(exporter)
+        for thread in waiting:
+            thread.join(PATIENCE)
+    exporter.close()
+    assert of(found, "sqlsem_up") == 1
+    assert of(found, "sqlsem_holding", resource="load:*") == 1
+    assert of(found, "sqlsem_waiting", resource="load:*") == 2
+    assert of(found, "sqlsem_waiting", resource="capped") == 0
+    assert of(found, "sqlsem_cap", resource="capped") == 3
+    assert of(found, "sqlsem_paused", resource="stopped") == 1
+    assert of(found, "sqlsem_tasks", queue="q", state="pending") == 1
+    assert of(found, "sqlsem_members", kind="beacon") == 1
+    assert of(found, "sqlsem_longest_wait_seconds", resource="load:*") > 0
+    blamed = {name: dict(key) for name, key in found if name.startswith(("sqlsem_blocked", "sqlsem_blamed"))}
+    assert set(blamed) == {"sqlsem_blocked", "sqlsem_blocked_seconds", "sqlsem_blamed_seconds_total"}
+    assert {one["holder_note"] for one in blamed.values()} == {labels.label(ODD)}
+
+
+def test_two_statements_for_each_scrape(url):
+    calls = []
+    with sqlsem.connect(url) as locks:
+        exporter = Exporter(locks)
+        values(exporter)
+        session = exporter._session
+        session.overview = lambda: calls.append("overview") or type(session).overview(session)
+        values(exporter)  # at once again: the same answer
+        assert calls == []
+        exporter._answer = None
+        values(exporter)
+        assert exporter._session is session, "one connection"
+        assert calls == ["overview"]
+        exporter.close()
+
+
+def test_a_database_that_is_away_and_comes_back(url, monkeypatch):
+    with sqlsem.connect(url) as locks:
+        exporter = Exporter(locks)
+        assert of(values(exporter), "sqlsem_up") == 1
+        connect = type(locks.engine).connect
+
+        def refuses(self, purpose):
+            raise Unavailable("it is away")
+
+        monkeypatch.setattr(type(locks.engine), "connect", refuses)
+        exporter._drop()
+        exporter._answer = None
+        found = values(exporter)
+        assert {name for name, _ in found} == {"sqlsem_up", "sqlsem_scrape_seconds"}
+        assert of(found, "sqlsem_up") == 0
+        monkeypatch.setattr(type(locks.engine), "connect", connect)
+        exporter._answer = None
+        assert of(values(exporter), "sqlsem_up") == 1
+        exporter.close()
+
+
+def many(url, number):
+    """So many resources, all paused by an operator, with a row in their place."""
+    import sqlite3
+
+    with sqlsem.connect(url) as locks:
+        locks.pause("r0")
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+            columns = [row[1] for row in connection.execute("PRAGMA table_info(sqlsem_resource)")]
+            (row,) = connection.execute("SELECT * FROM sqlsem_resource").fetchall()
+            at = columns.index("resource_id")
+            letters = "abcdefghijklmnopqrstuvwxyz"
+            rows = []
+            for count in range(number):
+                name, rest = "", count + 26
+                while rest:
+                    name, rest = name + letters[rest % 26], rest // 26
+                rows.append((*row[:at], f"x{name}", *row[at + 1 :]))
+            connection.executemany(f"INSERT INTO sqlsem_resource VALUES ({', '.join('?' * len(row))})", rows)
+
+
+def test_a_hundred_thousand_resources(url):
+    many(url, 100_000)
+    with sqlsem.connect(url) as locks:
+        exporter = Exporter(locks)
+        found = values(exporter)
+        exporter.close()
+    per_name = {}
+    for name, key in found:
+        per_name[name] = per_name.get(name, 0) + 1
+        assert len(key) <= 3
+    assert max(per_name.values()) <= 101
+    assert of(found, "sqlsem_other", kind="resource") == 100_001 - 100
+    assert of(found, "sqlsem_paused", resource="other") == 100_001 - 100
+
+
+def test_what_has_ended_as_it_should_not(url):
+    with sqlsem.connect(url) as locks:
+        lock = locks.mutex("load:7")
+        lock.acquire()
+        locks.revoke(lock.grant.position, force=True)
+        exporter = Exporter(locks, once=True)
+        exporter.count_ends()
+        found = values(exporter)
+        exporter.close()
+    assert of(found, "sqlsem_ended_last_hour", resource="load:*", outcome="revoked") == 1
+    assert of(found, "sqlsem_ended_last_hour", resource="other", outcome="reaped") == 0
+    assert not [name for name, _ in found if name.startswith("sqlsem_blamed")]
+
+
+# -- the command
+
+
+def test_once(url, tmp_path):
+    with sqlsem.connect(url) as locks, locks.mutex("etl"):
+        done = CliRunner().invoke(main, ["--url", url, "metrics", "--once"])
+        assert done.exit_code == 0, done.output
+        assert 'sqlsem_holding{resource="etl"} 1.0' in done.output
+        file = tmp_path / "sqlsem.prom"
+        done = CliRunner().invoke(main, ["--url", url, "metrics", "--once", "-o", str(file)])
+        assert (done.exit_code, done.output) == (0, "")
+        assert 'sqlsem_holding{resource="etl"} 1.0' in file.read_text()
+    assert list(tmp_path.glob("*.prom*")) == [file]
+
+
+def test_wrong_usage(url):
+    for arguments, words in (
+        (["-o", "x.prom"], "--output goes with --once"),
+        (["--listen", "etl"], "'etl' is not HOST:PORT"),
+        (["--listen", "1.2.3.4:99999"], "is not HOST:PORT"),
+        (["--most", "0"], "is not in the range"),
+    ):
+        done = CliRunner().invoke(main, ["--url", url, "metrics", *arguments])
+        assert done.exit_code == 64, done.output
+        assert words in done.output
+
+
+def test_over_http_on_loopback(url):
+    import sys
+
+    with sqlsem.connect(url) as locks, locks.mutex("etl"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sqlsem", "metrics", "--listen", "0"],
+            env={**os.environ, "SQLSEM_URL": url},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            line = process.stderr.readline()
+            place = re.fullmatch(r"sqlsem: metrics at (http://127\.0\.0\.1:\d+/metrics)\n", line)
+            assert place, line
+            for _ in range(2):
+                with urllib.request.urlopen(place[1], timeout=PATIENCE) as answer:
+                    assert 'sqlsem_holding{resource="etl"} 1.0' in answer.read().decode()
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE)
+
+
+# -- the dashboard and the alert rules
+
+
+def names_in(text):
+    return set(re.findall(r"sqlsem_[a-z_]+", text))
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory):
+    """All names of metrics that there are, as samples."""
+    with sqlsem.connect(f"sqlite:///{tmp_path_factory.mktemp('all')}/locks.db") as locks:
+        locks.queue("q").put({"a": 1})
+        locks.set_limit("etl", 3)
+        collector, exporter = Collector(coordinator=locks), Exporter(locks)
+        for _ in range(2):
+            with locks.mutex("etl"):
+                pass
+        exporter.count_ends()
+        with locks.mutex("etl"):
+            assert not waits(locks)
+            found = {name for one in (collector, exporter) for name, _ in values(one)}
+            families = {metric.name for one in (collector, exporter) for metric in one.collect()}
+        collector.close()
+        exporter.close()
+    return found | families | {f"{name}_total" for name in families}
+
+
+def waits(locks):
+    had = []
+    thread = threading.Thread(target=lambda: had.append(locks.mutex("etl").acquire(timeout=0.05)))
+    thread.start()
+    thread.join(PATIENCE)
+    return had[0]
+
+
+@pytest.mark.parametrize("file", ["--dashboard", "--alerts"])
+def test_what_they_name_exists(told, file):
+    done = CliRunner().invoke(main, ["metrics", file])
+    assert done.exit_code == 0
+    named = names_in(done.output)
+    assert len(named) > 8
+    assert named <= told
+
+
+def test_the_dashboard_is_one():
+    dashboard = json.loads(CliRunner().invoke(main, ["metrics", "--dashboard"]).output)
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(panels) > 15
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]}
+    assert len(places) == len(dashboard["panels"])
+    for panel in panels:
+        assert panel["targets"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+
+
+def test_the_rules_are_rules(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    text = CliRunner().invoke(main, ["metrics", "--alerts"]).output
+    (group,) = yaml.safe_load(text)["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) > 10
+    for rule in group["rules"]:
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        command = re.search(r"sqlsem ([a-z]+)", rule["annotations"]["description"])
+        assert command is None or command[1] in {*main.commands, "why"}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool (on Debian: apt-get install prometheus)")
+def test_prometheus_takes_them(url, tmp_path):
+    rules = tmp_path / "alerts.yaml"
+    rules.write_text(CliRunner().invoke(main, ["metrics", "--alerts"]).output)
+    done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Each query of the dashboard as the expression of a rule.
+    dashboard = json.loads(CliRunner().invoke(main, ["metrics", "--dashboard"]).output)
+    expressions = [one["expr"] for panel in dashboard["panels"] for one in panel.get("targets", ())]
+    lines = ["groups:", "  - name: dashboard", "    rules:"]
+    for number, expression in enumerate(expressions):
+        plain = expression.replace("$__rate_interval", "5m")
+        lines += [f"      - record: dashboard:{number}", f"        expr: {json.dumps(plain)}"]
+    rules.write_text("\n".join(lines))
+    done = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with sqlsem.connect(url) as locks:
+        locks.resources()
+    text = CliRunner().invoke(main, ["--url", url, "metrics", "--once"]).output
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
