@@ -116,7 +116,11 @@ TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting",
         ("user", MEMBERS | LOCKS | LOOKS, set()),
         ("putter", MEMBERS | PUTS | TASKS | {"recover_tasks", "set_task", "cancel_task"}, set()),
         ("worker", MEMBERS | WORKS | TASKS | {"recover_tasks"}, set()),
-        ("operator", MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"}, TABLES),
+        (
+            "operator",
+            MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"},
+            TABLES,
+        ),
         ("reader", {"settings", "overview"} | LOOKS | TASKS, TABLES),
     ],
 )
