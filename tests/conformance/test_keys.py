@@ -50,7 +50,8 @@ def test_the_later_one_takes_its_place(queue):
     assert states(queue) == {first: "cancelled", before: "pending", second: "pending"}
     (gone,) = queue.tasks("cancelled")
     assert gone.error == f"replaced by task {second}"
-    assert [queue.try_claim().body for _ in range(1)] == ["other"], "it takes the key, not the place in the queue"
+    other = queue.try_claim()  # kept: one that nobody keeps may be given back
+    assert other.body == "other", "it takes the key, not the place in the queue"
     task = queue.try_claim()
     assert task.id == second
     third = queue.put("newer", replace="index")

@@ -13,22 +13,24 @@ import pytest
 
 pytestmark = pytest.mark.engines("mssql")
 
-MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "settings"}
-LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "cancel", "pin",
-         "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds", "start_part", "end_part",
-         "claim_then", "return_then", "end_then", "round_part_start", "round_part_done", "round_part_failed",
-         "round_resume", "round_continued"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "list_rounds"}
+MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "prune_operations",
+           "settings", "overview"}  # fmt: skip
+LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "look_all",
+         "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds", "start_part",
+         "end_part", "claim_then", "return_then", "end_then", "round_part_start", "round_part_done",
+         "round_part_failed", "round_resume", "round_continued"}  # fmt: skip
+LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations"}
 PUTS = {"put", "put_task"}
 WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim",
          "asked_of_tasks"}  # fmt: skip
 TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "task_attempts"}
 OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
-INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "place", "check_name", "check_lease", "check_request",
+INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
             "take_beacon", "check_life", "worker_sign", "sees_all",
-            "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap"}  # fmt: skip
+            "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap",
+            "check_registration"}  # fmt: skip
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"}
 
 
@@ -105,17 +107,21 @@ def may(connection, database, right, names):
 
 
 TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "round",
-          "round_part"}  # fmt: skip
+          "round_part", "operation", "schedule"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("role", "runs", "reads"),
     [
         ("user", MEMBERS | LOCKS | LOOKS, set()),
-        ("putter", MEMBERS | PUTS | TASKS | {"recover_tasks", "set_task"}, set()),
+        ("putter", MEMBERS | PUTS | TASKS | {"recover_tasks", "set_task", "cancel_task"}, set()),
         ("worker", MEMBERS | WORKS | TASKS | {"recover_tasks"}, set()),
-        ("operator", MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task"}, TABLES),
-        ("reader", {"settings"} | LOOKS | TASKS, TABLES),
+        (
+            "operator",
+            MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"},
+            TABLES,
+        ),
+        ("reader", {"settings", "overview"} | LOOKS | TASKS, TABLES),
     ],
 )
 def test_what_the_roles_give(database, as_login, role, runs, reads):

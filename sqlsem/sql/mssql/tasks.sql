@@ -624,7 +624,8 @@ GO
 -- those that it put itself.
 IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
+ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0,
+    @brief bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -632,6 +633,15 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL);
+    DECLARE @page TABLE (
+        place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NULL, queue_name nvarchar(255) NULL, task_order int NULL,
+        kind nvarchar(8) NULL, body nvarchar(max) NULL, note nvarchar(1000) NULL, status nvarchar(16) NULL,
+        on_failure nvarchar(8) NULL, attempt int NULL, failures int NULL, losses int NULL, max_attempts int NULL,
+        put_at datetime2(6) NULL, ready_at datetime2(6) NULL, claimed_at datetime2(6) NULL, ended_at datetime2(6) NULL,
+        seconds float NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
+        error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
+        time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
+        cancel_asked_by nvarchar(128) NULL);
     DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
@@ -653,6 +663,9 @@ BEGIN
         WHERE is_open = CAST(0 AS bit) AND (@queue IS NULL OR queue_name = @queue)
           AND (@stored IS NULL OR status = @stored)
         ORDER BY ended_at DESC, task_id DESC;
+    INSERT INTO @page (task_id, queue_name, task_order, kind, body, note, status, on_failure, attempt, failures, losses,
+                       max_attempts, put_at, ready_at, claimed_at, ended_at, seconds, member_id, owner, host, pid, error,
+                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by)
     SELECT t.task_id, t.queue_name, t.task_order, t.kind,
            t.body, t.note, d.status, t.on_failure, t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
            CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
@@ -677,6 +690,17 @@ BEGIN
                              ELSE t.status END AS status) AS d
     WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
+    IF @brief = 1
+        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+               p.host, p.pid, p.error, p.result, p.put_by, p.login
+        FROM @page AS p ORDER BY p.place;
+    ELSE
+        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+               p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
+               p.cancel_asked_by
+        FROM @page AS p ORDER BY p.place;
 END;
 GO
 
@@ -688,23 +712,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @page TABLE (
-        place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NULL, queue_name nvarchar(255) NULL, task_order int NULL,
-        kind nvarchar(8) NULL, body nvarchar(max) NULL, note nvarchar(1000) NULL, status nvarchar(16) NULL,
-        on_failure nvarchar(8) NULL, attempt int NULL, failures int NULL, losses int NULL, max_attempts int NULL,
-        put_at datetime2(6) NULL, ready_at datetime2(6) NULL, claimed_at datetime2(6) NULL, ended_at datetime2(6) NULL,
-        seconds float NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
-        error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
-        time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
-        cancel_asked_by nvarchar(128) NULL);
-    INSERT INTO @page (task_id, queue_name, task_order, kind, body, note, status, on_failure, attempt, failures, losses,
-                       max_attempts, put_at, ready_at, claimed_at, ended_at, seconds, member_id, owner, host, pid, error,
-                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by)
-    EXEC {schema}.page_tasks @queue, @status, @most;
-    SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
-           p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
-           p.host, p.pid, p.error, p.result, p.put_by, p.login
-    FROM @page AS p ORDER BY p.place;
+    EXEC {schema}.page_tasks @queue, @status, @most, 0, 1;
 END;
 GO
 
