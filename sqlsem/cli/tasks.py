@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -17,7 +18,8 @@ from sqlsem.cli.group import Listing, WithCommand
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, json_option, most_option, name_of, whole_number
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed
-from sqlsem.model import Attempt
+from sqlsem.insight.reasons import TaskReason, task_reasons
+from sqlsem.model import Attempt, TaskEntry
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
@@ -240,9 +242,10 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
-    FOR is how long it ran, or has been running; of a pending one, when it may start, or which failed task it is behind.
-    The worker of a task that is lost is dead; it will be run again. WHEN is when it was put, started or ended. TRIES
-    counts the times it was started, of those it may be. WHO is the host and process that runs it.
+    FOR is how long it ran, or has been running. WHEN is when it was put, started or ended. TRIES counts the times it
+    was started, of those it may be. WHY is what a pending task waits for, if it is not its turn: when it is due, or
+    what of a lower order has not ended (in full: sqlsem why TASK). WHO is the host and process that runs it. The worker
+    of a task that is lost is dead; it will be run again.
 
     \b
     Examples:
@@ -257,24 +260,32 @@ def tasks_(
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
-        failed = found
-        if (status == "pending" or page > 1) and found:
-            failed = coordinator.tasks(queue, "failed", most=MOST_FAILED)  # what they may wait for
+        why = _why(coordinator, found, whole=status is None and page == 1)
     cut = ""
     if len(found) > most:
         cut = f"There are more than these {most}; see them with --most, the next ones with --page {page + 1}."
     if as_json:
-        output.print_json([one.as_dict() for one in found[:most]])
+        told = {number: reason.as_dict() for number, reason in why.items()}
+        output.print_json([{**one.as_dict(), "why": told.get(one.task_id)} for one in found[:most]])
         if cut:
             output.say(cut)
         return
     console = output.console()
-    output.show(console, render_tasks(found[:most], console.width, queue, failed))
+    output.show(console, render_tasks(found[:most], console.width, queue, why))
     counts = counted(found[:most], at_least=bool(cut) or page > 1)
     if counts:
         output.echo("", *counts)
     if cut:
         output.echo(cut)
+
+
+def _why(coordinator: sqlsem.Coordinator, found: Sequence[TaskEntry], *, whole: bool) -> dict[int, TaskReason]:
+    """Why those of these tasks that are pending do not run. ``whole``: what comes before them is among them."""
+    known = {one.task_id: one for one in found}
+    for queue in dict.fromkeys(one.queue for one in found if one.status == "pending" and not whole):
+        for status, most in ((None, 1), ("failed", MOST_FAILED)):
+            known.update((one.task_id, one) for one in coordinator.tasks(queue, status, most=most))
+    return task_reasons(known.values(), datetime.now(timezone.utc))
 
 
 @click.command(short_help="Show the work queues: counts by state, the oldest, the rate, what holds them up.")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sqlsem import bodies
+from sqlsem.insight.reasons import TaskReason
 from sqlsem.model import QueueCounts, Schedule, TaskEntry
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
@@ -112,53 +114,31 @@ def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
     return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
 
 
-def _holding_up(failed: Iterable[TaskEntry]) -> dict[str, TaskEntry]:
-    """By queue, the first failed task that holds up all later orders."""
-    found: dict[str, TaskEntry] = {}
-    for one in failed:
-        if one.status == "failed" and one.on_failure == "stop":
-            before = found.get(one.queue)
-            if before is None or (one.order, one.task_id) < (before.order, before.task_id):
-                found[one.queue] = one
-    return found
-
-
-def _lasted(one: TaskEntry, blocker: TaskEntry | None) -> str:
-    """How long it ran, or has been running; of a pending one, what it waits for."""
-    if one.seconds is not None:
-        return seconds_in_words(one.seconds)
-    if one.status != "pending":
-        return ""
-    return ready_in(one) if blocker is None else f"after {blocker.task_id}"
-
-
-def _cells(one: TaskEntry, lasted: str, *, with_queue: bool) -> list[str]:
+def _cells(one: TaskEntry, why: TaskReason | None, *, with_queue: bool) -> list[str]:
     tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
     when = one.ended_at or (one.claimed_at if one.status in ("running", "lost") else one.put_at)
+    lasted = "" if one.seconds is None else seconds_in_words(one.seconds)
     return [
         *(str(one.task_id), str(one.order), one.status, tries, lasted, local_time(when)),
         *([one.queue] if with_queue else []),
-        *(who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
+        *("" if why is None else why.short, who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
     ]
 
 
 def render_tasks(
-    found: Sequence[TaskEntry], width: int, only: str | None = None, failed: Iterable[TaskEntry] | None = None
+    found: Sequence[TaskEntry], width: int, only: str | None = None, why: Mapping[int, TaskReason] | None = None
 ) -> RenderableType:
-    """What ``sqlsem tasks`` shows, at most ``width`` columns wide. ``failed``: among these are those that hold up."""
+    """What ``sqlsem tasks`` shows, at most ``width`` columns wide. ``why``: why pending ones do not run, by number."""
     if not found:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
-    holding_up = _holding_up(found if failed is None else failed)
-    rows = []
-    held_up: dict[int, int] = {}
-    for one in found:
-        blocker = holding_up.get(one.queue)
-        if blocker is not None and (one.status != "pending" or one.order <= blocker.order):
-            blocker = None
-        if blocker is not None:
-            held_up[blocker.task_id] = held_up.get(blocker.task_id, 0) + 1
-        rows.append(_cells(one, _lasted(one, blocker), with_queue=only is None))
-    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHO", "WHAT"]
+    told = why or {}
+    rows = [_cells(one, told.get(one.task_id), with_queue=only is None) for one in found]
+    held_up = Counter(
+        told[one.task_id].behind[0].task_id
+        for one in found
+        if one.task_id in told and any(other.status == "failed" for other in told[one.task_id].behind)
+    )
+    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHY", "WHO", "WHAT"]
     widths = fit(heads, rows, width, elastic=range(6, len(heads)))
     parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
     failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]
@@ -166,8 +146,8 @@ def render_tasks(
         parts.append(Text(""))
     for one in failures:
         # Folded, not cut: the cause may stand at the end.
-        told = Text(f"{one.task_id}: ", overflow="fold")
-        parts.append(told.append(clean(first_line(one.error)[:LONGEST_ERROR]), style="red"))
+        line = Text(f"{one.task_id}: ", overflow="fold")
+        parts.append(line.append(clean(first_line(one.error)[:LONGEST_ERROR]), style="red"))
     for number, count in held_up.items():
         words = (
             f"{count} pending task{'s wait' if count > 1 else ' waits'} for {number}, which has failed; see it "

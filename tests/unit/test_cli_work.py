@@ -26,6 +26,7 @@ import sqlsem
 from sqlsem import bodies, cli, config
 from sqlsem.bodies import commands
 from sqlsem.cli.work import Crew, render_worker
+from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import PartEntry, RoundEntry, TaskEntry
 from sqlsem.tasks import worker as worker_module
 from sqlsem.tasks.claiming import Claiming
@@ -618,16 +619,18 @@ def test_the_table_of_tasks_fits() -> None:
         task(12345, "failed", ended_at=NOW, seconds=0.2, error="\n ValueError: no\x1b such thing\nmore", kind="shell"),
     ]
     for width in (80, 120):
-        lines = drawn(render_tasks(found, width, "nightly"), width)
+        why = task_reasons(found[:2], datetime.now(timezone.utc))
+        lines = drawn(render_tasks(found, width, "nightly", why), width)
         assert max(map(len, lines)) <= width
         head, first, second, third, empty, error = lines
-        assert head.split() == ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHO", "WHAT"]
+        assert head.split() == ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", "WHY", "WHO", "WHAT"]
         assert first.split()[:5] == ["1", "100", "running", "2/3", "1m15s"]
         assert "a-host" in first
         assert first.endswith("SELECT 1")
-        assert second.split()[:6] == ["2", "100", "pending", "0", "in", "10m30s"] or "in 10m2" in second
+        assert second.split()[:4] == ["2", "100", "pending", "0"]
+        assert "in 10m" in second
         assert third.split()[:5] == ["12345", "100", "failed", "1", "0.2s"]
-        assert third.endswith("$ SELECT 1")
+        assert "$ SELECT" in third
         assert empty == ""
         assert error == "12345: ValueError: no\\x1b such thing"
 
@@ -709,7 +712,7 @@ def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
     work()
     for words in (["tasks", "q"], ["tasks", "q", "--status", "pending"]):
         text = done(*words)
-        assert text.count(f"after {bad}") == 2
+        assert text.count(f"task {bad} failed") == 2
         assert f"2 pending tasks wait for {bad}, which has failed" in text
     text = done("tasks", "q")
     assert text.rstrip().endswith("q: 2 pending, 1 failed")
