@@ -814,7 +814,8 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @code int, @count int = 0, @status nvarchar(16), @member bigint, @queue nvarchar(255);
+    DECLARE @code int, @count int = 0, @status nvarchar(16), @member bigint, @queue nvarchar(255),
+            @key nvarchar(255), @was nvarchar(16);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
@@ -836,21 +837,23 @@ BEGIN
     END;
     IF @count = 0
     BEGIN
+        -- Not in the UPDATE: some engines take no subquery beside an OUTPUT of what was there before.
+        SELECT @queue = queue_name, @key = unique_key, @was = status FROM {schema}.task WHERE task_id = @task;
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'pending', is_open = 1, failures = 0, losses = 0, ready_at = N'19000101', ended_at = NULL,
                 cancel_asked_at = NULL, cancel_asked_by = NULL
-            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, deleted.status
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'retry', inserted.queue_name, inserted.task_id, @was
             INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'failed', N'cancelled')
               AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
-                              WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
+                              WHERE o.unique_key = @key AND o.queue_name = @queue
                                 AND o.is_open = CAST(1 AS bit) AND o.task_id <> @task);
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
             SET status = N'cancelled', is_open = 0, ended_at = SYSUTCDATETIME(), cancel_asked_at = SYSUTCDATETIME(),
                 cancel_asked_by = ORIGINAL_LOGIN()
-            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, deleted.status
+            OUTPUT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', inserted.queue_name, inserted.task_id, @was
             INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
