@@ -814,7 +814,8 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255);
+    DECLARE @code int, @count int = 0, @status nvarchar(16), @old nvarchar(16), @member bigint, @queue nvarchar(255),
+            @key nvarchar(255);
     IF @what NOT IN (N'retry', N'cancel') OR @what IS NULL
         THROW 50000, N'sqlsem: a task can be told to retry or cancel', 1;
     SET XACT_ABORT ON;
@@ -836,7 +837,7 @@ BEGIN
     END;
     IF @count = 0
     BEGIN
-        SELECT @old = status FROM {schema}.task WHERE task_id = @task;
+        SELECT @queue = queue_name, @key = unique_key, @old = status FROM {schema}.task WHERE task_id = @task;
         BEGIN TRANSACTION;
         IF @what = N'retry'
             UPDATE {schema}.task WITH (ROWLOCK)
@@ -844,7 +845,7 @@ BEGIN
                 cancel_asked_at = NULL, cancel_asked_by = NULL
             WHERE task_id = @task AND status IN (N'failed', N'cancelled')
               AND NOT EXISTS (SELECT 1 FROM {schema}.task AS o
-                              WHERE o.unique_key = task.unique_key AND o.queue_name = task.queue_name
+                              WHERE o.unique_key = @key AND o.queue_name = @queue
                                 AND o.is_open = CAST(1 AS bit) AND o.task_id <> @task);
         ELSE
             UPDATE {schema}.task WITH (ROWLOCK)
