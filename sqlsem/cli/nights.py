@@ -15,6 +15,7 @@ import sqlsem
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import age, json_option, resource_name
 from sqlsem.errors import ConfigurationError
+from sqlsem.insight.audit import Ruling, rulings
 from sqlsem.insight.audit import audit as check
 from sqlsem.insight.replay import ORDERS, Terms
 from sqlsem.insight.replay import replay as run_again
@@ -33,6 +34,8 @@ PAGE_ROWS = 5000
 OVERLAP_SECONDS, LONGEST_OVERLAP_SECONDS = 2.0, 3600.0
 #: Years beyond those that a calendar has.
 LONGEST_NIGHT_SECONDS = 50 * 365 * 86400
+#: Of more operations the newest are known.
+MOST_OPERATIONS = 100_000
 #: So many findings are shown.
 MOST_FINDINGS = 20
 #: More requests than this are not run again, unless it is asked for.
@@ -62,8 +65,14 @@ class Night:
         self._coordinator = coordinator
         self._resource = resource
         self._since = since
+        self._resources = overview.resources
         self.taken_at: datetime = overview.taken_at
         self.entries: list[Entry] = [one for one in overview.entries if resource in (None, one.resource)]
+
+    def rulings(self) -> list[Ruling]:
+        """What operators had set, and when, as far as it is known."""
+        done = self._coordinator.operations(self._resource, most=MOST_OPERATIONS, since=self._since)
+        return rulings(done, self._resources)
 
     def past(self) -> Iterator[Past]:
         """All finished requests. What ends while it is read may be left out."""
@@ -126,7 +135,7 @@ def audit(options: Connecting, resource: str | None, since: float, as_json: bool
     """
     with options.coordinator(looks=True) as coordinator:
         night = Night(coordinator, resource, since)
-        result = check(night.past(), night.entries, most=MOST_FINDINGS)
+        result = check(night.past(), night.entries, night.rulings(), most=MOST_FINDINGS)
     if as_json:
         output.print_json({"taken_at": night.taken_at.isoformat(), **result.as_dict()})
     else:

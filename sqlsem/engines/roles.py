@@ -44,7 +44,6 @@ from sqlsem.model import (
 )
 
 __all__ = [
-    "RIGHTS",
     "ROLES",
     "Administration",
     "AsyncSession",
@@ -58,7 +57,6 @@ __all__ = [
     "Tables",
     "TaskSession",
     "Wire",
-    "granted_rights",
     "setting_number",
 ]
 
@@ -522,15 +520,6 @@ class AsyncSession(Wire):
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
         """As `Convertible.upgrade`."""
-
-
-#: What `Administration.rights` may find, in the order in which the databases are asked.
-RIGHTS = ("operate", "retry")
-
-
-def granted_rights(answers: Iterable[object]) -> frozenset[str]:
-    """The rights of `RIGHTS` for which the database said yes."""
-    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
 
 
 def setting_number(settings: Mapping[str, str], name: str) -> int:

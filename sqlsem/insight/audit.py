@@ -4,6 +4,7 @@ A request that is let in must fit (`Request.fits`) with every row ahead of it th
 that row is inside or still waits. That is the rule itself, and all that is promised about limits and order follows from
 it: whoever is inside together fits together, as the last of them in the queue fitted with the others; and nobody goes
 past a row that it conflicts with. A reader that becomes the writer, by a row that is there already, must be alone.
+Operators' caps and pauses count from a moment after they were set, as far as it is written down when that was.
 
 The pass goes back in time. A row comes in at its end and goes out when it was asked for, so no more is kept in memory
 than was there at one time, however long the history.
@@ -15,18 +16,20 @@ import heapq
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlsem.insight.rule import Asked, Kind, Queue
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, Past
+from sqlsem.model import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
 
-__all__ = ["Audit", "Finding", "audit"]
+__all__ = ["Audit", "Finding", "Ruling", "audit", "rulings"]
 
 #: Of those in the way of one request at most so many are shown.
 MOST_ROWS = 20
 #: What has ended since the entries were read is among so many of the newest rows.
 JUST_ENDED = 5000
+#: Who is being let in as an operator sets something may not have heard of it.
+HEARD_OF = timedelta(seconds=5)
 #: What happens to a row, in the order in which it is looked at where both have one time.
 GRANTED, ASKED = 0, 1
 CONVERTED = ("upgraded", "downgraded")
@@ -38,7 +41,8 @@ class Finding:
 
     ``kind`` is 'limit' (more inside than a limit allows; a writer, or a stage, not alone), 'order' (let in past
     somebody who waited ahead of it and conflicts with it), 'alone' (a reader became the writer beside others), 'number'
-    (a position that was given twice, or not in the order of asking) or 'clock' (an end before its beginning).
+    (a position that was given twice, or not in the order of asking), 'cap', 'pause' (let in against an operator's cap
+    or pause) or 'clock' (an end before its beginning).
     """
 
     kind: str
@@ -97,15 +101,57 @@ class Audit:
         }
 
 
-def audit(past: Iterable[Past], entries: Iterable[Entry] = (), *, most: int = 100) -> Audit:
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """An operator's cap, or a pause, for as long as it is known to have been in force (None: it still is)."""
+
+    resource: str
+    since: datetime
+    until: datetime | None
+    cap: int | None  # None: a pause
+
+
+def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> list[Ruling]:
+    """What operators had set, and when, from what they did.
+
+    Only what is certain: from an operation to the next one that says the same of what was before, or until now if that
+    is what is set now. (Programs of older versions write down nothing.)
+    """
+    now = {one.resource: one for one in resources}
+    done: dict[tuple[str, bool], list[Operation]] = {}
+    for one in sorted(operations, key=lambda one: one.operation_id):
+        if one.resource is not None and one.action in ("cap", "pause", "resume"):
+            done.setdefault((one.resource, one.action == "cap"), []).append(one)
+    found = []
+    for (resource, caps), some in done.items():
+        for one, after in itertools.zip_longest(some, some[1:]):
+            until = None if after is None else after.done_at
+            if caps and one.new is not None:
+                there = now.get(resource)
+                is_still = (
+                    (None if there is None or there.cap is None else str(there.cap)) if after is None else after.old
+                )
+                if is_still == one.new:
+                    found.append(Ruling(resource, one.done_at, until, int(one.new)))
+            elif one.action == "pause":
+                is_so = now[resource].paused if after is None and resource in now else after is not None
+                if is_so and (after is None or after.action == "resume"):
+                    found.append(Ruling(resource, one.done_at, until, None))
+    return found
+
+
+def audit(
+    past: Iterable[Past], entries: Iterable[Entry] = (), ruled: Iterable[Ruling] = (), *, most: int = 100
+) -> Audit:
     """Check a history, and what is there now.
 
     Args:
         past: Finished requests, the newest end first, as they are read: they are not kept.
         entries: What holds and waits now, read *before* the first of ``past``: those tell what has ended since.
+        ruled: What operators had set: see `rulings`.
         most: So many findings are kept at the most; all are counted.
     """
-    pass_ = _Pass(most)
+    pass_ = _Pass(most, ruled)
     past = iter(past)
     newest = list(itertools.islice(past, JUST_ENDED))
     ended = {(one.resource, one.position) for one in newest if one.outcome not in CONVERTED}
@@ -127,6 +173,7 @@ class _Row:
     asked: float
     granted: float | None
     ended: float | None  # None: it is there
+    ruling: Ruling | None = None  # against which it was let in, if it was let in then
     gone: bool = False  # something else stands in its place by now: what is still to come of it counts no more
 
     @property
@@ -167,8 +214,11 @@ class _Line:
 
 
 class _Pass:
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, ruled: Iterable[Ruling]) -> None:
         self._most = most
+        self._ruled: dict[str, list[Ruling]] = {}
+        for ruling in ruled:
+            self._ruled.setdefault(ruling.resource, []).append(ruling)
         self._lines: dict[str, _Line] = {}
         self._events: list[tuple[float, int, int, int, _Row]] = []  # backwards in time
         self._numbers = itertools.count()
@@ -260,8 +310,14 @@ class _Pass:
                 del line.inside[row.place]
                 self._grants += 1
                 self._check_granted(line, row)
+                if time is not None:  # (what became of it at the very beginning may not be known)
+                    row.ruling = self._ruling(line, row)
             else:
                 line.take(row)
+                if row.ruling is not None:
+                    capped = row.ruling.cap is not None
+                    words = f"a cap of {row.ruling.cap} was in force" if capped else "its resource was paused"
+                    self._tell("cap" if capped else "pause", row, f"it was let in while {words}")
                 self._check_number(line, row)
 
     # -- what must be ---------------------------------------------------------------------------------------------
@@ -291,6 +347,28 @@ class _Pass:
         else:
             others = [one for one in inside if not (asked.shared and one.kind[0] == asked.access)]
             self._tell("limit", row, "it was let in beside more than the limit allows", others)
+
+    def _ruling(self, line: _Line, row: _Row) -> Ruling | None:
+        """What an operator had set against its entering. If it turns out to have been there as something else before,
+        that does not count: who is inside stays inside, and may be converted.
+        """
+        granted = row.source.granted_at
+        for ruling in self._ruled.get(row.source.resource, ()):
+            if granted is None or granted <= ruling.since + HEARD_OF:
+                continue
+            if ruling.until is not None and granted >= ruling.until:
+                continue
+            if ruling.cap is None:
+                return ruling
+            if not line.queue.fits(row.kind, row.place, ruling.cap):
+                ahead = [
+                    one.request()
+                    for one in line.rows.values()
+                    if one.place < row.place and one.is_there_after(granted.timestamp())
+                ]
+                if not row.request().fits(ahead, ruling.cap):
+                    return ruling
+        return None
 
     def _check_alone(self, line: _Line, row: _Row) -> None:
         time = row.asked if row.ended is None else row.ended

@@ -7,6 +7,8 @@ import pytest
 from psycopg import errors
 
 import sqlsem
+from sqlsem.cli import nights
+from sqlsem.insight.audit import audit
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -171,6 +173,17 @@ def test_an_operator_takes_a_users_row(database, user, login, name):
         assert operator.execute("SELECT sqlsem.release(%s, %s)", (name, position)).fetchone() == (-1,)
         assert operator.execute("SELECT sqlsem.revoke(%s, true)", (position,)).fetchone() == (0,)
         assert database.queue(name) == []
+
+
+def test_a_reader_looks_back_at_a_night(user, login, name):
+    with contextlib.closing(user.coordinator()) as coordinator, coordinator.limit(name, 3):
+        with coordinator.mutex(name("done")):
+            pass
+        with contextlib.closing(login("sqlsem_reader").coordinator()) as reader:
+            night = nights.Night(reader, None, 3600)
+            result = audit(night.past(), night.entries, night.rulings())
+    assert result.ok, result.findings
+    assert (result.finished > 0, result.present > 0) == (True, True)
 
 
 def test_a_reader_only_looks(user, login, name):

@@ -3,6 +3,8 @@
 import random
 import time
 from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from support import PATIENCE, until
@@ -10,6 +12,7 @@ from support.nights import handed_over
 
 import sqlsem
 from sqlsem.cli import nights
+from sqlsem.insight import audit as module
 from sqlsem.insight.audit import audit
 from sqlsem.insight.replay import Terms, replay
 
@@ -92,6 +95,32 @@ def test_what_is_held_and_waited_for_counts(connect, threads, name):
     threads.join()
     assert [one.state for one in coordinator.entries(name)] == ["holds"]
     other.close()
+
+
+def test_caps_and_pauses_count_from_when_they_were_set(connect, threads, name, monkeypatch):
+    monkeypatch.setattr(module, "HEARD_OF", timedelta(0))
+    coordinator, *others = (connect() for _ in range(3))
+
+    def found(earlier=0):
+        night = nights.Night(coordinator, name, SINCE)
+        ruled = [replace(one, since=one.since - timedelta(seconds=earlier)) for one in night.rulings()]
+        return [one.kind for one in audit(night.past(), night.entries, ruled).findings]
+
+    with coordinator.limit(name, 3):
+        pass  # of what was let in since its end, all is known
+    with coordinator.limit(name, 3), others[0].limit(name, 3):
+        coordinator.set_limit(name, 1)
+        threads.start(others[1].limit(name, 3, timeout=PATIENCE).acquire)
+        until(lambda: len(coordinator.entries(name)) == 3, "one waits, as the cap is passed already")
+        assert (found(), found(earlier=SINCE)) == ([], ["cap"])
+        coordinator.pause(name)
+    coordinator.resume(name)
+    until(lambda: [one.state for one in coordinator.entries(name)] == ["holds"], "it is let in after the pause")
+    threads.join()
+    assert (found(), set(found(earlier=SINCE))) == ([], {"cap", "pause"})
+    coordinator.set_limit(name, None)
+    assert found() == []
+    others[1].close()
 
 
 def test_pages_have_every_row_once(connect, name, monkeypatch):

@@ -16,7 +16,7 @@ from support.nights import Ask, entry, past
 
 from sqlsem.insight import audit as module
 from sqlsem.insight.rule import Queue
-from sqlsem.model import Request
+from sqlsem.model import Operation, Request, Resource
 
 KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
 KINDS += [("write", None, 1), ("read", 2, 2)]
@@ -203,6 +203,125 @@ def test_cases(case):
     assert found(rows, entries) == expected
 
 
+def ruled(since, until=None, cap=None):
+    return module.Ruling("a", nights.at(since), None if until is None else nights.at(until), cap)
+
+
+#: It ended before all others: of what was let in since, all is known.
+LONG_AGO = past("z", 0, -9, -9, -8)
+#: Caps and pauses: rows, rulings, what is found, and what is there.
+RULED = {
+    "let in before the cap": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 1, 1, 99, limit=3)],
+        [ruled(2, None, 1)],
+        [],
+    ),
+    "let in under the cap": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 99, 120, limit=3)],
+        [ruled(2, None, 1)],
+        [],
+    ),
+    "let in against the cap": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 9, 120, limit=3)],
+        [ruled(2, None, 1)],
+        [("cap", "a", 2)],
+    ),
+    "one waits ahead": (
+        [past("a", 1, 0, None, 99, limit=3, outcome="timeout"), past("a", 2, 9, 9, 120, limit=3)],
+        [ruled(2, None, 1)],
+        [("cap", "a", 2)],
+    ),
+    "the cap may not have been heard of": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 6, 6, 120, limit=3)],
+        [ruled(2, None, 1)],
+        [],
+    ),
+    "a higher cap": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 9, 120, limit=3)],
+        [ruled(2, None, 2)],
+        [],
+    ),
+    "lifted": (
+        [past("a", 1, 0, 0, 99, limit=3), past("a", 2, 9, 30, 120, limit=3)],
+        [ruled(2, 30, 1)],
+        [],
+    ),
+    "one left at that time": (
+        [past("a", 1, 0, 0, 20, limit=3), past("a", 2, 9, 20, 120, limit=3)],
+        [ruled(2, None, 1)],
+        [],
+    ),
+    "one left at that time, and the other one at once": (
+        [past("a", 1, 0, 0, 20, limit=3), past("a", 2, 9, 20, 20, limit=3)],
+        [ruled(2, None, 1)],
+        [],
+    ),
+    "let in during a pause": ([past("a", 0, 0, 0, 1), past("a", 1, 0, 9, 20)], [ruled(2, 30)], [("pause", "a", 1)]),
+    "let in after a pause": ([past("a", 0, 0, 0, 1), past("a", 1, 0, 30, 40)], [ruled(2, 30)], []),
+    "another resource": ([past("b", 0, 0, 0, 1), past("b", 1, 0, 9, 20)], [ruled(2, 30)], []),
+    "converted during a pause": (
+        [
+            *(past("a", 0, 0, 0, 1), past("a", 1, 0, 1, 9, "read", None, outcome="upgraded")),
+            *(past("a", 1, 0, 9, 12, "write", None, outcome="downgraded"), past("a", 1, 0, 12, 20, "read")),
+        ],
+        [ruled(2, 30)],
+        [],
+    ),
+    "let in now during a pause": (
+        [past("a", 0, 0, 0, 1)],
+        [ruled(2)],
+        [("pause", "a", 1)],
+        [entry("a", 1, 0, 9, 20)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RULED.values(), ids=RULED.keys())
+def test_caps_and_pauses(case):
+    rows, some, expected, *entries = case
+    result = module.audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
+    assert [(one.kind, one.resource, one.position) for one in result.findings] == expected
+
+
+def operation(number, action, resource="a", old=None, new=None):
+    return Operation(number, nights.at(number), None, None, None, None, action, resource, None, None, None, old, new)
+
+
+def settings_of(cap=None, paused=False):
+    return Resource("a", cap, paused, None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("done", "now", "expected"),
+    [
+        ([], settings_of(cap=2), []),  # since when nobody wrote down
+        ([operation(5, "cap", new="2")], settings_of(cap=2), [ruled(5, None, 2)]),
+        ([operation(5, "cap", new="2")], settings_of(cap=3), []),  # changed by who wrote nothing down
+        ([operation(5, "cap", new="2")], None, []),
+        ([operation(5, "cap", new="2"), operation(9, "cap", old="2")], None, [ruled(5, 9, 2)]),
+        (
+            [operation(5, "cap", new="2"), operation(9, "cap", old="3", new="1")],
+            settings_of(cap=1),
+            [ruled(9, None, 1)],
+        ),
+        ([operation(5, "pause"), operation(9, "resume")], None, [ruled(5, 9)]),
+        ([operation(5, "pause")], settings_of(paused=True), [ruled(5)]),
+        ([operation(5, "pause")], settings_of(), []),
+        ([operation(5, "pause")], None, []),
+        ([operation(5, "pause"), operation(9, "pause")], settings_of(paused=True), [ruled(9)]),
+        ([operation(5, "resume"), operation(6, "reap", resource=None), operation(7, "stale_after", new="9")], None, []),
+        (
+            [operation(5, "pause"), operation(6, "cap", new="2"), operation(9, "resume")],
+            settings_of(cap=2),
+            [ruled(5, 9), ruled(6, None, 2)],
+        ),
+    ],
+)
+def test_what_operators_had_set(done, now, expected):
+    found = module.rulings(reversed(done), [now] if now else [])
+    assert sorted(found, key=lambda one: one.since) == expected
+
+
 def test_what_a_finding_says():
     rows = nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 1, None, 6), past("a", 3, 1, 4, 6)])
     result = module.audit(rows)
@@ -320,6 +439,12 @@ MUTANTS = [
     ("if (entry.resource, entry.position) not in ended:", "if True:"),
     ("self._go_back_to(None)", "pass"),
     ("row.granted is not None:\n            self.inside", "row.granted is None:\n            self.inside"),
+    ("if ruling.cap is None:\n                return ruling", "if False:\n                return ruling"),
+    ("if not line.queue.fits(row.kind, row.place, ruling.cap):", "if False:"),
+    ("if not row.request().fits(ahead, ruling.cap):", "if True:"),
+    ("row.ruling is not None", "False"),
+    ("granted <= ruling.since + HEARD_OF", "granted <= ruling.since"),
+    ("granted >= ruling.until", "granted > ruling.until"),
     ("granted <= time]", "granted < time]"),
 ]
 
@@ -327,6 +452,9 @@ MUTANTS = [
 def battery(audit):
     for rows, expected, *entries in CASES.values():
         assert found(rows, entries[0] if entries else (), audit) == expected
+    for rows, some, expected, *entries in RULED.values():
+        result = audit(nights.newest_first([*rows, LONG_AGO]), *(entries or [()]), some)
+        assert [(one.kind, one.resource, one.position) for one in result.findings] == expected
     result = audit(nights.newest_first([past("a", 1, 0, 0, 5), past("a", 2, 0, 0, 6)]))
     assert [row.position for row in result.findings[0].rows] == [2, 1]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.deadlocks import Found
+from sqlsem.engines.answers import already_upgrading, granted_rights
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, granted_rights
-from sqlsem.engines.upgrading import already_upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
+from sqlsem.engines.answers import already_upgrading, granted_rights
 from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch, granted_rights
-from sqlsem.engines.upgrading import already_upgrading
+from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 

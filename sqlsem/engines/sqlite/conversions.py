@@ -7,10 +7,10 @@ import threading
 import time
 from typing import Any
 
+from sqlsem.engines.answers import already_upgrading
 from sqlsem.engines.roles import Convertible
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
-from sqlsem.engines.upgrading import already_upgrading
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading
 

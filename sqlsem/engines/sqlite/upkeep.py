@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from sqlsem.engines.answers import RIGHTS, granted_rights
 from sqlsem.engines.base import setting_number
-from sqlsem.engines.roles import RIGHTS, Administration, Check, Plan, Tables, granted_rights
+from sqlsem.engines.roles import Administration, Check, Plan, Tables
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.rounds import SqliteRounds

@@ -1,4 +1,4 @@
-"""What is said where an upgrade is refused, on every engine."""
+"""What engines make of what a database has answered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from sqlsem.errors import Deadlock
 from sqlsem.model import UPGRADE, Entry, Ticket
 
-__all__ = ["already_upgrading"]
+__all__ = ["RIGHTS", "already_upgrading", "granted_rights"]
+
+#: What `Administration.rights` may find, in the order in which the databases are asked.
+RIGHTS = ("operate", "retry")
 
 
 def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
@@ -21,3 +24,8 @@ def already_upgrading(entries: Iterable[Entry], ticket: Ticket) -> Deadlock:
         f"leaves, which would wait for it; release this one, then ask to write",
         resource=ticket.resource,
     )
+
+
+def granted_rights(answers: Iterable[object]) -> frozenset[str]:
+    """The rights of `RIGHTS` for which the database said yes."""
+    return frozenset(name for name, granted in zip(RIGHTS, answers, strict=True) if granted)
