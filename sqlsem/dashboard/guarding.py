@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import time
 import urllib.parse
@@ -37,6 +38,7 @@ MOST_FAILURES = 10
 SHORTEST_TOKEN = 16
 #: The longest form, bytes.
 MOST_BYTES = 10_000
+#: The names of this host for itself.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 HEADERS = {
@@ -55,7 +57,10 @@ HEADERS = {
 
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach what listens there."""
-    return host in LOOPBACK or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may lead anywhere
+        return False
 
 
 class Guard:

@@ -571,3 +571,20 @@ def test_the_server_ends_while_pages_are_open(live, serve, monkeypatch):
     reader.join(20)
     assert not reader.is_alive(), "the stream ends"
     assert ended
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("127.example.org", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+    ],
+)
+def test_what_only_this_host_can_reach(host: str, local: bool) -> None:
+    assert guarding.is_loopback(host) is local
