@@ -116,6 +116,10 @@ def _sql_error(error: SqlsemError) -> str:
     return "\n".join(lines)
 
 
+class _Absorbed(BaseException):
+    """Takes the place of a `TaskInterrupted` that comes too late."""
+
+
 class _Interruption:
     """Ends a function that this thread runs, from another one: raises `TaskInterrupted` in it, between two steps of
     Python. What is in a call to the system, or of a library in another language, hears of it when that has returned.
@@ -125,24 +129,34 @@ class _Interruption:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._runs = True
+        self._struck = False
 
     def strike(self) -> None:
         """From another thread: as long as the function runs."""
         with self._lock:
             if self._runs:
-                _raise_in(self._thread, TaskInterrupted)
+                self._struck = _raise_in(self._thread, TaskInterrupted)
 
     def over(self) -> None:
         """The function has ended: from here on nothing strikes, and what was under way does not."""
-        with self._lock:
-            self._runs = False
-            _raise_in(self._thread, None)
+        try:
+            with self._lock:
+                self._runs = False
+                if not self._struck:
+                    return
+                # Not taken back (with NULL): CPython would go on looking for it for ever, at every step.
+                _raise_in(self._thread, _Absorbed)
+            while True:  # it comes at the next step
+                pass
+        except _Absorbed:
+            return
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    if sys.implementation.name == "cpython":  # others cannot; there a function ends by itself
-        what = None if error is None else ctypes.py_object(error)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _raise_in(thread: int, error: type[BaseException]) -> bool:
+    """Whether this Python can; where it cannot a function ends by itself."""
+    if sys.implementation.name != "cpython":
+        return False
+    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error)))
 
 
 def _run_call(body: str, allowed: Allowed, started: Started) -> str | None:
