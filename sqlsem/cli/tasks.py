@@ -142,7 +142,7 @@ def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None
       sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
       sqlsem put mails --json-body - < mail.json
       sqlsem put nightly --unique report -- ./report.sh
-      sqlsem put nightly --every "0 2 * * *" --time-zone Europe/Berlin -- ./load.sh
+      sqlsem put nightly --every "0 2 * * *" --time-zone Asia/Tokyo -- ./load.sh
     """
     try:
         body = _body(**{name: given.pop(name) for name in ("sql_text", "shell", "call", "arguments", "json_body")})
