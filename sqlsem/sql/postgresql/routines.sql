@@ -829,12 +829,12 @@ $$;
 
 
 -- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
--- statements in here see every registration that came before. (The caller has fixed the search_path.)
+-- statements in here see every registration that came before.
 CREATE OR REPLACE FUNCTION {schema}.place(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
     p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
     OUT queue_position bigint, OUT granted boolean)
-LANGUAGE plpgsql VOLATILE
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_ahead  record;
