@@ -62,6 +62,7 @@ def enter(page, url):
     page.keyboard.type(TOKEN)
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
+    page.wait_for_load_state()  # the keys are heard from then on
 
 
 def violations(page):
