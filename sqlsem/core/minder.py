@@ -103,29 +103,41 @@ class Minder:
             self._thread.join(CLOSE_SECONDS)
 
     def _work(self) -> None:
+        # Between two looks nothing here may refer to a claim: one that is dropped is given back when nothing does.
         closing = self._member.closing
         looked = monotonic()
         while not closing.is_set():
             self._wanted.wait()
-            tasks = self._running()
-            if not tasks:
+            due = self._due(looked)
+            if due is None:
                 self._wanted.clear()
-                tasks = self._running()  # of what was claimed before that nobody will tell us
-                if not tasks:
+                due = self._due(looked)  # of what was claimed before that nobody will tell us
+                if due is None:
                     continue
-            look = max(looked + LOOK_SECONDS, min(task.began for task in tasks) + LEAST_SECONDS)
-            ends = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
-            closing.wait(max(0.0, min([look, *ends]) - monotonic()))
+            look, until = due
+            closing.wait(max(0.0, until - monotonic()))
             try:
                 if monotonic() >= look:
                     looked = monotonic()
-                    self._look([task for task in tasks if task.is_open and looked - task.began >= LEAST_SECONDS])
-                for task in tasks:
-                    task.keep_time()
+                    self._look([one for one in self._running() if one.is_open and looked - one.began >= LEAST_SECONDS])
+                self._keep_time()
             except SqlsemError as exc:
                 log.debug("What is asked of the running tasks is not known now: %s", exc)
             except Exception:
                 log.exception("Looking after the running tasks failed")
+
+    def _keep_time(self) -> None:
+        for task in self._running():
+            task.keep_time()
+
+    def _due(self, looked: float) -> tuple[float, float] | None:
+        """When to look next, and when to wake for that or for the end of somebody's time; None where nothing runs."""
+        tasks = self._running()
+        if not tasks:
+            return None
+        look = max(looked + LOOK_SECONDS, min(task.began for task in tasks) + LEAST_SECONDS)
+        ends = [task.deadline for task in tasks if task.deadline is not None and task.why_stopped is None]
+        return look, min([look, *ends])
 
     def _running(self) -> list[Stoppable]:
         return [claim for claim in self._claims.all() if isinstance(claim, Stoppable)]

@@ -15,6 +15,7 @@ from support import PATIENCE, remains, until
 
 import sqlsem
 from sqlsem.bodies import END_SECONDS as ENDING
+from sqlsem.core import minder
 from sqlsem.core.operators import Operators
 from sqlsem.model import End, NewTask
 from sqlsem.tasks import Task, Worker
@@ -292,11 +293,14 @@ def test_a_claim_that_nobody_knows_is_given_back(connect, name):
     queue.put(1)
     task = queue.try_claim()
     assert queue.try_claim() is None
+    time.sleep(2 * minder.LOOK_SECONDS)  # who looks after what runs has looked at it, and must not keep it
     del task
+    attempts = []
     for again in queue.claim(wait=PATIENCE):
         with again:
-            assert again.attempt == 2
+            attempts.append(again.attempt)
         break
+    assert attempts == [2]
 
 
 def test_a_task_that_was_never_whole_is_dropped_in_silence(queue, monkeypatch):

@@ -22,6 +22,7 @@ from rich.console import Console
 import sqlsem
 from sqlsem import cli, sql
 from sqlsem.cli import options
+from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry, Past, Resource
 from sqlsem.terminal.queues import by_resource, render_history, render_queues
 from sqlsem.terminal.tables import seconds_in_words
@@ -331,17 +332,17 @@ def test_looking_again(coordinator: sqlsem.Coordinator, monkeypatch: pytest.Monk
         pass
 
     looks: list[object] = []
-    see = type(coordinator).entries
+    see = type(coordinator).overview
 
-    def entries(self: sqlsem.Coordinator, resource: str | None = None) -> object:
-        looks.append(resource)
+    def overview(self: sqlsem.Coordinator) -> Overview:
+        looks.append(self)
         if len(looks) == 2:
             raise sqlsem.Unavailable("gone fishing")
         if len(looks) == 4:
             raise Enough
-        return see(self, resource)
+        return see(self)
 
-    monkeypatch.setattr(type(coordinator), "entries", entries)
+    monkeypatch.setattr(type(coordinator), "overview", overview)
     with coordinator.mutex("x"):
         result = call("ls", "--watch", "100ms")
         assert result.exit_code == 130
