@@ -38,7 +38,7 @@ def test_waited_counts_the_wait(connect, name):
     with one.mutex(name):
         waiting = Attempt(other.mutex(name))
         assert waiting.waits(0.5)
-    assert waiting.granted().waited >= 0.5
+    assert waiting.granted().waited >= 0.45  # its thread may have begun a moment later
     waiting.leave()
 
 
