@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
+from hypothesis import strategies as st
+
 from sqlsem.model import Entry, Past, Request
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -169,3 +171,16 @@ def handed_over(rows: Sequence[Past]) -> float:
 def moved(row: Past, **times: float) -> Past:
     """The same at other times."""
     return replace(row, **{name: at(value) for name, value in times.items()})
+
+
+#: What is asked for, and by whom, in nights that hypothesis makes.
+KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
+KINDS += [("write", None, 1), ("read", 2, 2)]
+asks = st.builds(
+    lambda when, resource, kind, hold, patience: Ask(when, resource, *kind, hold, patience),
+    st.integers(0, 12),
+    st.sampled_from("ab"),
+    st.sampled_from(KINDS),
+    st.integers(0, 6),
+    st.none() | st.integers(0, 9),
+)

@@ -12,22 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import nights
-from support.nights import Ask, entry, past
+from support.nights import entry, past
 
 from sqlsem.insight import audit as module
 from sqlsem.insight.rule import Queue
 from sqlsem.model import Operation, Request, Resource
-
-KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
-KINDS += [("write", None, 1), ("read", 2, 2)]
-asks = st.builds(
-    lambda when, resource, kind, hold, patience: Ask(when, resource, *kind, hold, patience),
-    st.integers(0, 12),
-    st.sampled_from("ab"),
-    st.sampled_from(KINDS),
-    st.integers(0, 6),
-    st.none() | st.integers(0, 9),
-)
 
 
 def found(rows, entries=(), audit=module.audit):
@@ -35,7 +24,7 @@ def found(rows, entries=(), audit=module.audit):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.lists(asks, max_size=14))
+@given(st.lists(nights.asks, max_size=14))
 def test_what_the_rule_made_is_in_order(some):
     rows = nights.lived(some)
     result = module.audit(rows)
@@ -44,7 +33,7 @@ def test_what_the_rule_made_is_in_order(some):
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(asks, min_size=2, max_size=12), st.data())
+@given(st.lists(nights.asks, min_size=2, max_size=12), st.data())
 def test_what_is_broken_is_found(some, data):
     """Any number of rows are let in or ended at other times, or are something else; a plain look at all pairs knows."""
     rows = nights.lived(some)
@@ -52,7 +41,7 @@ def test_what_is_broken_is_found(some, data):
         number = data.draw(st.integers(0, len(rows) - 1))
         one = rows[number]
         asked = nights.seconds(one.requested_at)
-        kind = data.draw(st.sampled_from(KINDS))
+        kind = data.draw(st.sampled_from(nights.KINDS))
         times = sorted(data.draw(st.lists(st.integers(0, 15), min_size=2, max_size=2)))
         changed = [
             nights.moved(one, granted_at=asked + times[0], ended_at=asked + times[1]),
@@ -360,8 +349,8 @@ def test_the_oldest_first_is_refused():
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 50)), unique_by=lambda one: one[1], max_size=30),
-    st.sampled_from(KINDS),
+    st.lists(st.tuples(st.sampled_from(nights.KINDS), st.integers(0, 50)), unique_by=lambda one: one[1], max_size=30),
+    st.sampled_from(nights.KINDS),
     st.integers(0, 50),
     st.none() | st.integers(1, 4),
 )

@@ -13,16 +13,6 @@ from support.nights import Ask, entry, past
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.replay import ORDERS, Terms, replay
 
-KINDS = [("write", 1, 1), ("write", 3, 1), ("write", 3, 2), ("read", 1, 1), ("stage:1", 1, 1), ("stage:2", 1, 1)]
-KINDS += [("write", None, 1), ("read", 2, 2)]
-asks = st.builds(
-    lambda when, resource, kind, hold, patience: Ask(when, resource, *kind, hold, patience),
-    st.integers(0, 12),
-    st.sampled_from("ab"),
-    st.sampled_from(KINDS),
-    st.integers(0, 6),
-    st.none() | st.integers(0, 9),
-)
 #: Of everybody a mutex or a limit: what can be given another limit.
 limited = st.builds(
     lambda when, weight, hold: Ask(when, "a", "write", 4, weight, hold),
@@ -33,7 +23,7 @@ limited = st.builds(
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(asks, min_size=1, max_size=14))
+@given(st.lists(nights.asks, min_size=1, max_size=14))
 def test_the_same_terms_give_the_same_night(some):
     result = replay(nights.lived(some))
     assert result.everything.would == result.everything.was
