@@ -1,0 +1,264 @@
+"""The specifications, and whether each of their properties can fail.
+
+    python proof/check.py                all of it (some minutes)
+    python proof/check.py Lines Rates    of these modules
+    python proof/check.py --table        … and print the table of proof/README.md
+    python proof/check.py --simulate     the larger bounds, at random (as long as you let it)
+
+Each check is a configuration with some of its constants replaced. Where ``Mutant`` names something that is left out,
+TLC must find what is promised violated: a property that nothing can violate says nothing. The exit code is 1 when a
+check does not come out as it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from proof import tlc
+
+__all__ = ["CHECKS", "Check", "carry_out"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A configuration, what is replaced in it, and what TLC shall find: '' for nothing."""
+
+    module: str
+    config: str
+    finds: tuple[str, ...] = ()  # one of them
+    constants: dict[str, str] = field(default_factory=dict)
+    words: str = ""  # what is left out, or what it is about
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        said = ", ".join(f"{name} = {value}" for name, value in self.constants.items())
+        return f"{self.config}: {said}" if said else self.config
+
+    def text(self) -> str:
+        """The configuration."""
+        text = (tlc.FOLDER / f"{self.config}.cfg").read_text(encoding="utf-8")
+        for name, value in self.constants.items():
+            sign = "<-" if value.isidentifier() and value not in ("TRUE", "FALSE") else "="
+            text, count = re.subn(rf"(?m)^(    {name}) (?:=|<-) .*$", rf"\1 {sign} {value}", text)
+            if count != 1:
+                raise ValueError(f"{self.config}.cfg has no constant {name}")
+        return text
+
+
+def _mutant(module: str, config: str, name: str, finds: str, words: str, **constants: str) -> Check:
+    return Check(module, config, tuple(finds.split()), {"Mutant": f'"{name}"', **constants}, words)
+
+
+#: Of Queue.tla: one process among any others.
+ONE = {"Requester": "{a}", "AnyTurn": "TRUE", "AtOnce": "TRUE", "MaxRequests": "2"}
+CHECKS = (
+    Check("Ungated", "Gated", words="the three statements that sqlsem began with, and a gate"),
+    Check("Ungated", "Ungated", ("Alone",), words="the three statements that sqlsem began with"),
+    # The rule, the gate, looks, grants, upgrades.
+    Check("MCLines", "Lines", words="three readers and writers of one resource"),
+    Check("MCLines", "Lines", constants={"Request": "Limits"}, words="three that share a limit, with weights"),
+    Check(
+        "MCLines",
+        "Lines",
+        constants={"Request": "Both", "MaxFaults": "2"},
+        words="three, two resources, two faults",
+    ),
+    Check("MCLines", "LinesServed", words="whoever lives goes in: two readers and writers"),
+    _mutant("MCLines", "Lines", "no gate", "InOrder SafeRows", "a registration does not take the gate"),
+    _mutant(
+        "MCLines",
+        "Lines",
+        "barging",
+        "Ordered",
+        "those who wait are overtaken",
+        Request="Limits",
+    ),
+    _mutant("MCLines", "Lines", "weights", "SafeRows", "rows count, and not their weights", Request="Limits"),
+    _mutant(
+        "MCLines",
+        "Lines",
+        "others limit",
+        "SafeRows Ordered",
+        "the limits of others do not count",
+        Request="Limits",
+    ),
+    _mutant("MCLines", "Lines", "stages mix", "SafeRows", "labels that are not the same share", Request="Stages"),
+    _mutant("MCLines", "Lines", "past readers", "SafeRows", "who upgrades looks only at those ahead"),
+    _mutant("MCLines", "Lines", "two upgraders", "SafeRows Ordered", "two readers upgrade at once"),
+    _mutant(
+        "MCLines",
+        "Lines",
+        "readers behind",
+        "SafeRows",
+        "readers behind who fit are not let in",
+    ),
+    _mutant(
+        "MCLines",
+        "Lines",
+        "unlocked",
+        "SafeRows",
+        "what keeps a reader behind out leaves meanwhile",
+    ),
+    _mutant("MCLines", "LinesServed", "the dead stay", "time", "nobody removes the dead"),
+    # Locks that travel.
+    Check("MCHandOver", "HandOver", words="a giver, two others with the token"),
+    _mutant("MCHandOver", "HandOver", "giver goes on", "OneWorks", "the giver works until it has its answer"),
+    _mutant(
+        "MCHandOver",
+        "HandOver",
+        "token used twice",
+        "OneWorks LoserKnows UsedOnce",
+        "nobody asks whether it was used",
+    ),
+    _mutant("MCHandOver", "HandOver", "another number", "OneWorks", "the adopter's row has a number of its own"),
+    _mutant(
+        "MCHandOver",
+        "HandOver",
+        "release by position",
+        "LoserKnows OneWorks",
+        "a late release takes anybody's row",
+    ),
+    _mutant("MCHandOver", "HandOver", "no lease", "time", "what is in transit has no end"),
+    # Rates.
+    Check("MCRates", "Rates", words="two processes, a clock that may go back"),
+    _mutant("MCRates", "Rates", "no gate", "NeverMore", "two look at one time, and then take"),
+    _mutant("MCRates", "Rates", "slot ends early", "NeverMore", "a slot counts until its beginning is over"),
+    _mutant("MCRates", "Rates", "fixed windows", "NeverMore", "each window begins with nothing used"),
+    _mutant("MCRates", "Rates", "bucket", "NeverMore", "a bucket that leaks, as large as the limit"),
+    _mutant(
+        "MCRates",
+        "Rates",
+        "future forgotten",
+        "NeverMore",
+        "what is in the future is dropped",
+    ),
+    _mutant("MCRates", "Rates", "barging", "InTurn", "who is not first in the line takes, too"),
+    # Who is dead, and who knows what it has lost, in time.
+    Check("MCQueue", "Queue", words="two processes, one mutex, one fault; registrations taken apart"),
+    Check(
+        "MCQueue",
+        "Queue",
+        constants={"Request": "Two", "AtOnce": "TRUE"},
+        words="two processes, two resources, one fault",
+    ),
+    Check(
+        "MCQueue",
+        "Queue",
+        constants={**ONE, "Grace": "3", "MaxFaults": "4"},
+        words="one of any number of processes, twice, four faults; its turn comes whenever it likes",
+    ),
+    Check(
+        "MCQueue",
+        "Queue",
+        constants={**ONE, "Grace": "3", "MaxFaults": "3", "Leased": "{a}"},
+        words="the same for one that lives by a lease, three faults",
+    ),
+    _mutant("MCQueue", "Queue", "no gate", "InOrder", "a registration does not take the gate"),
+    *(
+        _mutant("MCQueue", "Queue", name, finds, words, **ONE, MaxFaults="2")
+        for name, finds, words in (
+            ("no grace", "LivingAlone", "who is missing is removed at once"),
+            ("removed untested", "LivingAlone", "who was found missing is removed without a second test"),
+            ("same beacon", "LivingAlone LoserKnows", "who comes back has the beacon that was found missing"),
+            ("no new life", "LoserKnows LivingAlone", "after a restart signs count, of which some are lost"),
+            ("no watch", "LoserKnows", "nobody looks at the clock"),
+            ("proof at its end", "LoserKnows", "a ping proves the instant of its answer"),
+            ("answer at its end", "LoserKnows", "a grant proves the instant of its answer"),
+            ("grant unheard", "LoserKnows", "a ping gives up only what is known to be granted"),
+            ("back and well", "LoserKnows", "to come back proves that what is held is still there"),
+            ("repeated and revoked", "LoserKnows", "a call repeated finds its grant, though it was taken away"),
+        )
+    ),
+    Check(
+        "MCQueue",
+        "QueueServed",
+        constants={**ONE, "MaxFaults": "2"},
+        words="who lives goes in, the dead go: one of any number of processes, twice, two faults",
+    ),
+    _mutant("MCQueue", "QueueServed", "the dead stay", "time", "nobody removes the dead", **ONE),
+    # Tasks with locks.
+    Check("MCParked", "ParkedSafe", words="two tasks with the same two locks, two workers"),
+    Check("MCParked", "Parked", words="the process behind them goes in, and every task ends"),
+    _mutant("MCParked", "ParkedSafe", "granted apart", "HoldsNothing", "what can be granted is granted, and held"),
+    _mutant("MCParked", "ParkedSafe", "rows uncounted", "RunsWithAll", "nobody counts whether all rows are there"),
+    _mutant(
+        "MCParked",
+        "ParkedSafe",
+        "ended by the dead",
+        "EndsItsOwn",
+        "the attempt of another is ended",
+    ),
+    _mutant("MCParked", "ParkedSafe", "locks kept", "HoldsNothing", "a failed attempt keeps its locks for the retry"),
+    _mutant(
+        "MCParked",
+        "ParkedSafe",
+        "rows stay",
+        "HoldsNothing",
+        "the rows of the dead stay",
+    ),
+    _mutant("MCParked", "Parked", "asked apart", "time", "rows are put into one line after the other"),
+    _mutant("MCParked", "Parked", "no lease", "time", "parked rows have no end where no worker claims"),
+)
+#: Larger bounds, at random: of each module a configuration.
+LARGE = (
+    Check("MCLines", "Lines", constants={"Request": "Both", "MaxRequests": "2", "MaxFaults": "2"}),
+    Check("MCHandOver", "HandOver", constants={"Ttl": "4", "MaxFaults": "4"}),
+    Check("MCRates", "Rates", constants={"MaxTime": "16", "MaxTakes": "8", "Limit": "3", "MaxFaults": "2"}),
+    Check("MCParked", "ParkedSafe", constants={"MaxAttempts": "6", "MaxFaults": "6"}),
+    Check(
+        "MCQueue",
+        "Queue",
+        constants={"Requester": "{a, b, c}", "Request": "Two", "MaxRequests": "2", "MaxFaults": "2"},
+    ),
+)
+
+
+def carry_out(check: Check, *, seconds: float = 600, simulate: int | None = None) -> tuple[bool, tlc.Outcome]:
+    """Whether it comes out as it should, and what TLC says."""
+    outcome = tlc.run(check.module, check.text(), seconds=seconds, simulate=simulate)
+    if not check.finds:
+        return not outcome.violated, outcome
+    return any(name in outcome.violated for name in check.finds), outcome
+
+
+def _print_table(lines: Iterable[tuple[Check, tlc.Outcome]]) -> None:
+    print("| check | about | found | states |\n|---|---|---|---|")
+    for check, outcome in lines:
+        print(f"| `{check.name}` | {check.words} | {outcome.violated or 'nothing'} | {outcome.states:,} |")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help="of these: Lines, Queue, HandOver, Rates, Parked")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--behaviours", type=int, default=10_000, help="with --simulate: so many")
+    parser.add_argument("--seconds", type=float, default=3600, help="no longer for one check")
+    given = parser.parse_args(arguments)
+    done, failed = [], 0
+    for check in LARGE if given.simulate else CHECKS:
+        if given.modules and check.config not in given.modules and check.module.removeprefix("MC") not in given.modules:
+            continue
+        good, outcome = carry_out(check, seconds=given.seconds, simulate=given.behaviours if given.simulate else None)
+        failed += not good
+        done.append((check, outcome))
+        print(
+            f"{'ok ' if good else 'NOT'} {check.name}: {outcome.violated or 'nothing'} found, "
+            f"{outcome.states:,} states, {outcome.seconds:.0f} s",
+            flush=True,
+        )
+    if given.table:
+        _print_table(done)
+    return 1 if failed or not done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+"""Recorded histories beside the specification: is what happened a behaviour of ``Lines.tla``?
+
+    python proof/traces.py --url postgresql://…/db --since 1h
+
+A history is what table ``history`` has of finished requests, and, where somebody has noted it, when programs went in
+and out. It becomes module ``Trace``, which ``TraceLines.tla`` follows event by event. It must be whole, with the rows
+of those that did not end well; what is there still, and what was there before, is not looked at.
+
+What is not in ``Lines.tla`` is refused with `ValueError`: locks that were handed over, and requests without a limit of
+their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from proof import tlc
+from sqlsem.model import READ, UPGRADE, Past
+
+__all__ = ["Event", "Verdict", "Visit", "beginning", "check", "events", "module"]
+
+CONVERTED = ("upgraded", "downgraded")
+#: Who had the row did not end it itself.
+REMOVED = ("reaped", "revoked")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the trace. ``who`` does it, to a row that is ``of`` somebody. ``at`` in units of the clock."""
+
+    at: int
+    what: str  # 'registered', 'granted', 'entered', 'left', 'ended', 'removed', 'upgraded', 'downgraded'
+    who: str
+    of: str
+    resource: str
+    number: int
+    access: str
+    limit: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class Visit:
+    """When a program was inside, as it noted itself: seconds since 1970; ``left`` is None if it never did."""
+
+    resource: str
+    position: int
+    entered: float
+    left: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether it is a behaviour; and if not, the first events that cannot be, or what does not hold after them."""
+
+    accepted: bool
+    events: int
+    refused: tuple[Event, ...] = ()
+    violated: str = ""
+
+
+def events(past: Iterable[Past], visits: Iterable[Visit] = (), *, unit: float = 1e-6) -> list[Event]:
+    """The events of a history. ``unit``: how fine its clock is, in seconds (that of SQLite: a millisecond)."""
+    lives: dict[tuple[str, int], list[Past]] = defaultdict(list)
+    for one in past:
+        lives[one.resource, one.position].append(one)
+    inside: dict[tuple[str, int], Visit] = {(one.resource, one.position): one for one in visits}
+    found: list[Event] = []
+    for key, life in lives.items():
+        life.sort(key=lambda one: (one.ended_at, one.outcome not in CONVERTED))
+        first, last = life[0], life[-1]
+        if any(one.outcome == "handed_over" for one in life):
+            raise ValueError(f"Position {key[1]} on {key[0]!r} was handed over, which Lines.tla does not know")
+        # (Not every engine writes down the limit of what is converted; that is always 1.)
+        limit = 1 if len(life) > 1 else last.limit
+        if limit is None:
+            raise ValueError(
+                f"Position {key[1]} on {key[0]!r} went by the limit of the server, which Lines.tla does not know"
+            )
+        access = READ if first.access == UPGRADE else first.access
+        made = [(first.requested_at.timestamp(), "registered")]
+        if first.granted_at is not None:
+            made.append((first.granted_at.timestamp(), "granted"))
+        made += [(one.ended_at.timestamp(), one.outcome) for one in life[:-1]]
+        made.append((last.ended_at.timestamp(), "removed" if last.outcome in REMOVED else "ended"))
+        stamps = [(round(at / unit), what) for at, what in made]
+        visit = inside.pop(key, None)
+        if visit is not None:
+            stamps.append((math.floor(visit.entered / unit), "entered"))
+            if visit.left is not None:
+                stamps.append((math.floor(visit.left / unit), "left"))
+        found += [
+            Event(at, what, first.requesting_id, first.requesting_id, *key, access, limit, first.weight)
+            for at, what in stamps
+        ]
+    if inside:
+        raise ValueError(f"Somebody was inside of whom the history knows nothing: {next(iter(inside))}")
+    return sorted(found, key=lambda event: event.at)
+
+
+def beginning(trace: Sequence[Event], most: int) -> list[Event]:
+    """The first events, of whole moments, and no more than ``most``: the beginning of a behaviour is one, too."""
+    found: list[Event] = []
+    for moment in _moments(trace):
+        if len(found) + len(moment) > most:
+            break
+        found += moment
+    return found
+
+
+def _moments(trace: Sequence[Event]) -> list[list[Event]]:
+    return [list(some) for _, some in itertools.groupby(trace, key=lambda event: event.at)]
+
+
+def _text(value: str) -> str:
+    """As a string of TLA+, which names must not break."""
+    return '"' + "".join(c if re.match(r"[\w .:/-]", c, re.ASCII) else f"_{ord(c):x}_" for c in value) + '"'
+
+
+def module(trace: Sequence[Event]) -> str:
+    """Module ``Trace`` of these events, which are in order.
+
+    Only the order of the numbers counts. After a failover they are too large for TLC, so here they are 1, 2, 3.
+    """
+    ranks = {number: rank for rank, number in enumerate(sorted({event.number for event in trace}), 1)}
+
+    def record(event: Event) -> str:
+        return (
+            f"[what |-> {_text(event.what)}, who |-> {_text(event.who)}, of |-> {_text(event.of)}, "
+            f"resource |-> {_text(event.resource)}, number |-> {ranks[event.number]}, "
+            f"access |-> {_text(event.access)}, limit |-> {event.limit}, weight |-> {event.weight}]"
+        )
+
+    moments = ",\n  ".join("{" + ", ".join(map(record, some)) + "}" for some in _moments(trace))
+    people = ", ".join(sorted({_text(name) for event in trace for name in (event.who, event.of)}))
+    asks = ", ".join(
+        f"[resource |-> {_text(resource)}, access |-> {_text(access)}, limit |-> {limit}, weight |-> {weight}]"
+        for resource, access, limit, weight in sorted({(e.resource, e.access, e.limit, e.weight) for e in trace})
+    )
+    later = ", ".join(f"<<{_text(e.resource)}, {ranks[e.number]}>>" for e in trace if e.what == "upgraded")
+    return (
+        "---- MODULE Trace ----\nEXTENDS Integers\n"
+        f"TraceRequester == {{{people}}}\nTraceRequest == {{{asks}}}\nUpgradeLater == {{{later}}}\n"
+        f"Moments == <<\n  {moments}\n>>\n====\n"
+    )
+
+
+def check(trace: Sequence[Event], *, seconds: float = 600) -> Verdict:
+    """Whether these events, in order, are a behaviour of ``Lines.tla``. Raises `RuntimeError` where TLC cannot run."""
+    config = (tlc.FOLDER / "TraceLines.cfg").read_text(encoding="utf-8")
+    outcome = tlc.run("TraceLines", config, files={"Trace.tla": module(trace)}, seconds=seconds)
+    if outcome.violated == "NotAccepted":
+        return Verdict(accepted=True, events=len(trace))
+    reached = [int(number) for number in re.findall(r'<<"moment", (\d+)>>', outcome.output)]
+    refused = _moments(trace)[max(reached, default=1) - 1]
+    return Verdict(accepted=False, events=len(trace), refused=tuple(refused), violated=outcome.violated)
+
+
+def main(arguments: list[str]) -> int:
+    import sqlsem
+    from sqlsem.cli.nights import Night
+    from sqlsem.model import check_duration
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="which database; as for sqlsem")
+    parser.add_argument("--since", default="1h", help="how far to look back")
+    parser.add_argument("--resource", help="of this one only")
+    given = parser.parse_args(arguments)
+    with sqlsem.connect(given.url) as coordinator:
+        night = Night(coordinator, given.resource, check_duration("since", given.since))
+        unit = 1e-3 if coordinator.engine.name == "sqlite" else 1e-6
+        verdict = check(events(night.past(), unit=unit))
+    if verdict.accepted:
+        print(f"{verdict.events} events: a behaviour of the specification")
+        return 0
+    print(f"Not a behaviour of the specification; {verdict.violated or 'it ends'} at one of:")
+    for event in verdict.refused:
+        print(f"  {event}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
