@@ -8,14 +8,26 @@ Each engine's folder holds the same scripts:
     functions and procedures; may be run again at any time, also while locks are held.
 ``public.sql``
     the routines for sessions (T-SQL, psql), built on the above; rerunnable too. Not for SQLite, which has none.
+``priorities.sql``
+    requests that wait by priority; rerunnable. Not for SQLite, where the client does.
 ``deadlocks.sql``
     finds those who wait for each other; rerunnable. Not for SQLite, where the client does.
+``rates.sql``
+    so much in so long; rerunnable. Not for SQLite, where the client does.
 ``tasks.sql``, ``rounds.sql``
     the same for the work queue and the rounds.
+``parked.sql``
+    tasks with locks, which wait for these without a process; rerunnable. Not for SQLite, where the client does.
 ``conversions.sql``
     readers that become writers and writers that become readers; rerunnable.
+``handovers.sql``
+    locks that go from one process to another; rerunnable. Not for SQLite.
 ``overview.sql``
     all that is there at one instant, and what operators did; rerunnable. Not for SQLite.
+``guards.sql``
+    tables that can be written only under a lock; rerunnable. Not for SQLite.
+``once.sql``
+    what runs once per period; rerunnable. Not for SQLite.
 ``permissions.sql``
     roles and grants; may be run again.
 ``drop.sql``
@@ -26,6 +38,8 @@ Each engine's folder holds the same scripts:
     there the client puts a call together from smaller statements, and a name that others have does the same as there.
 ``doctor.sql``
     what ``sqlsem doctor`` asks; the same.
+``simulated.sql``
+    only PostgreSQL: what makes a database one for simulations (`sqlsem.testing.simulate`). Never run in any other.
 
 Two words are filled in: ``{schema}`` and ``{table}``. Both are checked to be plain identifiers first; nothing
 else is ever put into a statement except as a bound parameter, and what the file itself abbreviates: after a line
@@ -43,11 +57,11 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
-LATEST = 5
+LATEST = 6
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
 SCRIPTS = (
-    *("schema", "routines", "deadlocks", "public", "tasks", "rounds", "conversions", "overview", "permissions"),
-    *("drop", "client"),
+    *("schema", "routines", "priorities", "deadlocks", "public", "rates", "tasks", "parked", "rounds"),
+    *("conversions", "handovers", "overview", "guards", "once", "permissions", "drop", "client"),
 )
 #: Those that follow the schema's at every `sqlsem init`.
 RERUNNABLE = SCRIPTS[1:-2]

@@ -41,6 +41,9 @@ EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 -- name: register_all
 EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
 
+-- name: take_turn
+EXEC {schema}.take_turn ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+
 -- name: wait
 EXEC {schema}.wait ?, ?, ?, 1
 
@@ -62,11 +65,70 @@ EXEC {schema}.downgrade ?, ?, ?, 1
 -- name: cancel
 EXEC {schema}.cancel ?, ?, ?, 1
 
+-- name: take_rate
+EXEC {schema}.take_rate ?, ?, ?, ?, ?, ?, @answer = 1
+
+-- name: settle_rate
+EXEC {schema}.settle_rate ?, ?, ?
+
+-- name: rates
+EXEC {schema}.rates ?
+
+-- name: hand_over
+EXEC {schema}.hand_over_rows ?, ?, ?, ?, ?, @answer = 1
+
+-- name: adopt
+EXEC {schema}.adopt_rows ?, ?, ?, ?, ?, @answer = 1
+
+-- name: once_due
+EXEC {schema}.once_due ?, ?, ?, ?, ?, 1
+
+-- name: mark_once
+EXEC {schema}.mark_once ?, ?, ?, 1
+
+-- name: once_last
+EXEC {schema}.once_last ?
+
+-- name: once_forget
+EXEC {schema}.once_forget ?, 1
+
 -- name: find_deadlock
 EXEC {schema}.find_deadlock ?, @answer = 1
 
 -- name: pin
 EXEC {schema}.pin ?, ?, ?, 1
+
+-- name: whereabouts
+-- Of one server: the database. (tempdb is made anew when a server starts, and seen by everybody: so a copy elsewhere differs.)
+SELECT CONCAT(@@SERVERNAME, N' ', DB_ID(), N' ', DB_NAME(), N' ',
+              (SELECT CONVERT(nvarchar(40), create_date, 126) FROM sys.databases WHERE name = N'tempdb'))
+
+-- name: leave_with
+EXEC {schema}.leave_with ?
+
+-- name: has_left
+EXEC {schema}.has_left ?, 1
+
+-- name: forget_left
+EXEC {schema}.forget_left ?
+
+-- name: session_notes
+SELECT @@SPID, COALESCE(CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)), N'')
+
+-- name: session_entry
+EXEC {schema}.session_entry ?, ?, ?
+
+-- name: note_session
+EXEC sp_set_session_context N'sqlsem.{schema}.grants', ?
+
+-- name: guard_table
+EXEC {schema}.guard_table ?, ?, 1
+
+-- name: unguard_table
+EXEC {schema}.unguard_table ?, 1
+
+-- name: guarded_tables
+EXEC {schema}.guarded_tables
 
 -- name: entries
 EXEC {schema}.entries ?
@@ -85,6 +147,9 @@ EXEC {schema}.operations ?, ?, ?, ?, ?, ?
 
 -- name: resource_settings
 EXEC {schema}.resource_settings
+
+-- name: priorities
+EXEC {schema}.priorities
 
 -- name: set_resource
 EXEC {schema}.set_resource ?, ?, ?
@@ -115,7 +180,12 @@ EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusi
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'
 
 -- name: put_task
-EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = ?, @replace_key = ?, @time_limit_ms = ?
+EXEC {schema}.put_task ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1, @unique_key = ?, @replace_key = ?, @time_limit_ms = ?,
+    @task_key = ?, @priority = ?, @locks = ?
+
+-- name: in_transaction
+-- Of a cursor that is lent to us. (A driver in manual commit begins it with the first statement that reads a table.)
+DECLARE @n int; IF @@TRANCOUNT = 0 AND @@OPTIONS & 2 = 2 SELECT @n = schema_id FROM sys.schemas WHERE schema_id < 0; SELECT @@TRANCOUNT
 
 -- name: begin
 BEGIN TRANSACTION
@@ -128,6 +198,9 @@ IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: claim_task
 EXEC {schema}.claim_task ?, ?, ?, ?, ?
+
+-- name: claim_parked
+EXEC {schema}.claim_parked ?, ?, ?, ?, ?, ?, ?, @answer = 1
 
 -- name: end_task
 EXEC {schema}.end_task ?, ?, ?, ?, ?, ?, @answer = 1
@@ -147,8 +220,20 @@ EXEC {schema}.recover_tasks ?, ?, 1
 -- name: queue_state
 EXEC {schema}.queue_state ?
 
--- name: page_tasks
-EXEC {schema}.page_tasks ?, ?, ?, ?
+-- name: show_tasks
+EXEC {schema}.show_tasks ?, ?, ?, ?
+
+-- name: show_task_locks
+EXEC {schema}.show_task_locks ?
+
+-- name: queue_limits
+EXEC {schema}.queue_limits ?
+
+-- name: queue_waits
+EXEC {schema}.queue_waits ?
+
+-- name: set_queue
+EXEC {schema}.set_queue ?, ?, ?, ?, ?
 
 -- name: queue_counts
 EXEC {schema}.queue_counts ?
@@ -167,6 +252,24 @@ EXEC {schema}.asked_of_tasks ?, ?
 
 -- name: prune_tasks
 EXEC {schema}.prune_tasks ?, 1
+
+-- name: clock
+SELECT SYSUTCDATETIME()
+
+-- name: tend_queue
+EXEC {schema}.tend_queue ?, ?
+
+-- name: save_schedule
+EXEC {schema}.save_schedule ?, ?, ?, ?, ?, ?, ?, ?
+
+-- name: fire_schedule
+EXEC {schema}.fire_schedule ?, ?, ?, ?, ?
+
+-- name: set_schedule
+EXEC {schema}.set_schedule ?, ?, ?, 1
+
+-- name: list_schedules
+EXEC {schema}.list_schedules ?, ?
 
 -- name: execute
 SET NOCOUNT OFF; BEGIN TRANSACTION

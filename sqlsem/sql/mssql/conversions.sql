@@ -94,7 +94,8 @@ BEGIN
         BEGIN
             -- From here on nobody behind can find its way free. Who has found it so before still does, leaving us aside:
             -- those who fit (now, or but for the operator's pause or cap, of which they may have heard later than we did).
-            -- Waiting rows to which nobody attends go first: with the row goes the right to enter.
+            -- Waiting rows to which nobody attends go first: with the row goes the right to enter. (Parked tasks hold nothing, so they
+            -- are not let in: a claim looks again when it has written its rows, and sees us.)
             SET @now = SYSUTCDATETIME();
             SET @other = @position;
             WHILE @other IS NOT NULL
@@ -109,7 +110,7 @@ BEGIN
             END;
             INSERT INTO @free (queue_position, held)
             SELECT r.queue_position, CASE WHEN o.paused_at IS NOT NULL OR r.ahead_weight + r.weight > o.cap THEN 1 ELSE 0 END
-            FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight,
+            FROM (SELECT queue_position, access_type, granted_at, revoked_at, attended_until, concurrency_limit, weight, member_id,
                          COALESCE(SUM(CASE WHEN access_type <> N'read' AND queue_position <> @position THEN CAST(weight AS bigint)
                                            ELSE 0 END)
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS ahead_weight,
@@ -118,11 +119,12 @@ BEGIN
                                   OVER (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
                                   2147483647) AS declared
                   FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE resource_id = @resource) AS r
-            LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
+            CROSS JOIN {schema}.set_for(@resource) AS o
             WHERE r.queue_position > @position AND r.access_type = N'read' AND r.granted_at IS NULL AND r.revoked_at IS NULL
               AND r.ahead_weight + r.weight <= COALESCE(r.concurrency_limit, 2147483647)
               AND r.ahead_weight + r.weight <= r.declared
-              AND (r.attended_until IS NULL OR r.attended_until >= @now);
+              AND (r.attended_until IS NULL OR r.attended_until >= @now)
+              AND NOT EXISTS (SELECT 1 FROM {schema}.parking AS p WITH (READCOMMITTEDLOCK) WHERE p.member_id = r.member_id);
             IF @try = 1 AND (@result IS NOT NULL OR EXISTS (SELECT 1 FROM @free))
             BEGIN
                 UPDATE {schema}.entry SET access_type = N'read'

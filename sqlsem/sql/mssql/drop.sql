@@ -1,18 +1,38 @@
 -- sqlsem, for SQL Server: removes everything, the roles too unless they have members. One batch.
+-- Guarded tables first: without what their triggers call nobody could write to them.
+DECLARE @drop nvarchar(400);
+WHILE EXISTS (SELECT 1 FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
+              WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0)
+BEGIN
+    SELECT TOP (1) @drop = CONCAT(N'DROP TRIGGER ', QUOTENAME(OBJECT_SCHEMA_NAME(t.parent_id)), N'.', QUOTENAME(t.name))
+    FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
+    WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0;
+    EXEC (@drop);
+END;
 DROP TRIGGER IF EXISTS {schema}.number_bare_row;
 DROP VIEW IF EXISTS {schema}.{table};
+DROP TABLE IF EXISTS {schema}.rate_slot;
+DROP TABLE IF EXISTS {schema}.rate_window;
+DROP TABLE IF EXISTS {schema}.handover;
+DROP TABLE IF EXISTS {schema}.once_run;
+DROP TABLE IF EXISTS {schema}.departure;
 DROP TABLE IF EXISTS {schema}.operation;
 DROP TABLE IF EXISTS {schema}.schedule;
 DROP TABLE IF EXISTS {schema}.round_part;
 DROP TABLE IF EXISTS {schema}.[round];
+DROP TABLE IF EXISTS {schema}.queue_wait;
+DROP TABLE IF EXISTS {schema}.queue_key;
+DROP TABLE IF EXISTS {schema}.queue_setting;
+DROP TABLE IF EXISTS {schema}.parking;
+DROP TABLE IF EXISTS {schema}.task_lock;
 DROP TABLE IF EXISTS {schema}.task_log;
 DROP TABLE IF EXISTS {schema}.task;
 DROP TABLE IF EXISTS {schema}.entry;
 DROP TABLE IF EXISTS {schema}.history;
 DROP TABLE IF EXISTS {schema}.resource;
+DROP TABLE IF EXISTS {schema}.limit_pattern;
 DROP TABLE IF EXISTS {schema}.member;
 DROP TABLE IF EXISTS {schema}.setting;
-DECLARE @drop nvarchar(400);
 WHILE EXISTS (SELECT 1 FROM sys.objects WHERE schema_id = SCHEMA_ID(N'{schema}') AND type IN ('P', 'FN', 'IF'))
 BEGIN
     SELECT TOP (1) @drop = CONCAT(N'DROP ', CASE WHEN type = 'P' THEN N'PROCEDURE' ELSE N'FUNCTION' END, N' {schema}.', QUOTENAME(name))

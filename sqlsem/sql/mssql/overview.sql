@@ -14,7 +14,7 @@ BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SELECT o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after, o.paused_by, o.cap_by
-    FROM {schema}.resource AS o WITH (NOLOCK);
+    FROM {schema}.all_settings() AS o;
 END;
 GO
 
@@ -40,7 +40,7 @@ BEGIN
     SELECT N'clock' AS what, @now AS taken_at;
     SELECT N'setting' AS what, o.resource_id, o.cap, o.paused_at, o.stale_after_ms / CAST(1000 AS float) AS stale_after,
            o.paused_by, o.cap_by
-    FROM {schema}.resource AS o WITH (NOLOCK);
+    FROM {schema}.all_settings() AS o;
     INSERT INTO @member (member_id, missing)
     SELECT m.member_id,
            CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
@@ -103,10 +103,10 @@ BEGIN
            DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / CAST(1000000 AS float) AS held,
            DATEDIFF_BIG(microsecond, h.requested_at, h.granted_at) / CAST(1000000 AS float) AS waited, h.note, h.program
     FROM @wanted AS w
-    CROSS APPLY (SELECT TOP (200) p.requested_at, p.granted_at, p.ended_at, p.outcome, p.note, p.program
+    CROSS APPLY (SELECT TOP (200) p.queue_position, p.requested_at, p.granted_at, p.ended_at, p.outcome, p.note, p.program
                  FROM {schema}.history AS p WITH (NOLOCK) WHERE p.resource_id = w.resource_id ORDER BY p.ended_at DESC) AS h
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL
-    ORDER BY w.resource_id, h.ended_at DESC;
+    ORDER BY w.resource_id, h.ended_at DESC, h.queue_position DESC;
 END;
 GO
 
@@ -125,7 +125,7 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
     DECLARE @resource nvarchar(255), @access nvarchar(64), @limit bigint, @weight bigint, @member bigint, @owner nvarchar(255),
-            @state nvarchar(10), @cap int, @cap_by nvarchar(128), @paused_at datetime2(6), @paused_by nvarchar(128),
+            @state nvarchar(10), @cap int, @cap_by nvarchar(128), @pattern nvarchar(255), @paused_at datetime2(6), @paused_by nvarchar(128),
             @usable bigint, @room bigint = 2147483647, @edge bigint, @edge_uncapped bigint, @own bigint, @code nvarchar(20),
             @reason nvarchar(1000), @all int = 0, @writers int = 0, @stages int = 0, @readers int = 0;
     DECLARE @entry TABLE (
@@ -168,14 +168,17 @@ BEGIN
     ELSE IF @state <> N'waits'
     BEGIN
         SET @code = @state;
-        SET @reason = CASE @state WHEN N'holds' THEN N'it has been let in'
-                                  WHEN N'dead' THEN N'its owner is dead: it is removed by the next who looks'
-                                  ELSE N'an operator takes it away' END;
+        SET @reason = CASE WHEN @state = N'holds' AND @owner LIKE N'handed over by %' THEN N'it was handed over, and nobody has adopted it yet'
+                           WHEN @state = N'holds' THEN N'it has been let in'
+                           WHEN @state = N'dead' THEN N'its owner is dead: it is removed by the next who looks'
+                           ELSE N'an operator takes it away' END;
     END
     ELSE
     BEGIN
         SELECT @cap = cap, @cap_by = cap_by, @paused_at = paused_at, @paused_by = paused_by
         FROM {schema}.resource WITH (NOLOCK) WHERE resource_id = @resource;
+        IF @cap IS NULL
+            SELECT @cap = cap, @cap_by = cap_by, @pattern = prefix + N'*' FROM {schema}.pattern_of(@resource);
         -- Where the cap leaves such a request no room at all, the others are looked for without it.
         SET @usable = CASE WHEN @cap >= @weight THEN @cap ELSE 2147483647 END;
         SELECT TOP (1) @edge = a.queue_position
@@ -217,7 +220,7 @@ BEGIN
         SET @reason = CASE @code
             WHEN N'paused' THEN CONCAT(N'the resource is paused', N' by ' + @paused_by, N': nobody is let in until resume')
             WHEN N'turn_now' THEN N'nothing holds it back any more: it goes in as soon as its process looks'
-            WHEN N'cap' THEN CONCAT(N'the operator''s cap of ', @cap, N' by ' + @cap_by,
+            WHEN N'cap' THEN CONCAT(N'the operator''s cap of ', @cap, N' for ' + @pattern, N' by ' + @cap_by,
                                     CASE WHEN @cap < @weight THEN N' is below its weight' ELSE N' is reached' END)
             WHEN N'own_earlier' THEN N'it waits for its own earlier row, and so for itself'
             WHEN N'writer_ahead' THEN N'a writer is ahead'
@@ -253,11 +256,8 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @since datetime2(6), @until datetime2(6), @now datetime2(6) = SYSUTCDATETIME();
-    IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
-        THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
-    SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
-    SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
+    DECLARE @since datetime2(6), @until datetime2(6);
+    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@most) o.operation_id, o.done_at, o.login, o.host, o.pid, o.program, o.action, o.resource_id, o.queue_position,
            o.queue_name, o.task_id, o.old_value, o.new_value
     FROM {schema}.operation AS o WITH (NOLOCK)

@@ -51,28 +51,40 @@ INSERT INTO @right (what, object_name, role_name)
 SELECT N'EXECUTE', o.name, r.name
 FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'), (N'resign', N'upwo'),
              (N'warm_up', N'upwo'), (N'prune', N'upwo'), (N'prune_operations', N'upwo'), (N'prune_tasks', N'upwo'), (N'settings', N'upwor'), (N'overview', N'upwor'),
-             (N'register', N'uo'), (N'register_all', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'),
-             (N'release', N'uo'), (N'cancel', N'uo'),
-             (N'pin', N'uo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
+             (N'register', N'uo'), (N'register_all', N'uo'), (N'take_turn', N'uo'), (N'wait', N'uo'), (N'look_all', N'uo'),
+             -- (Of these a worker needs some for the locks of its tasks, which are its own to keep and to give back.)
+             (N'release', N'uwo'), (N'cancel', N'uo'),
+             (N'pin', N'uwo'), (N'find_deadlock', N'uo'), (N'begin_upgrade', N'uo'), (N'upgrade', N'uo'),
              (N'downgrade', N'uo'), (N'acquire', N'uo'), (N'try', N'uo'), (N'renew', N'uo'), (N'assert_holding', N'uo'),
-             (N'entries', N'uor'), (N'status', N'uor'), (N'why', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
-             (N'resource_settings', N'uor'), (N'operations', N'uor'),
+             (N'take_rate', N'uo'), (N'settle_rate', N'uo'), (N'take', N'uo'), (N'settle', N'uo'), (N'rates', N'uor'),
+             (N'hand_over_rows', N'uwo'), (N'adopt_rows', N'uo'), (N'hand_over', N'uo'), (N'adopt', N'uo'),
+             (N'leave_with', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
+             (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'), (N'once_forget', N'uo'),
+             (N'once_last', N'uor'),
+             (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'resource_settings', N'uor'), (N'priorities', N'uor'), (N'operations', N'uor'),
              (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
              (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
              (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
              (N'list_rounds', N'uor'),
-             (N'put', N'p'), (N'put_task', N'p'), (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
-             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'task_attempts', N'pwor'),
-             (N'claim_task', N'w'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
+             (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
+             (N'guarded_tables', N'uor'),
+             (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'), (N'set_schedule', N'po'),
+             (N'tend_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'), (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
+             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'show_tasks', N'pwor'),
+             (N'queue_limits', N'pwor'), (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'),
+             (N'claim_task', N'w'), (N'claim_parked', N'w'), (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
-             (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
+             (N'set_queue', N'o'), (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
              (N'reap', N'o')
      ) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
 FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule')) AS o (name)
+             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule'),
+             (N'handover'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'), (N'queue_wait'), (N'limit_pattern'), (N'once_run'),
+             (N'rate_window'), (N'rate_slot')) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
 -- What older versions granted, and whatever else the roles should not have.
 INSERT INTO @do (statement)

@@ -2,7 +2,8 @@
 -- at any time, after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new
 -- schema version. release is in routines.sql, as programs call it too.
 --
--- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held.
+-- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50004 not held, 50008 no limit is
+-- set, or it is counted on.
 -- An open transaction is refused before XACT_ABORT is set, so that the refusal leaves it as it is.
 
 SET QUOTED_IDENTIFIER ON;
@@ -79,10 +80,10 @@ BEGIN
     IF @word IS NULL
         SET @message = CONCAT(N'sqlsem: access is ', COALESCE(N'''' + @access + N'''', N'NULL'),
             N'; it must be write, read or stage:<whole number>');
-    ELSE IF COALESCE(@limit, 0) < 1
-        SET @message = CONCAT(N'sqlsem: limit on ''', @resource, N''' must be 1 or more, not ',
-            COALESCE(CONVERT(nvarchar(20), @limit), N'NULL'));
-    ELSE IF @word <> N'write' AND @limit <> 1
+    ELSE IF @limit < 1
+        SET @message = CONCAT(N'sqlsem: limit on ''', @resource, N''' must be 1 or more (or NULL: the one that is set for it), not ',
+            @limit);
+    ELSE IF @word <> N'write' AND COALESCE(@limit, 0) <> 1
         SET @message = CONCAT(N'sqlsem: limit on ''', @resource, N''' must be 1 with access ', @word,
             N', as any number of those may be inside; a limit goes with access write');
     ELSE IF COALESCE(@weight, 0) < 1 OR @weight > @limit
@@ -214,6 +215,110 @@ GO
 
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
+-- acquire, where priorities are set for the resource (priorities.sql). What a session holds is its own only, so nobody waits for who
+-- waits here, if it holds nothing else.
+IF OBJECT_ID(N'{schema}.acquire_ranked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire_ranked AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.acquire_ranked
+    @resource nvarchar(400), @limit int, @access nvarchar(100), @weight int, @deadline datetime2(6), @try bit,
+    @note nvarchar(1000), @requesting_id nvarchar(400), @priority int, @position bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET XACT_ABORT ON;
+    DECLARE @result int, @number int, @member bigint, @granted bit, @uid nvarchar(60), @place bigint, @before bigint, @ahead int,
+            @owner nvarchar(255) = ORIGINAL_LOGIN(), @left int, @slice int, @pause int, @since datetime2(6), @outcome nvarchar(16),
+            @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @message nvarchar(1000);
+    BEGIN TRY
+        WHILE @result IS NULL  -- once, but for a place that was lost while this session stood still
+        BEGIN
+            EXEC {schema}.session_member NULL, @member OUTPUT;
+            IF @try = 0 AND EXISTS (SELECT 1 FROM {schema}.entry WITH (NOLOCK) WHERE member_id = @member)
+            BEGIN
+                SET @message = CONCAT(N'sqlsem: no waiting by priority for ''', @resource, N''' while this session holds something else: who ',
+                    N'waits so must hold nothing, as no deadlock is found there; acquire this first, or only try for it');
+                EXEC {schema}.refuse 50009, @message;
+            END;
+            SET @uid = CONCAT(N'sql ', NEWID());
+            SET @place = NULL;
+            SET @since = SYSUTCDATETIME();
+            WHILE 1 = 1
+            BEGIN
+                SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
+                SET @slice = CASE WHEN @left > 3000 THEN 3000 WHEN @left < 100 THEN 100 ELSE @left END;
+                SET @number = 0;
+                BEGIN TRY
+                    EXEC {schema}.take_turn @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight, @note,
+                        @priority, @place, @slice, @position OUTPUT, @granted OUTPUT, @before OUTPUT, @ahead OUTPUT,
+                        @attended_ms = 5000;
+                END TRY
+                BEGIN CATCH
+                    SET @number = ERROR_NUMBER();
+                    IF @@TRANCOUNT > 0
+                        ROLLBACK TRANSACTION;
+                    IF @number NOT IN (50002, 1205, 1222, 50005)
+                        THROW;
+                END CATCH;
+                IF @number = 0 AND @granted = 1
+                BEGIN
+                    SET @result = CASE WHEN @place IS NULL THEN 0 ELSE 1 END;
+                    BREAK;
+                END;
+                IF @number = 50005  -- an operator has removed us: once more as a new member
+                    BREAK;
+                IF @number = 0 AND @position IS NULL
+                BEGIN
+                    SET @outcome = NULL;
+                    SELECT @outcome = outcome FROM {schema}.history
+                    WHERE ended_at >= @since AND resource_id = @line AND queue_position = @place;
+                    SET @result = CASE WHEN @place IS NULL THEN -1 WHEN @outcome IN (N'cancelled', N'reaped') THEN NULL ELSE -2 END;
+                    BREAK;
+                END;
+                IF @number = 0
+                    SET @place = @position;
+                SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
+                IF @left <= 0
+                BEGIN
+                    SET @result = -1;
+                    BREAK;
+                END;
+                -- A twentieth of the time that it has waited, more where others are before it.
+                SET @pause = CASE WHEN DATEDIFF(second, @since, SYSUTCDATETIME()) >= 5 THEN 250
+                                  ELSE 5 + DATEDIFF(millisecond, @since, SYSUTCDATETIME()) / 20 END
+                             * CASE WHEN @before IS NULL THEN 1 WHEN @ahead > 2 THEN 3 ELSE @ahead + 1 END;
+                SET @pause = CASE WHEN @pause > @left THEN @left ELSE @pause END;
+                SET @pause = CASE WHEN @pause > 900 THEN 900 ELSE @pause END;
+                UPDATE {schema}.entry SET attended_until = DATEADD(millisecond, @pause + 5000, SYSUTCDATETIME())
+                WHERE resource_id = @line AND queue_position = @place;
+                EXEC {schema}.doze @pause;
+            END;
+            IF @result >= 0
+                BREAK;
+            SET @outcome = CASE WHEN @result = -1 THEN N'timeout' ELSE N'cancelled' END;
+            EXEC {schema}.cancel @member, @uid, @outcome;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        BEGIN TRY
+            IF @member IS NOT NULL AND @uid IS NOT NULL
+                EXEC {schema}.cancel @member, @uid, N'cancelled';
+        END TRY
+        BEGIN CATCH
+            -- The first error says more. The place goes soon, as nobody attends to it.
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+        END CATCH;
+        THROW;
+    END CATCH;
+    IF @result < 0
+        SET @position = NULL;
+    RETURN @result;
+END;
+GO
+
 -- Takes a lock for this session (or for a lease), waiting up to @timeout_ms for it. Return code:
 --   0 granted at once   1 granted after waiting   -1 time is up   -2 taken away by an operator   -3 deadlock victim
 IF OBJECT_ID(N'{schema}.acquire') IS NULL EXEC (N'CREATE PROCEDURE {schema}.acquire AS RETURN 0');
@@ -221,7 +326,7 @@ GO
 ALTER PROCEDURE {schema}.acquire
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1, @timeout_ms int = -1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -246,6 +351,15 @@ BEGIN
         EXEC {schema}.session_name @requesting_id OUTPUT;
     EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id;
     EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+    IF @priority IS NOT NULL AND @lease_ms IS NOT NULL
+        THROW 50000, N'sqlsem: a request with a priority belongs to its session, and takes no lease_seconds; leave out one of the two', 1;
+    IF @priority IS NOT NULL
+    BEGIN
+        EXEC @result = {schema}.acquire_ranked @resource, @limit, @access, @weight, @deadline, @try, @note, @requesting_id, @priority,
+            @position OUTPUT;
+        SET @fence = @position;
+        RETURN @result;
+    END;
 
     BEGIN TRY
         WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
@@ -301,7 +415,8 @@ BEGIN
                    SELECT COALESCE(SUM(CAST(t.weight AS bigint)), 0) FROM {schema}.entry AS t WITH (NOLOCK)
                    WHERE t.resource_id = @resource AND t.queue_position < @position AND t.member_id = @member
                      AND t.granted_at IS NOT NULL AND (@access = N'write' OR t.access_type <> @access)
-               ) > (SELECT MIN(COALESCE(t.concurrency_limit, 2147483647)) FROM {schema}.entry AS t WITH (NOLOCK)
+               ) > (SELECT MIN(COALESCE(t.concurrency_limit, o.cap, 2147483647))
+                    FROM {schema}.entry AS t WITH (NOLOCK) CROSS JOIN {schema}.set_for(@resource) AS o
                     WHERE t.resource_id = @resource AND t.member_id = @member AND t.queue_position <= @position
                       AND (t.queue_position = @position OR @access = N'write' OR t.access_type <> @access))
             BEGIN
@@ -445,7 +560,7 @@ GO
 ALTER PROCEDURE {schema}.[try]
     @resource nvarchar(400), @limit int = 1, @access nvarchar(100) = N'write', @weight int = 1,
     @note nvarchar(1000) = NULL, @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
-    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT, @priority int = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -454,7 +569,7 @@ BEGIN
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: try must not be called in an open transaction or INSERT … EXEC; commit first', 1;
     EXEC @code = {schema}.acquire @resource, @limit, @access, @weight, 0, @note, @requesting_id, @lease_seconds,
-        @position OUTPUT, @fence OUTPUT;
+        @position OUTPUT, @fence OUTPUT, @priority;
     RETURN @code;
 END;
 GO
@@ -567,7 +682,8 @@ GO
 
 -- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
 
--- An upper bound on whatever limit is declared; NULL: none.
+-- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
+-- those who declare none; NULL: none.
 IF OBJECT_ID(N'{schema}.set_limit') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_limit AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_limit @resource nvarchar(400), @limit int

@@ -12,7 +12,7 @@
 --
 -- Procedures answer by their return code and OUTPUT parameters; with @answer = 1 by a row too, which costs clients less.
 -- Errors: 50000 bad arguments, 50001 called where it cannot work, 50002 busy: try again, 50003 the session changed,
--- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do.
+-- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do, 50008 no limit is set, or it is counted on.
 -- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
 -- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
 -- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal.
@@ -74,6 +74,63 @@ GO
 COMMIT TRANSACTION;
 GO
 
+-- The longest pattern that a name matches: a row, where there is one. (The bars, because = ignores blanks at the end.)
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.pattern_of;
+GO
+CREATE FUNCTION {schema}.pattern_of (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+    SELECT TOP (1) l.prefix, l.cap, l.cap_by FROM {schema}.limit_pattern AS l
+    WHERE LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(l.prefix + N'|') - 1) + N'|' = l.prefix + N'|'
+    ORDER BY LEN(l.prefix + N'|') DESC
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- What is set for a resource: its own limit, or else that of the longest pattern; and a pause. One row, always. While there is
+-- any pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (Never what is
+-- not committed, also for looks: a limit that cannot be lifted is, for an instant.)
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.set_for;
+GO
+CREATE FUNCTION {schema}.set_for (@resource nvarchar(255)) RETURNS TABLE AS RETURN (
+    SELECT CASE WHEN o.cap IS NOT NULL OR p.resource_id IS NULL THEN o.cap
+                ELSE (SELECT l.cap FROM {schema}.pattern_of(@resource) AS l) END AS cap, o.paused_at
+    FROM (SELECT 1 AS one) AS n
+    LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
+    LEFT JOIN {schema}.resource AS p ON p.resource_id = N'*'
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- What is set, by whom, for people to look at: patterns of limits as 'tenant:*'; what they come to for a resource is not told here.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.all_settings;
+GO
+CREATE FUNCTION {schema}.all_settings() RETURNS TABLE AS RETURN (
+    SELECT COALESCE(o.resource_id, l.name) AS resource_id, COALESCE(l.cap, o.cap) AS cap, o.paused_at, o.stale_after_ms, o.paused_by,
+           COALESCE(l.cap_by, o.cap_by) AS cap_by
+    FROM {schema}.resource AS o WITH (NOLOCK)
+    FULL JOIN (SELECT prefix + N'*' AS name, cap, cap_by FROM {schema}.limit_pattern WITH (NOLOCK)) AS l ON l.name = o.resource_id
+    WHERE COALESCE(l.cap, o.cap, o.stale_after_ms, o.ageing_ms) IS NOT NULL OR o.paused_at IS NOT NULL
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- The client's process, as its driver says: every login sees its own session.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.client_pid;
+GO
+CREATE FUNCTION {schema}.client_pid() RETURNS int AS
+BEGIN
+    RETURN (SELECT host_process_id FROM sys.dm_exec_sessions WHERE session_id = @@SPID);
+END;
+GO
+COMMIT TRANSACTION;
+GO
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    every conflicting row must leave, the last of them included: wait for that one
@@ -88,8 +145,11 @@ GO
 CREATE FUNCTION {schema}.ahead (
     @resource nvarchar(255), @position bigint, @access nvarchar(64), @limit int, @weight int, @uid nvarchar(64))
 RETURNS TABLE AS RETURN (
-    WITH r AS (
-        SELECT TOP (COALESCE(@limit, 2147483647) - @weight + 1) queue_position, weight,
+    WITH o AS (
+        SELECT cap, paused_at FROM {schema}.set_for(@resource)
+    ),
+    r AS (
+        SELECT TOP (COALESCE(@limit, (SELECT CASE WHEN cap < @weight THEN @weight ELSE cap END FROM o), 2147483647) - @weight + 1) queue_position, weight,
                COALESCE(CAST(concurrency_limit AS bigint), 9223372036854775807) AS concurrency_limit
         FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
         WHERE resource_id = @resource AND queue_position < @position
@@ -106,7 +166,7 @@ RETURNS TABLE AS RETURN (
                CASE WHEN a.needed <= a.declared AND a.needed <= COALESCE(@limit, a.needed) AND a.needed <= COALESCE(o.cap, a.needed)
                     THEN 1 ELSE 0 END AS fits,
                CASE WHEN @weight >= a.declared OR @weight >= @limit OR @weight >= o.cap THEN 1 ELSE 0 END AS alone
-        FROM a LEFT JOIN {schema}.resource AS o ON o.resource_id = @resource
+        FROM a CROSS JOIN o
         LEFT JOIN (SELECT TOP (1) queue_position AS last_one, granted_at FROM {schema}.entry WITH (READCOMMITTEDLOCK, ROWLOCK)
                    WHERE resource_id = @resource AND queue_position < @position
                      AND (@access COLLATE Latin1_General_100_BIN2 = N'write' OR access_type <> @access)
@@ -163,7 +223,7 @@ CREATE FUNCTION {schema}.standing (@resource nvarchar(255)) RETURNS TABLE AS RET
                              WHERE t.resource_id = r.resource_id AND t.queue_position < r.queue_position
                                AND t.access_type <> r.access_type AND t.concurrency_limit < r.needed) THEN 0
                 ELSE 1 END AS holds
-    FROM r LEFT JOIN {schema}.resource AS o WITH (NOLOCK) ON o.resource_id = r.resource_id
+    FROM r CROSS APPLY {schema}.set_for(r.resource_id) AS o
 );
 GO
 COMMIT TRANSACTION;
@@ -672,7 +732,8 @@ END;
 GO
 
 -- What a registration comes to that is not quite in order: raises what is wrong with it. What an owner is called is only
--- for people to read, so that is mended.
+-- for people to read, so that is mended. In order is one that leaves its limit to the server, which has one for the resource: until
+-- the end of the transaction nobody can lift that.
 IF OBJECT_ID(N'{schema}.check_registration') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_registration AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.check_registration
@@ -696,7 +757,33 @@ BEGIN
         THROW 50000, N'sqlsem: bad request: a name, an id or an access type contains a control character; use printable text', 1;
     IF @access LIKE N'upgrade%'
         THROW 50000, N'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes the writer; ask for read first', 1;
+    IF @limit IS NULL
+    BEGIN
+        DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int, @limits nvarchar(255) = N'sqlsem.{schema}.limits';
+        EXEC @code = sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
+            @DbPrincipal = @principal;
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: somebody sets a limit in an open transaction', 1;
+        IF NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the request names none; an operator sets one ',
+                N'with: sqlsem set ', @resource, N' --limit N --new, or EXEC {schema}.set_limit, also for a pattern (''tenant:*''); or name a limit');
+            EXEC {schema}.refuse 50008, @message;
+        END;
+    END;
     EXEC {schema}.clean @owner OUTPUT;
+END;
+GO
+
+IF OBJECT_ID(N'{schema}.refuse_unranked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.refuse_unranked AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.refuse_unranked @resource nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000) = CONCAT(N'sqlsem: no priority is named for ''', @resource, N''', which is granted by priority; ',
+        N'name one (@priority = 0 to 99), or have an operator end that: sqlsem set ', @resource, N' --no-priorities');
+    EXEC {schema}.refuse 50009, @message;
 END;
 GO
 
@@ -704,7 +791,8 @@ GO
 -- granted on the spot. With @try nothing is inserted unless it is (queue_position is then NULL).
 -- A second call with the same @uid (its first reply was lost) finds the row of the first. With @attended_ms the row goes
 -- after so long, should it still be waiting and attended_until not be moved on.
--- Inside a transaction it can be called by who has taken the gate (register_all). Every statement counts here: on some
+-- Inside a transaction it can be called by who has taken the gate (register_all; take_turn, which alone may where priorities are
+-- set: @ranked). Every statement counts here: on some
 -- engines each of them, a call above all, costs as much as an access to a table.
 IF OBJECT_ID(N'{schema}.register') IS NULL EXEC (N'CREATE PROCEDURE {schema}.register AS RETURN 0');
 GO
@@ -712,7 +800,7 @@ ALTER PROCEDURE {schema}.register
     @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @try bit,
     @resource nvarchar(400), @access nvarchar(100) = N'write', @limit int = 1, @weight int = 1,
     @note nvarchar(1000) = NULL, @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT,
-    @answer bit = 0, @attended_ms int = NULL
+    @answer bit = 0, @attended_ms int = NULL, @ranked bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -744,7 +832,7 @@ BEGIN
                                THEN 1 ELSE 0 END,
                    @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                                  WHERE resource_id = @resource)
-                                      OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource)
+                                      OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
                                     THEN 0 ELSE 1 END
             FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
             IF @due = 1
@@ -756,21 +844,24 @@ BEGIN
                     SET @known = NULL;
             END;
             -- Whatever is not plainly in order (names that are not ASCII, or of one character, among them) is looked at there.
-            IF @known IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight OR DATALENGTH(@resource) > 510
+            IF @known IS NULL OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight OR DATALENGTH(@resource) > 510
                OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
                OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
                OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
                 EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, @limit, @weight, @known;
             IF @eligible = 0  -- the usual case is that nobody is there
             BEGIN
+                IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
+                    EXEC {schema}.refuse_unranked @resource;
                 SELECT @eligible = eligible, @mine = mine
                 FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
                 IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
-                    SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL THEN 0 ELSE 1 END
+                    SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
                     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
             END;
             IF @position IS NULL AND (@eligible = 1 OR @try = 0)
             BEGIN
+                SET @now = SYSUTCDATETIME();  -- who was ahead may have left since: it is let in after that, by its history too
                 INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
                                             owner, request_uid, requested_at, granted_at, note, attended_until)
                 VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
@@ -868,6 +959,12 @@ BEGIN
             SET @uid_one = CONCAT(@uid, N'.1');
             IF @try = 1 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE request_uid = @uid_one)
             BEGIN
+                SET @resource = NULL;
+                SELECT TOP (1) @resource = a.resource_id, @access = a.access_type, @weight = a.weight
+                FROM @asked AS a CROSS APPLY {schema}.set_for(a.resource_id) AS o
+                WHERE a.concurrency_limit IS NULL AND o.cap IS NULL ORDER BY a.ordinal;
+                IF @resource IS NOT NULL
+                    EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, NULL, @weight, 1;
                 WHILE @ordinal < @most AND @free = 1
                 BEGIN
                     SET @ordinal = @ordinal + 1;
@@ -1041,7 +1138,7 @@ BEGIN
                 WHERE resource_id = @resource AND queue_position = @position AND revoked_at IS NULL
                   AND NOT EXISTS (SELECT 1 FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
                                   WHERE t.resource_id = @resource AND t.queue_position < @position)
-                  AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id = @resource);
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.resource AS o WHERE o.resource_id IN (@resource, N'*'));
                 IF @@ROWCOUNT > 0
                     SET @result = 0;
             END;
@@ -1427,6 +1524,22 @@ BEGIN
 END;
 GO
 
+-- The times that were so long ago.
+IF OBJECT_ID(N'{schema}.read_ages') IS NULL EXEC (N'CREATE PROCEDURE {schema}.read_ages AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.read_ages
+    @since_ms bigint, @until_ms bigint, @since datetime2(6) OUTPUT, @until datetime2(6) OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @now datetime2(6) = SYSUTCDATETIME();
+    IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
+        THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
+    SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
+    SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
+END;
+GO
+
 -- What has ended, newest first; between @since_ms and @until_ms ago, if they are given, and of one outcome. @who: its login, host,
 -- host:pid, program or id, or the login that ended it. What a dead owner
 -- held it held until its last sign of life.
@@ -1439,11 +1552,8 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @since datetime2(6), @until datetime2(6), @now datetime2(6) = SYSUTCDATETIME();
-    IF @since_ms < 0 OR @since_ms > 2147483647000 OR @until_ms < 0 OR @until_ms > 2147483647000
-        THROW 50000, N'sqlsem: since and until must be from 0 to 2147483647 seconds ago', 1;
-    SET @since = DATEADD(millisecond, -CAST(@since_ms % 1000 AS int), DATEADD(second, -CAST(@since_ms / 1000 AS int), @now));
-    SET @until = DATEADD(millisecond, -CAST(@until_ms % 1000 AS int), DATEADD(second, -CAST(@until_ms / 1000 AS int), @now));
+    DECLARE @since datetime2(6), @until datetime2(6);
+    EXEC {schema}.read_ages @since_ms, @until_ms, @since OUTPUT, @until OUTPUT;
     SELECT TOP (@most) h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
            h.requested_at, h.granted_at, h.ended_at,
            DATEDIFF_BIG(microsecond, h.requested_at, COALESCE(h.granted_at, h.ended_at)) / CAST(1000000 AS float) AS waited,
@@ -1460,6 +1570,7 @@ BEGIN
 END;
 GO
 
+-- With the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a pattern's.
 IF OBJECT_ID(N'{schema}.resources') IS NULL EXEC (N'CREATE PROCEDURE {schema}.resources AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.resources
@@ -1467,15 +1578,16 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, o.cap,
+    SELECT COALESCE(o.resource_id, q.resource_id) AS resource_id, COALESCE(o.cap, s.cap) AS cap,
            CAST(CASE WHEN o.paused_at IS NULL THEN 0 ELSE 1 END AS bit) AS paused,
            o.stale_after_ms / CAST(1000 AS float) AS stale_after, COALESCE(q.holding, 0) AS holding, COALESCE(q.waiting, 0) AS waiting
-    FROM (SELECT r.resource_id, r.cap, r.paused_at, r.stale_after_ms FROM {schema}.resource AS r WITH (NOLOCK)) AS o
+    FROM {schema}.all_settings() AS o
     FULL JOIN (
         SELECT e.resource_id, SUM(e.holds) AS holding, SUM(1 - e.holds) AS waiting
         FROM {schema}.standing(NULL) AS e
         GROUP BY e.resource_id
     ) AS q ON q.resource_id = o.resource_id
+    OUTER APPLY {schema}.set_for(COALESCE(o.resource_id, q.resource_id)) AS s
     ORDER BY 1;
 END;
 GO
@@ -1494,7 +1606,8 @@ GO
 
 -- What operators do ---------------------------------------------------------------------------------------------
 
--- @what: 'cap' (NULL: none), 'stale_after' in ms (NULL: never), 'paused' (1 or 0).
+-- @what: 'cap' (NULL: none; of a name that ends with * for all that begin so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0),
+-- 'ageing' in ms (NULL: no priorities).
 IF OBJECT_ID(N'{schema}.set_resource') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_resource AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.set_resource @resource nvarchar(255), @what nvarchar(20), @value bigint
@@ -1505,12 +1618,21 @@ BEGIN
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    IF @what NOT IN (N'cap', N'stale_after', N'paused')
-        THROW 50000, N'sqlsem: only cap, stale_after and paused can be set', 1;
+    IF @what NOT IN (N'cap', N'stale_after', N'paused', N'ageing')
+        THROW 50000, N'sqlsem: only cap, stale_after, paused and ageing can be set', 1;
+    IF @what = N'ageing' AND (@value NOT BETWEEN 1 AND 2147483647 OR RIGHT(@resource, 1) = N'*')
+        THROW 50000, N'sqlsem: ageing is from 1 ms to 24 days, of one resource and no pattern', 1;
+    IF @what = N'ageing' AND @value IS NOT NULL
+       AND (@resource COLLATE Latin1_General_100_BIN2 LIKE N'rate:%' OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'once:%'
+            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'priority:%')
+        THROW 50000, N'sqlsem: the queues of rate:, once: and priority: are always first come, first served; priorities cannot be set there', 1;
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
-    DECLARE @code int, @old bigint, @name nvarchar(255) = N'sqlsem.{schema}.set_resource';
+    DECLARE @code int, @old bigint, @name nvarchar(255) = N'sqlsem.{schema}.set_resource', @left int = 0,
+            @first nvarchar(255), @message nvarchar(1000), @by nvarchar(128) = ORIGINAL_LOGIN(), @prefix nvarchar(254);
+    IF @what = N'cap' AND RIGHT(@resource, 1) = N'*'
+        SET @prefix = LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(@resource) - 1);
     BEGIN TRANSACTION;
     EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
@@ -1519,27 +1641,66 @@ BEGIN
         ROLLBACK TRANSACTION;
         THROW 50002, N'sqlsem: busy: somebody else sets a resource in an open transaction', 1;
     END;
+    IF @what = N'cap' AND @value IS NULL
+    BEGIN
+        -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
+        SET @name = N'sqlsem.{schema}.limits';
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = @principal;
+        IF @code < 0
+        BEGIN
+            ROLLBACK TRANSACTION;
+            THROW 50002, N'sqlsem: busy: somebody registers in an open transaction', 1;
+        END;
+    END;
+    IF @prefix IS NOT NULL
+    BEGIN
+        SELECT @old = cap FROM {schema}.limit_pattern WHERE prefix + N'|' = @prefix + N'|';
+        IF @value IS NULL
+            DELETE FROM {schema}.limit_pattern WHERE prefix + N'|' = @prefix + N'|';
+        ELSE IF @old IS NULL
+            INSERT INTO {schema}.limit_pattern (prefix, cap) VALUES (@prefix, @value);
+        ELSE IF @old <> @value
+            UPDATE {schema}.limit_pattern SET cap = @value, cap_by = @by, set_at = SYSUTCDATETIME() WHERE prefix + N'|' = @prefix + N'|';
+        INSERT INTO {schema}.resource (resource_id)
+        SELECT N'*' WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = N'*');
+    END;
     INSERT INTO {schema}.resource (resource_id)
-    SELECT @resource WHERE NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource);
-    SELECT @old = CASE @what WHEN N'cap' THEN cap WHEN N'stale_after' THEN stale_after_ms
+    SELECT @resource WHERE @prefix IS NULL AND NOT EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource);
+    SELECT @old = CASE @what WHEN N'cap' THEN cap WHEN N'stale_after' THEN stale_after_ms WHEN N'ageing' THEN ageing_ms
                              ELSE CASE WHEN paused_at IS NULL THEN 0 ELSE 1 END END
-    FROM {schema}.resource WHERE resource_id = @resource;
+    FROM {schema}.resource WHERE resource_id = @resource AND @prefix IS NULL;
     UPDATE {schema}.resource
     SET cap = CASE @what WHEN N'cap' THEN CAST(@value AS int) ELSE cap END,
         cap_by = CASE WHEN @what <> N'cap' OR cap = @value THEN cap_by WHEN @value IS NOT NULL THEN ORIGINAL_LOGIN() END,
         stale_after_ms = CASE @what WHEN N'stale_after' THEN @value ELSE stale_after_ms END,
+        ageing_ms = CASE @what WHEN N'ageing' THEN CAST(@value AS int) ELSE ageing_ms END,
         paused_at = CASE WHEN @what <> N'paused' THEN paused_at WHEN @value = 1 THEN COALESCE(paused_at, SYSUTCDATETIME()) END,
         paused_by = CASE WHEN @what <> N'paused' OR (@value = 1 AND paused_at IS NOT NULL) THEN paused_by
                          WHEN @value = 1 THEN ORIGINAL_LOGIN() END
-    WHERE resource_id = @resource;
+    WHERE resource_id = @resource AND @prefix IS NULL;
     IF COALESCE(@old, -1) <> COALESCE(@value, -1)
-        INSERT INTO {schema}.operation (host, program, action, resource_id, old_value, new_value)
-        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255),
+        INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255),
                 CASE WHEN @what <> N'paused' THEN @what WHEN @value = 1 THEN N'pause' ELSE N'resume' END, @resource,
                 CASE WHEN @what <> N'paused' THEN CAST(@old AS nvarchar(20)) END,
                 CASE WHEN @what <> N'paused' THEN CAST(@value AS nvarchar(20)) END);
-    DELETE FROM {schema}.resource
-    WHERE resource_id = @resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
+    DELETE FROM {schema}.resource  -- ('*' stays while there are patterns: see set_for.)
+    WHERE resource_id IN (@resource, N'*') AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
+      AND (resource_id <> N'*' OR NOT EXISTS (SELECT 1 FROM {schema}.limit_pattern));
+    IF @what = N'cap' AND @value IS NULL
+        SELECT @left = COUNT(*), @first = MIN(COALESCE(t.resource_id, N''))
+        FROM {schema}.entry AS t CROSS APPLY {schema}.set_for(t.resource_id) AS o
+        WHERE t.concurrency_limit IS NULL AND t.member_id IS NOT NULL AND o.cap IS NULL
+          AND (t.resource_id = @resource
+               OR LEFT(t.resource_id, LEN(@prefix + N'|') - 1) + N'|' = @prefix COLLATE Latin1_General_100_BIN2 + N'|');
+    IF @left > 0
+    BEGIN
+        ROLLBACK TRANSACTION;
+        SET @message = CONCAT(N'sqlsem: ', @left, N' requests (on ''', @first, N''' first) name no limit and count on this one: ',
+            N'it can be changed, not lifted, until they have ended; look who they are: EXEC {schema}.status');
+        EXEC {schema}.refuse 50008, @message;
+    END;
     COMMIT TRANSACTION;
 END;
 GO
@@ -1555,7 +1716,7 @@ BEGIN
     SET ROWCOUNT 0;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1;
+    DECLARE @there int, @resource nvarchar(255), @granted_at datetime2(6), @member bigint, @code int = 1, @pin nvarchar(255);
     -- By its number alone no more is read than stands in that index. Everybody else comes by the clustered one, and two that
     -- come from both ends could wait for each other.
     SELECT @resource = resource_id FROM {schema}.entry WITH (READCOMMITTEDLOCK) WHERE queue_position = @position;
@@ -1564,8 +1725,8 @@ BEGIN
     UPDATE {schema}.entry
     SET revoked_at = COALESCE(revoked_at, SYSUTCDATETIME()), revoked_by = COALESCE(revoked_by, ORIGINAL_LOGIN())
     WHERE resource_id = @resource AND queue_position = @position;
-    INSERT INTO {schema}.operation (host, program, action, resource_id, queue_position, old_value, new_value)
-    SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'revoke', t.resource_id, t.queue_position,
+    INSERT INTO {schema}.operation (host, pid, program, action, resource_id, queue_position, old_value, new_value)
+    SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'revoke', t.resource_id, t.queue_position,
            CASE WHEN t.granted_at IS NULL THEN N'waits' ELSE N'holds' END, CASE WHEN @force = 1 THEN N'force' END
     FROM {schema}.entry AS t WHERE t.resource_id = @resource AND t.queue_position = @position;
     COMMIT TRANSACTION;
@@ -1576,6 +1737,13 @@ BEGIN
     ELSE IF @force = 1 OR @granted_at IS NULL OR @member IS NULL
     BEGIN
         EXEC @code = {schema}.remove @resource, @position, N'revoked';
+        IF @code = -2
+        BEGIN
+            -- Its owner, told by now, may be removing it at this very instant.
+            SET @pin = CONCAT(N'sqlsem.{schema}.pin.', @position);
+            EXEC @code = {schema}.await_free @pin, 2000;
+            EXEC @code = {schema}.remove @resource, @position, N'revoked';
+        END;
         IF @code = -2
             THROW 50002, N'sqlsem: busy: an open transaction keeps this row (assert_holding); try again when that has ended', 1;
         SET @code = 0;
@@ -1628,9 +1796,10 @@ BEGIN
     END;
     SELECT @end = COUNT(*) FROM {schema}.entry;
     SET @code = CASE WHEN @start > @end THEN @start - @end ELSE 0 END;
+    -- By itself, as what it tells of took many transactions.
     IF @code > 0
-        INSERT INTO {schema}.operation (host, program, action, new_value)
-        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
+        INSERT INTO {schema}.operation (host, pid, program, action, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'reap', CAST(@code AS nvarchar(20)));
     IF @answer = 1
         SELECT @code AS removed;
     RETURN @code;
@@ -1658,6 +1827,19 @@ BEGIN
     DELETE TOP (@most) FROM {schema}.history WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
     WHERE ended_at <= @edge AND (ended_at < @before OR queue_position <= @last);
     SET @count = @@ROWCOUNT;
+    -- Rates that nobody has used for a day, and whose windows are over: first what was used of them, which tells itself that it counts
+    -- no more.
+    DECLARE @over bigint = {schema}.clock_us() / 1000 - 86400000;
+    IF EXISTS (SELECT 1 FROM {schema}.rate_window WITH (READPAST, READCOMMITTEDLOCK)
+               WHERE seen_ms + 2 * window_ms < @over)
+    BEGIN
+        DELETE TOP (@most) FROM {schema}.rate_slot WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+        WHERE (slot + 1) * ((window_ms + 99) / 100) + window_ms < @over;
+        DELETE TOP (@most) w FROM {schema}.rate_window AS w WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+        WHERE w.seen_ms + 2 * w.window_ms < @over
+          AND NOT EXISTS (SELECT 1 FROM {schema}.rate_slot AS s WITH (READPAST, READCOMMITTEDLOCK)
+                          WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms);
+    END;
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;
@@ -1703,6 +1885,12 @@ BEGIN
                      COLLATE Latin1_General_100_BIN2 AS gate FROM inserted) AS g
         WHERE g.gate > @gate;
     END;
+    SET @gate = NULL;
+    SELECT TOP (1) @gate = o.resource_id FROM {schema}.resource AS o
+    WHERE o.ageing_ms IS NOT NULL AND o.resource_id IN (SELECT COALESCE(i.resource_id, N'default') FROM inserted AS i)
+    ORDER BY o.resource_id;
+    IF @gate IS NOT NULL
+        EXEC {schema}.refuse_unranked @gate;
     INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, owner,
                                 request_uid, requested_at, note)
     SELECT COALESCE(resource_id, N'default'), requesting_id, COALESCE(access_type, N'write'), concurrency_limit,

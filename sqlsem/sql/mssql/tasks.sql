@@ -15,8 +15,11 @@
 -- A bit is compared with a bit, so that no engine converts the column and forgoes the index.
 -- What may run from the first is ready since 1900, and shown as ready since it was put: it does not wait for a clock
 -- that steps back.
+-- Turns: what they are stands in PostgreSQL's tasks.sql. Who claims where limits are set writes the queue's row of queue_setting
+-- first; elsewhere it keeps a shared lock on the place where that row would be, so that a first limit waits for it.
 -- Application locks, Transaction: N'sqlsem.{schema}.put.' and a uid, held while tasks are put under that uid;
--- N'sqlsem.{schema}.key.', a task's key and its queue, held while one with this key is put.
+-- N'sqlsem.{schema}.key.', a task's key and its queue, held while one with this key is put;
+-- N'sqlsem.{schema}.schedules', held while a schedule is saved.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -24,35 +27,21 @@ GO
 
 -- Putting ----------------------------------------------------------------------------------------------------------
 
--- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
--- finds the task of the first. A uid is <what several calls have in common>.<number>.
--- Anyone who has workers run code (all kinds but json) must be in the role of those who put tasks: it runs with the workers'
--- rights. As this runs with its owner's rights to the tables only, IS_ROLEMEMBER tells about the caller.
-IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
+-- What a task does: @kind comes back as it is kept. Refuses what is none, and code from anyone who may not have workers run it
+-- (all kinds but json do): it runs with the workers' rights. As this runs with its owner's rights to the tables only,
+-- IS_ROLEMEMBER tells about the caller.
+IF OBJECT_ID(N'{schema}.check_work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_work AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.put_task
-    @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
-    @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
-    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
-    @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL
+ALTER PROCEDURE {schema}.check_work @kind nvarchar(100) OUTPUT, @body nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @word nvarchar(100), @then nvarchar(100),
-            @mine bit = 0, @values int = 1, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @there bigint,
-            @there_status nvarchar(16), @there_by nvarchar(128), @count int;
-    SET @task_id = NULL;
-    EXEC {schema}.check_name N'queue', @queue;
-    IF @key IS NOT NULL
-        EXEC {schema}.check_name N'key', @key;
+    DECLARE @message nvarchar(1000), @word nvarchar(100), @values int = 1;
     -- The bar, because = ignores blanks at the end.
     SET @word = CONCAT(LOWER(@kind COLLATE Latin1_General_100_BIN2), N'|');
     SET @word = CASE @word WHEN N'sql|' THEN N'sql' WHEN N'shell|' THEN N'shell' WHEN N'call|' THEN N'call'
                            WHEN N'json|' THEN N'json' END;
-    SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
-    SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
     IF @word IN (N'json', N'call')
     BEGIN
         -- In brackets, as ISJSON knows no single values; and these must not make one out of none or of several.
@@ -67,8 +56,60 @@ BEGIN
         SET @message = N'sqlsem: the body of a task is NULL; give it a text';
     ELSE IF @values <> 1
         SET @message = CONCAT(N'sqlsem: the body of a task of kind ', @word, N' is no JSON: ''', LEFT(@body, 100), N'''');
-    ELSE IF @order IS NULL
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
+       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
+            N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
+            N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER …');
+        EXEC {schema}.refuse 50006, @message;
+    END;
+    SET @kind = @word;
+END;
+GO
+
+-- What a key is sorted by: in no order that anyone chose, and each at its own place.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.turn_of;
+GO
+CREATE FUNCTION {schema}.turn_of(@key nvarchar(255)) RETURNS nvarchar(263) AS
+BEGIN
+    RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
+END;
+GO
+COMMIT TRANSACTION;
+GO
+
+-- put_task in the name of a login, of what check_work has let pass.
+IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.put_task_by
+    @put_by nvarchar(128), @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int,
+    @after_ms bigint, @max_attempts int, @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000),
+    @unique_key nvarchar(400), @replace_key nvarchar(400), @time_limit_ms bigint, @task_key nvarchar(400), @priority int,
+    @task_id bigint OUTPUT, @locks nvarchar(max) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @message nvarchar(1000), @name nvarchar(255), @code int, @then nvarchar(100),
+            @mine bit = 0, @key nvarchar(400) = COALESCE(@unique_key, @replace_key), @there bigint,
+            @there_by nvarchar(128), @count int;
+    SET @task_id = NULL;
+    EXEC {schema}.check_name N'queue', @queue;
+    IF @key IS NOT NULL
+        EXEC {schema}.check_name N'key', @key;
+    IF @task_key IS NOT NULL
+        EXEC {schema}.check_name N'key', @task_key;
+    SET @then = CONCAT(LOWER(@on_failure COLLATE Latin1_General_100_BIN2), N'|');
+    SET @then = CASE @then WHEN N'stop|' THEN N'stop' WHEN N'continue|' THEN N'continue' END;
+    IF @order IS NULL
         SET @message = N'sqlsem: order is NULL; give it a whole number';
+    ELSE IF @priority IS NULL
+        SET @message = N'sqlsem: priority is NULL; give it a whole number';
     ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 2147483647000
         SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to 2147483647, not ',
             COALESCE(CONVERT(nvarchar(40), @after_ms / CAST(1000 AS float)), N'NULL'));
@@ -88,16 +129,10 @@ BEGIN
             N'; it must be stop or continue');
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
-    IF @word <> N'json' AND COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
-       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
-    BEGIN
-        SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
-            N' may put JSON tasks only: SQL, commands and functions run with the rights of the workers; ',
-            N'an administrator can ALTER ROLE {schema}_putter ADD MEMBER …');
-        EXEC {schema}.refuse 50006, @message;
-    END;
+    IF @locks IS NOT NULL
+        EXEC {schema}.check_locks @locks;
 
-    IF @@TRANCOUNT = 0 AND (@uid IS NOT NULL OR @key IS NOT NULL)
+    IF @@TRANCOUNT = 0 AND (@uid IS NOT NULL OR @key IS NOT NULL OR @locks IS NOT NULL)
     BEGIN
         SET @mine = 1;
         BEGIN TRANSACTION;
@@ -130,11 +165,11 @@ BEGIN
                 ROLLBACK TRANSACTION;
             THROW 50002, N'sqlsem: busy: a task with this key is being put by another transaction; try again', 1;
         END;
-        SELECT TOP (1) @there = task_id, @there_status = status, @there_by = put_by FROM {schema}.task
+        SELECT TOP (1) @there = task_id, @there_by = put_by FROM {schema}.task
         WHERE unique_key = @key AND queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_id DESC;
         IF @unique_key IS NOT NULL
             SET @task_id = @there;
-        ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> ORIGINAL_LOGIN()
+        ELSE IF @there IS NOT NULL AND COALESCE(@there_by, N'') <> @put_by
             AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0
             AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         BEGIN
@@ -147,13 +182,24 @@ BEGIN
     END;
     IF @task_id IS NULL
     BEGIN
+        IF @task_key IS NULL
+           AND (@priority <> 0 OR EXISTS (SELECT 1 FROM {schema}.queue_setting WITH (READPAST, READCOMMITTEDLOCK)
+                                          WHERE queue_name = @queue)
+                OR EXISTS (SELECT 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                           WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N''))
+            SET @task_key = N'';
         INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms,
-                                   put_uid, time_limit_ms, unique_key, ready_at)
-        VALUES (@queue, @order, @word, @body, @note, @then, @max_attempts, @backoff_ms, @uid, @time_limit_ms, @key,
+                                   put_uid, time_limit_ms, unique_key, put_by, task_key, task_turn, task_priority, ready_at)
+        VALUES (@queue, @order, @kind, @body, @note, @then, @max_attempts, @backoff_ms, @uid, @time_limit_ms, @key, @put_by,
+                @task_key,
+                CASE WHEN @task_key IS NOT NULL THEN {schema}.turn_of(@task_key) END,
+                @priority,
                 CASE WHEN @after_ms = 0 THEN CAST(N'19000101' AS datetime2(6))
                      ELSE DATEADD(millisecond, CAST(@after_ms % 1000 AS int),
                                   DATEADD(second, CAST(@after_ms / 1000 AS int), SYSUTCDATETIME())) END);
         SET @task_id = SCOPE_IDENTITY();
+        IF @locks IS NOT NULL
+            EXEC {schema}.keep_locks @task_id, @queue, @locks;
         IF @there IS NOT NULL
         BEGIN
             -- It gives way; while it runs it only gives up its key.
@@ -164,10 +210,36 @@ BEGIN
             SET @count = @@ROWCOUNT;
             IF @count = 0
                 UPDATE {schema}.task WITH (ROWLOCK) SET unique_key = NULL WHERE task_id = @there AND status = N'running';
+            ELSE IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @there)
+                EXEC {schema}.leave_lines @there;
         END;
     END;
     IF @mine = 1
         COMMIT TRANSACTION;
+END;
+GO
+
+-- Puts one task; part of the caller's transaction, if any. A second call with the same @uid (the first reply was lost)
+-- finds the task of the first. A uid is <what several calls have in common>.<number>.
+IF OBJECT_ID(N'{schema}.put_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.put_task
+    @queue nvarchar(400), @uid nvarchar(64), @kind nvarchar(100), @body nvarchar(max), @order int = 0,
+    @after_ms bigint = 0, @max_attempts int = 1, @backoff_ms bigint = 1000, @on_failure nvarchar(100) = N'stop',
+    @note nvarchar(1000) = NULL, @task_id bigint = NULL OUTPUT, @answer bit = 0, @unique_key nvarchar(400) = NULL,
+    @replace_key nvarchar(400) = NULL, @time_limit_ms bigint = NULL, @task_key nvarchar(400) = NULL, @priority int = 0,
+    @locks nvarchar(max) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @put_by nvarchar(128) = ORIGINAL_LOGIN();
+    SET @task_id = NULL;
+    EXEC {schema}.check_work @kind OUTPUT, @body;
+    IF @locks IS NOT NULL
+        EXEC {schema}.check_may_lock;
+    EXEC {schema}.put_task_by @put_by, @queue, @uid, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms,
+        @on_failure, @note, @unique_key, @replace_key, @time_limit_ms, @task_key, @priority, @task_id OUTPUT, @locks;
     IF @answer = 1
         SELECT @task_id AS task_id;
 END;
@@ -196,6 +268,246 @@ BEGIN
 END;
 GO
 
+-- Returns 1 where the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key), in a
+-- transaction that has written the queue's row of queue_setting. @start: it is started, so it counts from here on. What these rates
+-- are stands in PostgreSQL's tasks.sql.
+IF OBJECT_ID(N'{schema}.may_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_start AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.may_start @queue nvarchar(255), @key nvarchar(255), @all int, @of_key int, @start bit
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @take int = 0, @takes int = @start, @of int, @rate int, @ms int, @whose nvarchar(255), @ahead int, @now bigint,
+            @hash varbinary(32), @name nvarchar(255), @cost bigint, @windows nvarchar(1000), @only_look bit, @wait bigint, @taken bigint;
+    WHILE @take <= @takes  -- both are looked at before anything is taken of one
+    BEGIN
+        SET @of = 0;
+        WHILE @of < 2
+        BEGIN
+            SET @of = @of + 1;
+            SET @rate = NULL;
+            IF @of = 1
+                SELECT @whose = N'', @rate = task_rate, @ms = task_ms, @ahead = @all
+                FROM {schema}.queue_setting WHERE queue_name = @queue;
+            ELSE IF @key <> N''
+            BEGIN
+                SELECT @whose = @key, @rate = key_rate, @ms = key_ms, @ahead = @of_key
+                FROM {schema}.queue_setting WHERE queue_name = @queue;
+                SELECT @whose = @key, @rate = task_rate, @ms = task_ms, @ahead = @of_key
+                FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key AND task_rate IS NOT NULL;
+            END;
+            IF @rate IS NULL
+                CONTINUE;
+            SET @now = {schema}.clock_us() / 1000;
+            IF @ahead >= @rate
+               OR EXISTS (SELECT 1 FROM {schema}.queue_wait
+                          WHERE queue_name = @queue AND task_key = @whose AND @now >= since_ms AND @now < free_ms)
+                RETURN 0;
+            -- As what its starts are counted. (No name has a control character.)
+            SET @hash = HASHBYTES('SHA2_256', CONCAT(@queue, NCHAR(31), @whose));
+            SET @name = CONCAT(N'tasks:', CAST(SUBSTRING(@hash, 1, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 9, 8) AS bigint), N'.',
+                               CAST(SUBSTRING(@hash, 17, 8) AS bigint), N'.', CAST(SUBSTRING(@hash, 25, 8) AS bigint));
+            SET @windows = CONCAT(N'[{"limit": ', @rate, N', "ms": ', @ms, N'}]');
+            SET @cost = 1 + @ahead;
+            SET @only_look = 1 - @take;
+            EXEC {schema}.take_tokens @name, @cost, @windows, NULL, @only_look, @wait OUTPUT, @taken OUTPUT;
+            IF @wait > 0
+            BEGIN
+                IF @ahead = 0
+                BEGIN
+                    UPDATE {schema}.queue_wait SET since_ms = @taken, free_ms = @taken + @wait
+                    WHERE queue_name = @queue AND task_key = @whose;
+                    IF @@ROWCOUNT = 0
+                        INSERT INTO {schema}.queue_wait (queue_name, task_key, since_ms, free_ms)
+                        VALUES (@queue, @whose, @taken, @taken + @wait);
+                END;
+                RETURN 0;
+            END;
+        END;
+        SET @take = @take + 1;
+    END;
+    RETURN 1;
+END;
+GO
+
+-- In the transaction of a claim, of this order, the lowest that is open: whether the queue is claimed from in turns, and the
+-- task whose turn it is, locked, and counted as started (NULL: none may run).
+IF OBJECT_ID(N'{schema}.task_of_turn') IS NULL EXEC (N'CREATE PROCEDURE {schema}.task_of_turn AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.task_of_turn @queue nvarchar(400), @order int, @turns bit OUTPUT, @task bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, many int NOT NULL);
+    -- near: found on the way; each of these stands for as many as are not looked at.
+    DECLARE @draw TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, near int NOT NULL);
+    -- rated: 2 where the rate was found used up, 3 where there is nothing to start.
+    DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY,
+                         task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, rated int NOT NULL);
+    DECLARE @limited int = 0, @most int, @key_most int, @total int, @key nvarchar(255), @there int = 0, @id bigint, @plain bigint,
+            @priority int, @place int = 0, @count int = 0, @rate int, @key_rate int, @code int = 1, @now bigint, @rated int,
+            @lap int = 0, @first int = 1, @drawn int, @begin nvarchar(8), @turn nvarchar(263), @until nvarchar(8) = N':', @part float, @at nvarchar(263),
+            @salt nvarchar(64) = CONVERT(nvarchar(64), NEWID());
+    SET @turns = 0;
+    SET @task = NULL;
+    SELECT @limited = 1 FROM {schema}.queue_setting WITH (NOLOCK) WHERE queue_name = @queue;
+    IF @limited = 1
+    BEGIN
+        UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
+        IF @@ROWCOUNT = 0
+            SET @limited = 0;  -- it went while it was waited for
+    END;
+    IF @limited = 0
+    BEGIN
+        SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
+        IF @limited = 1
+            UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
+    END;
+    SELECT @most = task_limit, @key_most = key_limit, @rate = task_rate, @key_rate = key_rate
+    FROM {schema}.queue_setting WHERE @limited = 1 AND queue_name = @queue;
+    SELECT TOP (1) @there = 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+    WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn >= N'';
+    IF @limited = 0 AND @there = 0
+        RETURN 0;
+    SET @turns = 1;
+    -- What is just being ended counts until it has ended: this look waits for it, if it does not see it as it was.
+    INSERT INTO @running (task_key, many)
+    SELECT COALESCE(SUBSTRING(task_turn, 9, 255), N''), COUNT(*) FROM {schema}.task WITH (INDEX (task_fair))
+    WHERE queue_name = @queue AND status = N'running' GROUP BY COALESCE(SUBSTRING(task_turn, 9, 255), N'');
+    SELECT @total = COALESCE(SUM(many), 0) FROM @running;
+    IF @total >= @most
+        RETURN 0;
+    IF @rate IS NOT NULL
+        EXEC @code = {schema}.may_start @queue, N'', 0, 0, 0;
+    IF @code = 0
+        RETURN 0;
+    SET @now = {schema}.clock_us() / 1000;
+    -- Those of which nothing runs come first, some of them at a time, from a place on that is drawn; then the others. Why, stands in
+    -- PostgreSQL's tasks.sql.
+    SET @begin = RIGHT(CONCAT(N'0000000', CAST(FLOOR(RAND() * 16777216) AS int)), 8);
+    SET @turn = @begin;
+    WHILE @lap < 3 AND @task IS NULL
+    BEGIN
+        SET @drawn = 0;
+        IF @first = 0
+            DELETE FROM @draw;
+        IF @lap = 2
+        BEGIN
+            INSERT INTO @draw (task_key, near) SELECT task_key, 0 FROM @running;
+            SET @lap = 3;
+        END
+        ELSE IF @first = 1
+            INSERT INTO @draw (task_key, near)
+            SELECT N'', 0 WHERE NOT EXISTS (SELECT 1 FROM @running WHERE task_key = N'');
+        WHILE @lap < 2 AND @drawn < 32
+        BEGIN
+            SET @there = 0;
+            SELECT TOP (1) @turn = task_turn, @there = 1 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn > @turn
+              AND task_turn < @until
+            ORDER BY task_turn;
+            SET @key = SUBSTRING(@turn, 9, 255);
+            IF @there = 0
+            BEGIN
+                SET @lap = @lap + 1;
+                SET @turn = N'';
+                SET @until = @begin;
+            END
+            ELSE IF @key <> N'' AND NOT EXISTS (SELECT 1 FROM @running WHERE task_key = @key)
+            BEGIN
+                INSERT INTO @draw (task_key, near) VALUES (@key, 1);
+                SET @drawn = @drawn + 1;
+            END;
+        END;
+        SET @part = 1;
+        IF @first = 1 AND @lap < 2
+        BEGIN
+            SET @part = CASE WHEN @turn <> N'' THEN CAST(LEFT(@turn, 8) AS int) ELSE 0 END;
+            SET @part = (@part + 16777216.0 * @lap - CAST(@begin AS int) + 1) / 16777216.0;
+            INSERT INTO @draw (task_key, near)
+            SELECT TOP (32) k.task_key, 0 FROM {schema}.queue_key AS k
+            WHERE k.queue_name = @queue AND k.weight > 1 AND NOT EXISTS (SELECT 1 FROM @running AS r WHERE r.task_key = k.task_key)
+            ORDER BY k.weight DESC;
+        END;
+        SET @first = 0;
+        INSERT INTO @line (task_key, rated)
+        SELECT h.task_key, CASE WHEN COALESCE(k.task_rate, @key_rate, @rate) IS NULL THEN 0 ELSE 1 END
+        FROM (SELECT d.task_key, CASE WHEN MAX(CASE WHEN d.near = 1 THEN 0 ELSE 1 END) = 0 THEN @part ELSE 1 END AS part,
+                     CAST(SUBSTRING(HASHBYTES('SHA2_256', CONCAT(@salt, d.task_key)), 1, 3) AS int) / 16777216.0 AS lot
+              FROM @draw AS d GROUP BY d.task_key) AS h
+        LEFT JOIN @running AS r ON r.task_key = h.task_key
+        LEFT JOIN {schema}.queue_key AS k ON k.queue_name = @queue AND k.task_key = h.task_key
+        -- (Compared with NULL, no index is looked into.)
+        LEFT JOIN {schema}.queue_wait AS w WITH (READPAST, READCOMMITTEDLOCK)
+            ON w.queue_name = @queue
+           AND w.task_key = CASE WHEN COALESCE(k.task_rate, @key_rate) IS NOT NULL AND h.task_key <> N'' THEN h.task_key END
+        WHERE (w.task_key IS NULL OR @now < w.since_ms OR @now >= w.free_ms)
+          AND (h.task_key = N'' OR COALESCE(r.many, 0) < COALESCE(k.task_limit, @key_most, 2147483647))
+        ORDER BY COALESCE(r.many, 0) / CAST(COALESCE(k.weight, 1) AS float), -LOG(1 - h.lot) * h.part / COALESCE(k.weight, 1);
+        SET @count = @count + @@ROWCOUNT;
+        WHILE @task IS NULL AND @place < @count
+        BEGIN
+            SET @place = @place + 1;
+            SELECT @key = task_key, @rated = rated, @id = NULL, @plain = NULL FROM @line WHERE place = @place;
+            SET @at = {schema}.turn_of(@key);
+            SELECT TOP (1) @id = task_id, @priority = task_priority
+            FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
+              AND ready_at <= SYSUTCDATETIME()
+            ORDER BY task_priority, task_id;
+            -- Those that were put without a key before the queue had turns. (They have no priority.)
+            IF @key = N''
+                SELECT TOP (1) @plain = task_id
+                FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
+                  AND ready_at <= SYSUTCDATETIME()
+                ORDER BY task_priority, task_id;
+            IF @plain IS NOT NULL AND (@id IS NULL OR @priority > 0 OR @priority = 0 AND @plain < @id)
+                SET @id = @plain;
+            SELECT @task = task_id FROM {schema}.task WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            WHERE task_id = @id AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
+            IF @id IS NULL
+                UPDATE @line SET rated = 3 WHERE place = @place;
+            IF @task IS NULL OR @rated = 0
+                CONTINUE;
+            EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+            IF @code = 0
+            BEGIN
+                SET @task = NULL;
+                UPDATE @line SET rated = 2 WHERE place = @place;
+            END;
+        END;
+    END;
+    -- Others are just taking the first ones: what follows these. (Where limits are set, they would have the queue's row.)
+    SET @place = 0;
+    WHILE @task IS NULL AND @place < @count
+    BEGIN
+        SET @place = @place + 1;
+        SELECT @key = task_key, @rated = rated FROM @line WHERE place = @place;
+        IF @rated > 1
+            CONTINUE;
+        SET @at = {schema}.turn_of(@key);
+        SELECT TOP (1) @task = task_id
+        FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+        WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
+          AND ready_at <= SYSUTCDATETIME()
+        ORDER BY task_priority, task_id;
+        IF @task IS NULL AND @key = N''
+            SELECT TOP (1) @task = task_id
+            FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+            WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
+              AND ready_at <= SYSUTCDATETIME()
+            ORDER BY task_priority, task_id;
+        IF @task IS NULL OR @rated = 0
+            CONTINUE;
+        EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+        IF @code = 0
+            SET @task = NULL;
+    END;
+END;
+GO
+
 -- Claims the first task that may run now; @task is NULL where there is none. With @again (the first reply may have been
 -- lost) the claim of the same @uid is found again.
 IF OBJECT_ID(N'{schema}.take_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_task AS RETURN 0');
@@ -211,7 +523,7 @@ BEGIN
         THROW 50001, N'sqlsem: claim_task must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @order int, @count int = 0, @tries int = 0, @host nvarchar(255), @pid int;
+    DECLARE @order int, @count int = 0, @tries int = 0, @host nvarchar(255), @pid int, @turns bit;
     EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
     IF @again = 1
         SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
@@ -231,11 +543,13 @@ BEGIN
             IF @order IS NULL
                 BREAK;
             BEGIN TRANSACTION;
-            SELECT TOP (1) @task = task_id
-            FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
-            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
-              AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_id;
+            EXEC {schema}.task_of_turn @queue, @order, @turns OUTPUT, @task OUTPUT;
+            IF @turns = 0
+                SELECT TOP (1) @task = task_id
+                FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
+                  AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
+                ORDER BY task_priority, task_id;
             -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
             -- may even have been run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -291,7 +605,8 @@ BEGIN
     SET ROWCOUNT 0;
     SET @status = NULL;
     DECLARE @failures int, @most int, @backoff_ms int, @on_failure nvarchar(8), @pause float, @open bit,
-            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128);
+            @there int, @host nvarchar(255), @pid int, @session_id int, @message nvarchar(1000), @by nvarchar(128), @locks int,
+            @count int;
     IF @outcome NOT IN (N'finished', N'failed', N'returned', N'cancelled') OR @outcome IS NULL
     BEGIN
         SET @message = CONCAT(N'sqlsem: a task ends as finished, failed, returned or cancelled, not ',
@@ -305,7 +620,7 @@ BEGIN
     FROM {schema}.member WHERE member_id = @member AND login = ORIGINAL_LOGIN();
     -- None of these changes while the task runs, but for the last; who asks later than this comes too late.
     SELECT @failures = failures, @most = max_attempts, @backoff_ms = backoff_ms, @on_failure = on_failure,
-           @by = cancel_asked_by
+           @by = cancel_asked_by, @locks = lock_count
     FROM {schema}.task WITH (UPDLOCK, ROWLOCK)
     WHERE @there = 1 AND task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
     IF @failures IS NOT NULL
@@ -329,6 +644,11 @@ BEGIN
             SET @pause = @backoff_ms * POWER(CAST(2 AS float), CASE WHEN @failures > 20 THEN 20 ELSE @failures END);
             SET @pause = CASE WHEN @pause > 300000 THEN 300000 ELSE @pause END * (0.5 + RAND() / 2);
         END;
+        IF @locks IS NOT NULL
+        BEGIN
+            EXEC {schema}.end_rows @task, @member, N'released';
+            BEGIN TRANSACTION;
+        END;
         UPDATE {schema}.task WITH (ROWLOCK)
         SET status = @status, is_open = @open,
             failures = failures + CASE WHEN @outcome = N'failed' THEN 1 ELSE 0 END,
@@ -341,7 +661,14 @@ BEGIN
         INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error,
                                 result, login)
         WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
-        IF @@ROWCOUNT = 0
+        SET @count = @@ROWCOUNT;
+        IF @locks IS NOT NULL
+        BEGIN
+            IF @count > 0
+                EXEC {schema}.park_task @task;
+            COMMIT TRANSACTION;
+        END;
+        IF @count = 0
             SET @status = NULL;
     END;
     IF @status IS NULL
@@ -389,7 +716,7 @@ BEGIN
     DECLARE @chosen TABLE (task_id bigint NOT NULL PRIMARY KEY);
     DECLARE @taken TABLE (task_id bigint NOT NULL PRIMARY KEY);
     DECLARE @order int, @first bigint, @last bigint, @alone int, @count int = 0, @tries int = 0,
-            @host nvarchar(255), @pid int;
+            @host nvarchar(255), @pid int, @turns bit;
     EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
     IF @again = 1
     BEGIN
@@ -411,15 +738,17 @@ BEGIN
             IF @order IS NULL
                 BREAK;
             BEGIN TRANSACTION;
-            SELECT TOP (1) @first = task_id
-            FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
-            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
-              AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_id;
+            EXEC {schema}.task_of_turn @queue, @order, @turns OUTPUT, @first OUTPUT;
+            IF @turns = 0
+                SELECT TOP (1) @first = task_id
+                FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
+                  AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
+                ORDER BY task_priority, task_id;
             SET @last = @first;
-            SET @alone = 1;
-            IF @most > 1
-                SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') THEN 1 ELSE 0 END
+            SET @alone = 1;  -- (each turn is drawn by itself)
+            IF @most > 1 AND @turns = 0
+                SELECT @alone = CASE WHEN losses > 0 OR kind NOT IN (N'call', N'sql') OR task_priority <> 0 THEN 1 ELSE 0 END
                 FROM {schema}.task WITH (READPAST, READCOMMITTEDLOCK) WHERE task_id = @first;
             DELETE FROM @chosen;
             IF @alone = 1
@@ -429,9 +758,9 @@ BEGIN
                 -- How far the group goes. Looked at without keeping locks: what is not taken must look free to everybody.
                 DELETE FROM @seen;
                 INSERT INTO @seen (task_id)
-                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_open), READPAST, READCOMMITTEDLOCK)
-                WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order AND task_id >= @first
-                  AND status = N'pending' AND ready_at <= SYSUTCDATETIME()
+                SELECT TOP (@most) task_id FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
+                  AND task_turn IS NULL AND task_priority = 0 AND task_id >= @first AND ready_at <= SYSUTCDATETIME()
                 ORDER BY task_id;
                 SELECT @last = MAX(w.task_id)
                 FROM (SELECT n.task_id,
@@ -443,10 +772,10 @@ BEGIN
                             JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = s.task_id) AS n) AS w
                 WHERE w.barred = 0 AND w.before <= 1000000;
                 INSERT INTO @chosen (task_id)
-                SELECT task_id FROM {schema}.task WITH (INDEX (task_open), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
-                WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND task_order = @order
-                  AND task_id >= @first AND task_id <= COALESCE(@last, @first)
-                  AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
+                SELECT task_id FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
+                WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
+                  AND task_turn IS NULL AND task_priority = 0 AND task_id >= @first AND task_id <= COALESCE(@last, @first)
+                  AND ready_at <= SYSUTCDATETIME();
             END;
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
             SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
@@ -513,7 +842,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @running TABLE (task_id bigint NOT NULL PRIMARY KEY, attempt int NOT NULL, member_id bigint NOT NULL);
-    DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int;
+    DECLARE @member bigint = -1, @before bigint, @task bigint = 0, @attempt int, @count int = 0, @found int, @rows int;
     SET @mine = COALESCE(@mine, 0);
     -- Nobody's open transaction keeps us from the dead: a row that somebody writes is looked at the next time.
     IF @queue IS NULL
@@ -544,6 +873,7 @@ BEGIN
         IF @found = 0
             BREAK;
         -- This very claim: the task may have been recovered by another meanwhile, and be a third's by now.
+        BEGIN TRANSACTION;
         UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
         SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN N'cancelled' WHEN losses < 4 THEN N'pending' ELSE N'failed' END,
             is_open = CASE WHEN cancel_asked_at IS NULL AND (losses < 4 OR on_failure = N'stop') THEN 1 ELSE 0 END,
@@ -557,8 +887,14 @@ BEGIN
                N'its worker died', inserted.host, inserted.pid, inserted.login
         INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, started_at, error, host, pid, login)
         WHERE task_id = @task AND attempt = @attempt AND member_id = @member AND status = N'running';
-        SET @count = @count + @@ROWCOUNT;
+        SET @rows = @@ROWCOUNT;
+        IF @rows > 0
+            EXEC {schema}.park_task @task;
+        COMMIT TRANSACTION;
+        SET @count = @count + @rows;
     END;
+    IF EXISTS (SELECT 1 FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+        EXEC {schema}.suspect_lines @queue;
     IF @answer = 1
         SELECT @count AS recovered;
     RETURN @count;
@@ -622,10 +958,11 @@ GO
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
 -- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
 -- those that it put itself.
-IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
+-- @version: with the columns that programs of this version, and later ones, know (4, 5 or 6).
+IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0,
-    @brief bit = 0
+ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0,
+    @version int = 6
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -641,7 +978,7 @@ BEGIN
         seconds float NULL, member_id bigint NULL, owner nvarchar(255) NULL, host nvarchar(255) NULL, pid int NULL,
         error nvarchar(max) NULL, result nvarchar(max) NULL, put_by nvarchar(128) NULL, login nvarchar(128) NULL,
         time_limit float NULL, unique_key nvarchar(255) NULL, cancel_asked_at datetime2(6) NULL,
-        cancel_asked_by nvarchar(128) NULL);
+        cancel_asked_by nvarchar(128) NULL, task_key nvarchar(255) NULL, task_priority int NULL, lock_count int NULL);
     DECLARE @left int, @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
             @stored nvarchar(16) = CASE @status WHEN N'lost' THEN N'running' ELSE @status END, @all int;
     EXEC @all = {schema}.sees_all;
@@ -665,15 +1002,17 @@ BEGIN
         ORDER BY ended_at DESC, task_id DESC;
     INSERT INTO @page (task_id, queue_name, task_order, kind, body, note, status, on_failure, attempt, failures, losses,
                        max_attempts, put_at, ready_at, claimed_at, ended_at, seconds, member_id, owner, host, pid, error,
-                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by)
+                       result, put_by, login, time_limit, unique_key, cancel_asked_at, cancel_asked_by, task_key,
+                       task_priority, lock_count)
     SELECT t.task_id, t.queue_name, t.task_order, t.kind,
            t.body, t.note, d.status, t.on_failure, t.attempt, t.failures, t.losses, t.max_attempts, t.put_at,
-           CASE WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
+           CASE WHEN t.lock_count IS NOT NULL THEN t.asks_at WHEN t.ready_at < t.put_at THEN t.put_at ELSE t.ready_at END AS ready_at, t.claimed_at, t.ended_at,
            DATEDIFF_BIG(microsecond, CASE WHEN t.status IN (N'finished', N'failed', N'running') THEN t.claimed_at END,
                         CASE WHEN t.status = N'running' THEN @now ELSE t.ended_at END) / CAST(1000000 AS float)
                AS seconds,
            t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login,
-           t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
+           t.time_limit_ms / CAST(1000 AS float) AS time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by,
+           NULLIF(t.task_key, N'') AS task_key, t.task_priority, t.lock_count
     FROM @shown AS s JOIN {schema}.task AS t ON t.task_id = s.task_id
     LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     CROSS APPLY (SELECT CASE WHEN t.status <> N'running' THEN t.status WHEN m.member_id IS NULL THEN N'lost'
@@ -690,17 +1029,35 @@ BEGIN
                              ELSE t.status END AS status) AS d
     WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
-    IF @brief = 1
+    IF @version < 5
         SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
                p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
                p.host, p.pid, p.error, p.result, p.put_by, p.login
         FROM @page AS p ORDER BY p.place;
-    ELSE
+    ELSE IF @version < 6
         SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
                p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
                p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
                p.cancel_asked_by
         FROM @page AS p ORDER BY p.place;
+    ELSE
+        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+               p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
+               p.cancel_asked_by, p.task_key, p.task_priority, p.lock_count
+        FROM @page AS p ORDER BY p.place;
+END;
+GO
+
+-- The same for programs of version 5.
+IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    EXEC {schema}.show_tasks @queue, @status, @most, @skip, 5;
 END;
 GO
 
@@ -712,7 +1069,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    EXEC {schema}.page_tasks @queue, @status, @most, 0, 1;
+    EXEC {schema}.show_tasks @queue, @status, @most, 0, 4;
 END;
 GO
 
@@ -854,10 +1211,14 @@ BEGIN
             WHERE task_id = @task AND status IN (N'pending', N'failed');
         SET @count = @@ROWCOUNT;
         IF @count > 0
-            INSERT INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
-            SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, t.queue_name, t.task_id, @old
+            INSERT INTO {schema}.operation (host, pid, program, action, queue_name, task_id, old_value)
+            SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), @what, t.queue_name, t.task_id, @old
             FROM {schema}.task AS t WHERE t.task_id = @task;
+        IF @count > 0 AND @what = N'retry'
+            EXEC {schema}.park_task @task;
         COMMIT TRANSACTION;
+        IF @count > 0 AND @what = N'cancel' AND EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task)
+            EXEC {schema}.leave_lines @task;
     END;
     SELECT @status = status FROM {schema}.task WHERE task_id = @task;
     SET @code = CASE WHEN @count > 0 THEN 0 WHEN @status IS NULL THEN -1 WHEN @status = N'running' THEN 1
@@ -893,8 +1254,8 @@ BEGIN
         END;
     END;
     IF @count > 0
-        INSERT INTO {schema}.operation (host, program, action, queue_name, task_id, old_value)
-        SELECT LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), N'cancel', t.queue_name, t.task_id, N'running'
+        INSERT INTO {schema}.operation (host, pid, program, action, queue_name, task_id, old_value)
+        SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'cancel', t.queue_name, t.task_id, N'running'
         FROM {schema}.task AS t WHERE t.task_id = @task;
     IF @answer = 1
         SELECT @code AS code;
@@ -918,6 +1279,134 @@ BEGIN
     WHERE t.member_id = @member AND t.status = N'running'
       AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
+END;
+GO
+
+-- How many tasks of a queue may run at a time: N'limit', of all (@key NULL) or of one key; N'key_limit', of each key. How many may be
+-- started in any @per_ms milliseconds: N'rate', of all or of one key; N'key_rate', of each key. N'weight': the share of a key. @value
+-- NULL: as if it had never been set. What runs, runs on.
+IF OBJECT_ID(N'{schema}.set_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_queue AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_queue @queue nvarchar(400), @key nvarchar(400), @what nvarchar(20), @value int, @per_ms int = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @code int, @before nvarchar(100), @after nvarchar(100) = CONCAT(@value, N' in ' + CONVERT(nvarchar(20), @per_ms) + N' ms'),
+            @name nvarchar(255) = N'sqlsem.{schema}.set_resource', @message nvarchar(1000),
+            @least int = CASE WHEN @what IN (N'limit', N'key_limit') THEN 0 ELSE 1 END,
+            @is_rate int = CASE WHEN @what IN (N'rate', N'key_rate') THEN 1 ELSE 0 END;
+    EXEC {schema}.check_name N'queue', @queue;
+    IF @key IS NOT NULL
+        EXEC {schema}.check_name N'key', @key;
+    IF @what IS NULL OR NOT (@what IN (N'limit', N'rate') OR (@key IS NULL AND @what IN (N'key_limit', N'key_rate'))
+                             OR (@key IS NOT NULL AND @what = N'weight'))
+        THROW 50000, N'sqlsem: of a queue limit, key_limit, rate and key_rate can be set, and of a key limit, rate and weight', 1;
+    IF @value < @least
+        SET @message = CONCAT(N'sqlsem: a ', @what, N' must be ', @least, N' or more, not ', @value);
+    ELSE IF @per_ms < 1 OR CASE WHEN @per_ms IS NULL THEN 0 ELSE 1 END <> CASE WHEN @is_rate = 1 AND @value IS NOT NULL THEN 1 ELSE 0 END
+        SET @message = CONCAT(N'sqlsem: a rate needs its window, per_ms, from 1 to 2147483647, and nothing else has one; not ',
+            COALESCE(CONVERT(nvarchar(20), @per_ms), N'NULL'));
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+    BEGIN TRANSACTION;
+    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        @LockTimeout = 10000, @DbPrincipal = @principal;
+    IF @code < 0
+    BEGIN
+        ROLLBACK TRANSACTION;
+        THROW 50002, N'sqlsem: busy: somebody else sets a resource or a queue in an open transaction', 1;
+    END;
+    -- (This waits for the claims that know of no limit; and those behind wait for us.)
+    INSERT INTO {schema}.queue_setting (queue_name)
+    SELECT @queue WHERE NOT EXISTS (SELECT 1 FROM {schema}.queue_setting WHERE queue_name = @queue);
+    UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
+    IF @key IS NULL
+    BEGIN
+        SELECT @before = CASE @what WHEN N'limit' THEN CONVERT(nvarchar(20), task_limit)
+                                    WHEN N'key_limit' THEN CONVERT(nvarchar(20), key_limit)
+                                    WHEN N'rate' THEN CONCAT(task_rate, N' in ' + CONVERT(nvarchar(20), task_ms) + N' ms')
+                                    ELSE CONCAT(key_rate, N' in ' + CONVERT(nvarchar(20), key_ms) + N' ms') END
+        FROM {schema}.queue_setting WHERE queue_name = @queue;
+        UPDATE {schema}.queue_setting
+        SET task_limit = CASE @what WHEN N'limit' THEN @value ELSE task_limit END,
+            key_limit = CASE @what WHEN N'key_limit' THEN @value ELSE key_limit END,
+            task_rate = CASE @what WHEN N'rate' THEN @value ELSE task_rate END,
+            task_ms = CASE @what WHEN N'rate' THEN @per_ms ELSE task_ms END,
+            key_rate = CASE @what WHEN N'key_rate' THEN @value ELSE key_rate END,
+            key_ms = CASE @what WHEN N'key_rate' THEN @per_ms ELSE key_ms END,
+            set_at = SYSUTCDATETIME(), set_by = ORIGINAL_LOGIN()
+        WHERE queue_name = @queue;
+    END;
+    ELSE
+    BEGIN
+        INSERT INTO {schema}.queue_key (queue_name, task_key)
+        SELECT @queue, @key
+        WHERE NOT EXISTS (SELECT 1 FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key);
+        SELECT @before = CASE @what WHEN N'limit' THEN CONVERT(nvarchar(20), task_limit)
+                                    WHEN N'weight' THEN CONVERT(nvarchar(20), weight)
+                                    ELSE CONCAT(task_rate, N' in ' + CONVERT(nvarchar(20), task_ms) + N' ms') END
+        FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key;
+        UPDATE {schema}.queue_key
+        SET task_limit = CASE @what WHEN N'limit' THEN @value ELSE task_limit END,
+            weight = CASE @what WHEN N'weight' THEN @value ELSE weight END,
+            task_rate = CASE @what WHEN N'rate' THEN @value ELSE task_rate END,
+            task_ms = CASE @what WHEN N'rate' THEN @per_ms ELSE task_ms END,
+            set_at = SYSUTCDATETIME(), set_by = ORIGINAL_LOGIN()
+        WHERE queue_name = @queue AND task_key = @key;
+        DELETE FROM {schema}.queue_key
+        WHERE queue_name = @queue AND task_key = @key AND task_limit IS NULL AND weight IS NULL AND task_rate IS NULL;
+    END;
+    DELETE FROM {schema}.queue_setting
+    WHERE queue_name = @queue AND task_limit IS NULL AND key_limit IS NULL AND task_rate IS NULL AND key_rate IS NULL
+      AND NOT EXISTS (SELECT 1 FROM {schema}.queue_key WHERE queue_name = @queue);
+    IF @is_rate = 1
+        DELETE FROM {schema}.queue_wait WHERE queue_name = @queue;  -- by the new one there may be room
+    IF COALESCE(@before, N'') <> @after
+        INSERT INTO {schema}.operation (host, program, action, queue_name, old_value, new_value)
+        VALUES (LEFT(HOST_NAME(), 255), LEFT(APP_NAME(), 255), @what, @queue, CONCAT(@key + N': ', @before),
+                CONCAT(@key + N': ', @after));
+    COMMIT TRANSACTION;
+END;
+GO
+
+-- What is set, of one queue or all: a row for the queue (task_key NULL), and one for each key of which anything is. task_per,
+-- key_per: the windows of the rates, in seconds.
+IF OBJECT_ID(N'{schema}.queue_limits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_limits AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.queue_limits @queue nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SELECT s.queue_name, CAST(NULL AS nvarchar(255)) AS task_key, s.task_limit, s.key_limit, CAST(NULL AS int) AS weight,
+           s.set_at, s.set_by, s.task_rate, s.task_ms / 1000e0 AS task_per, s.key_rate, s.key_ms / 1000e0 AS key_per
+    FROM {schema}.queue_setting AS s WITH (NOLOCK) WHERE @queue IS NULL OR s.queue_name = @queue
+    UNION ALL
+    SELECT k.queue_name, k.task_key, k.task_limit, CAST(NULL AS int), k.weight, k.set_at, k.set_by, k.task_rate, k.task_ms / 1000e0,
+           CAST(NULL AS int), CAST(NULL AS float)
+    FROM {schema}.queue_key AS k WHERE @queue IS NULL OR k.queue_name = @queue
+    ORDER BY 1, 2;
+END;
+GO
+
+-- Whose rate is used up, of one queue or all, as far as claims have found it so: the queue's (task_key NULL), or a key's; and for how
+-- many seconds.
+IF OBJECT_ID(N'{schema}.queue_waits') IS NULL EXEC (N'CREATE PROCEDURE {schema}.queue_waits AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.queue_waits @queue nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @now bigint = {schema}.clock_us() / 1000;
+    SELECT w.queue_name, CASE WHEN w.task_key <> N'' THEN w.task_key END AS task_key, (w.free_ms - @now) / 1000e0 AS seconds
+    FROM {schema}.queue_wait AS w WITH (READPAST, READCOMMITTEDLOCK)
+    WHERE (@queue IS NULL OR w.queue_name = @queue) AND @now >= w.since_ms AND @now < w.free_ms
+    ORDER BY 1, 2;
 END;
 GO
 
@@ -947,7 +1436,11 @@ BEGIN
       AND is_open = CAST(0 AS bit) AND ended_at < @before;
     SET @count = @@ROWCOUNT;
     DELETE FROM {schema}.task_log WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
+    DELETE FROM {schema}.task_lock WHERE task_id IN (SELECT g.task_id FROM @gone AS g);
     COMMIT TRANSACTION;
+    -- Of keys that come no more.
+    DELETE TOP (@most) FROM {schema}.queue_wait WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
+    WHERE free_ms < {schema}.clock_us() / 1000 - 86400000;
     IF @answer = 1
         SELECT @count AS pruned;
     RETURN @count;
@@ -955,17 +1448,278 @@ END;
 GO
 
 
+-- Schedules --------------------------------------------------------------------------------------------------------
+
+-- Tasks that are put at the times of a cron expression: see PostgreSQL's tasks.sql.
+
+-- Refuses what cannot be the options of a schedule's task, of which put_task_by would only know when it is put.
+IF OBJECT_ID(N'{schema}.check_task_options') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_task_options AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_task_options @options nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @message nvarchar(1000), @key nvarchar(400), @unique nvarchar(400), @replace nvarchar(400), @is_json int = ISJSON(@options);
+    IF COALESCE(@is_json, 0) = 0 OR LEFT(LTRIM(@options), 1) <> N'{'
+        THROW 50000, N'sqlsem: the options of a schedule are a JSON object, such as {}', 1;
+    SELECT @key = o.a_key, @unique = o.a_unique, @replace = o.a_replace,
+           @message = CASE
+               WHEN NOT COALESCE(TRY_CAST(o.an_after AS float), 0) BETWEEN 0 AND 315360000000
+                   THEN CONCAT(N'a task can wait from now to ten years from now, not ', LEFT(o.an_after, 40), N' ms')
+               WHEN NOT COALESCE(TRY_CAST(o.a_backoff AS float), 0) BETWEEN 0 AND 2147483647
+                   THEN CONCAT(N'the pause before the next attempt at a task is from 0 to 2147483647 ms, not ', LEFT(o.a_backoff, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.a_limit AS float), 1) BETWEEN 1 AND 2147483647
+                   THEN CONCAT(N'the time limit of a task must be from 1 to 2147483647 ms, not ', LEFT(o.a_limit, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.attempts AS float), 1) BETWEEN 1 AND 2147483647
+                   THEN CONCAT(N'max_attempts of a task must be from 1 to 2147483647, not ', LEFT(o.attempts, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.a_priority AS float), 0) BETWEEN -2147483648 AND 2147483647
+                   THEN CONCAT(N'the priority of a task must be from -2147483648 to 2147483647, not ', LEFT(o.a_priority, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.an_order AS float), 0) BETWEEN -2147483648 AND 2147483647
+                   THEN CONCAT(N'the order of a task must be from -2147483648 to 2147483647, not ', LEFT(o.an_order, 40))
+               WHEN o.a_unique IS NOT NULL AND o.a_replace IS NOT NULL
+                   THEN N'a task that is unique, or replaces another one, is put alone, and has one key: unique or replace'
+               WHEN (o.an_after IS NOT NULL AND TRY_CAST(o.an_after AS bigint) IS NULL)
+                    OR (o.a_backoff IS NOT NULL AND TRY_CAST(o.a_backoff AS bigint) IS NULL)
+                    OR (o.a_limit IS NOT NULL AND TRY_CAST(o.a_limit AS bigint) IS NULL)
+                    OR (o.attempts IS NOT NULL AND TRY_CAST(o.attempts AS bigint) IS NULL)
+                    OR (o.a_priority IS NOT NULL AND TRY_CAST(o.a_priority AS bigint) IS NULL)
+                    OR (o.an_order IS NOT NULL AND TRY_CAST(o.an_order AS bigint) IS NULL)
+                    OR CONCAT(o.a_failure, N'|') COLLATE Latin1_General_100_BIN2 NOT IN (N'|', N'stop|', N'continue|')
+                    OR LEN(CONCAT(o.a_note, N'|')) > 1001
+                   THEN N'options of a task: numbers are whole, on_failure is stop or continue, and a note has at most 1000 characters'
+           END
+    FROM OPENJSON(@options) WITH (
+        an_order nvarchar(max) '$.order', an_after nvarchar(max) '$.after_ms', attempts nvarchar(max) '$.max_attempts',
+        a_backoff nvarchar(max) '$.backoff_ms', a_failure nvarchar(max) '$.on_failure', a_note nvarchar(max) '$.note',
+        a_limit nvarchar(max) '$.time_limit_ms', a_unique nvarchar(max) '$.unique', a_replace nvarchar(max) '$.replace',
+        a_key nvarchar(max) '$.key', a_priority nvarchar(max) '$.priority') AS o;
+    IF @key IS NOT NULL
+        EXEC {schema}.check_name N'key', @key;
+    IF @unique IS NOT NULL
+        EXEC {schema}.check_name N'key', @unique;
+    IF @replace IS NOT NULL
+        EXEC {schema}.check_name N'key', @replace;
+    IF @message IS NOT NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', @message);
+        EXEC {schema}.refuse 50000, @message;
+    END;
+END;
+GO
+
+-- Keeps a schedule, in the place of one of the same name. @options: a JSON object of what put_task takes (order, after_ms,
+-- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time.
+IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.save_schedule
+    @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(255), @time_zone nvarchar(64), @kind nvarchar(100),
+    @body nvarchar(max), @options nvarchar(max), @next datetime2(6)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @message nvarchar(1000), @code int, @by nvarchar(128), @count int, @locks nvarchar(max);
+    EXEC {schema}.check_name N'queue', @queue;
+    EXEC {schema}.check_name N'schedule', @schedule;
+    EXEC {schema}.check_work @kind OUTPUT, @body;
+    EXEC {schema}.check_task_options @options;
+    SET @locks = JSON_QUERY(@options, N'$.locks');
+    IF @locks IS NOT NULL
+    BEGIN
+        EXEC {schema}.check_may_lock;
+        EXEC {schema}.check_locks @locks;
+    END;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: save_schedule must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        -- One after the other who saves: what was saved before is committed, and seen.
+        EXEC @code = sp_getapplock @Resource = N'sqlsem.{schema}.schedules', @LockMode = N'Exclusive',
+            @LockOwner = N'Transaction', @LockTimeout = 10000, @DbPrincipal = @principal;
+        IF @code < 0
+            THROW 50002, N'sqlsem: busy: schedules are being saved by another transaction; try again', 1;
+        UPDATE {schema}.schedule
+        SET queue_name = @queue, cron = @cron, time_zone = @time_zone, kind = @kind, body = @body, options = @options,
+            -- What is due, and nobody has seen yet, is not forgotten by being said again.
+            next_due = CASE WHEN cron = @cron AND time_zone = @time_zone AND paused_at IS NULL THEN COALESCE(next_due, @next)
+                            ELSE @next END
+        WHERE schedule_name = @schedule
+          AND (put_by = ORIGINAL_LOGIN() OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+               OR IS_SRVROLEMEMBER(N'sysadmin') = 1);
+        SET @count = @@ROWCOUNT;
+        IF @count = 0
+            SELECT @by = put_by FROM {schema}.schedule WHERE schedule_name = @schedule;
+        IF @by IS NOT NULL
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: schedule ', @schedule, N' is of login ', @by, N'; choose another name');
+            EXEC {schema}.refuse 50006, @message;
+        END;
+        IF @count = 0
+            INSERT INTO {schema}.schedule (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due)
+            VALUES (@schedule, @queue, @cron, @time_zone, @kind, @body, @options, @next);
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+END;
+GO
+
+-- As recover_tasks; and whether a schedule of the queue is due. One row.
+IF OBJECT_ID(N'{schema}.tend_queue') IS NULL EXEC (N'CREATE PROCEDURE {schema}.tend_queue AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.tend_queue @queue nvarchar(400), @mine bigint = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @recovered int, @due bit = 0;
+    EXEC @recovered = {schema}.recover_tasks @queue, @mine;
+    -- One that somebody writes (fire_schedule) need not be waited for: it is looked at the next time.
+    SELECT TOP (1) @due = 1 FROM {schema}.schedule WITH (READPAST, READCOMMITTEDLOCK)
+    WHERE queue_name = @queue AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
+    SELECT @recovered AS recovered, @due AS due;
+END;
+GO
+
+-- Of a time that is due: puts the task (@put = 0: none, as that time is left out), and writes down the time after it (@next;
+-- NULL: there is none), in one transaction, if nobody was faster. @last: the latest of the times for which this one task
+-- stands. One row: whether it was done, and the task's number.
+IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.fire_schedule
+    @schedule nvarchar(400), @due datetime2(6), @last datetime2(6), @next datetime2(6), @put bit
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: fire_schedule must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @done int = 0, @task_id bigint, @put_by nvarchar(128), @queue nvarchar(255), @kind nvarchar(8),
+            @body nvarchar(max), @options nvarchar(max), @order int, @after_ms bigint, @max_attempts int,
+            @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000), @time_limit_ms bigint,
+            @unique_key nvarchar(400), @replace_key nvarchar(400), @task_key nvarchar(400), @priority int, @locks nvarchar(max);
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        -- Its lock is what makes the others wait, who find another time then.
+        UPDATE {schema}.schedule WITH (ROWLOCK)
+        SET next_due = @next, last_due = CASE WHEN @put = 1 THEN @last ELSE last_due END
+        WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
+        SET @done = @@ROWCOUNT;
+        IF @done = 1 AND @put = 1
+        BEGIN
+            SELECT @put_by = put_by, @queue = queue_name, @kind = kind, @body = body, @options = options
+            FROM {schema}.schedule WHERE schedule_name = @schedule;
+            SET @locks = JSON_QUERY(@options, N'$.locks');
+            SELECT @order = COALESCE(o.an_order, 0), @after_ms = COALESCE(o.an_after, 0),
+                   @max_attempts = COALESCE(o.attempts, 1), @backoff_ms = COALESCE(o.a_backoff, 1000),
+                   @on_failure = COALESCE(o.a_failure, N'stop'), @note = o.a_note, @time_limit_ms = o.a_limit,
+                   @unique_key = o.a_unique, @replace_key = o.a_replace, @task_key = o.a_key,
+                   @priority = COALESCE(o.a_priority, 0)
+            FROM OPENJSON(@options) WITH (
+                an_order int '$.order', an_after bigint '$.after_ms', attempts int '$.max_attempts',
+                a_backoff bigint '$.backoff_ms', a_failure nvarchar(100) '$.on_failure', a_note nvarchar(1000) '$.note',
+                a_limit bigint '$.time_limit_ms', a_unique nvarchar(400) '$.unique', a_replace nvarchar(400) '$.replace',
+                a_key nvarchar(400) '$.key', a_priority int '$.priority') AS o;
+            EXEC {schema}.put_task_by @put_by, @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms,
+                @on_failure, @note, @unique_key, @replace_key, @time_limit_ms, @task_key, @priority, @task_id OUTPUT, @locks;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    SELECT @done AS done, @task_id AS task_id;
+END;
+GO
+
+-- 'pause', 'resume' (from @next on: what was due meanwhile is left out) or 'remove'. Returns 0 done, -1 where there is none, or
+-- it is another login's and this one is no operator.
+IF OBJECT_ID(N'{schema}.set_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.set_schedule AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.set_schedule
+    @schedule nvarchar(400), @what nvarchar(16), @next datetime2(6) = NULL, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @what NOT IN (N'pause', N'resume', N'remove') OR @what IS NULL
+        THROW 50000, N'sqlsem: a schedule can be told to pause, resume or remove', 1;
+    SET XACT_ABORT ON;
+    DECLARE @queue nvarchar(255), @code int = -1;
+    BEGIN TRANSACTION;
+    SELECT @queue = queue_name FROM {schema}.schedule WITH (UPDLOCK, ROWLOCK)
+    WHERE schedule_name = @schedule
+      AND (put_by = ORIGINAL_LOGIN() OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+           OR IS_SRVROLEMEMBER(N'sysadmin') = 1);
+    IF @queue IS NOT NULL
+    BEGIN
+        SET @code = 0;
+        IF @what = N'remove'
+            DELETE FROM {schema}.schedule WHERE schedule_name = @schedule;
+        ELSE IF @what = N'pause'
+            UPDATE {schema}.schedule
+            SET paused_at = COALESCE(paused_at, SYSUTCDATETIME()), paused_by = COALESCE(paused_by, ORIGINAL_LOGIN())
+            WHERE schedule_name = @schedule;
+        ELSE
+            UPDATE {schema}.schedule
+            SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE @next END, paused_at = NULL, paused_by = NULL
+            WHERE schedule_name = @schedule;
+        INSERT INTO {schema}.operation (host, pid, program, action, queue_name, old_value)
+        VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), @what, @queue,
+                CONCAT(N'schedule ', @schedule));
+    END;
+    COMMIT TRANSACTION;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- By name. Who may put only sees its own.
+IF OBJECT_ID(N'{schema}.list_schedules') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_schedules AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.list_schedules @schedule nvarchar(400) = NULL, @queue nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @all int;
+    EXEC @all = {schema}.sees_all;
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options, s.next_due, s.last_due, s.put_at,
+           s.put_by, s.paused_at, s.paused_by, CAST(SYSUTCDATETIME() AS datetime2(6)) AS taken_at
+    FROM {schema}.schedule AS s
+    WHERE (@schedule IS NULL OR s.schedule_name = @schedule) AND (@queue IS NULL OR s.queue_name = @queue)
+      AND (@all = 1 OR s.put_by = ORIGINAL_LOGIN())
+    ORDER BY s.schedule_name;
+END;
+GO
+
+
 -- For sessions -----------------------------------------------------------------------------------------------------
 
 -- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
--- key is open, it is that one's number. @replace_key: in the place of the one with this key.
+-- key is open, it is that one's number. @replace_key: in the place of the one with this key. @key: whose task it is; workers
+-- share themselves out between the keys. @priority: among those of its key, lower ones first. @locks: what it needs to run, such as
+-- N'[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.put
     @queue nvarchar(400), @body nvarchar(max), @kind nvarchar(100) = N'sql', @order int = 0, @after_seconds float = 0,
     @max_attempts int = 1, @note nvarchar(1000) = NULL, @on_failure nvarchar(100) = N'stop', @backoff_seconds float = 1,
     @task_id bigint = NULL OUTPUT, @unique_key nvarchar(400) = NULL, @replace_key nvarchar(400) = NULL,
-    @time_limit_seconds float = NULL
+    @time_limit_seconds float = NULL, @key nvarchar(400) = NULL, @priority int = 0, @locks nvarchar(max) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -976,7 +1730,7 @@ BEGIN
             @time_limit_ms bigint = CASE WHEN ABS(@time_limit_seconds) > 1e12 THEN -1
                                          ELSE CEILING(@time_limit_seconds * 1000) END;
     EXEC {schema}.put_task @queue, NULL, @kind, @body, @order, @after_ms, @max_attempts, @backoff_ms, @on_failure,
-        @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms;
+        @note, @task_id OUTPUT, 0, @unique_key, @replace_key, @time_limit_ms, @key, @priority, @locks;
 END;
 GO
 
@@ -995,7 +1749,9 @@ BEGIN
     SET @task = NULL;
     BEGIN TRY
         EXEC {schema}.session_member NULL, @member OUTPUT;
-        EXEC {schema}.take_task @member, @queue, @owner, NULL, 0, @task OUTPUT;
+        EXEC {schema}.claim_parked @member, @queue, @owner, NULL, 0, @owner, @owner, @task OUTPUT;
+        IF @task IS NULL
+            EXEC {schema}.take_task @member, @queue, @owner, NULL, 0, @task OUTPUT;
         IF @task IS NULL
             EXEC {schema}.recover_tasks @queue, @member;
     END TRY

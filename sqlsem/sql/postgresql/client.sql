@@ -51,6 +51,11 @@ FROM (SELECT {schema}.register(
 -- name: register_all
 SELECT resource_id, queue_position, granted FROM {schema}.register_all(%s, %s, %s, %s, %s, %s)
 
+-- name: take_turn
+SELECT queue_position, granted, before, ahead
+FROM {schema}.take_turn(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar, %s::integer,
+                        %s::integer, %s::varchar, %s::integer, %s::bigint)
+
 -- name: wait
 -- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
 SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.wait(%s::varchar, %s::bigint, %s::integer)
@@ -78,6 +83,35 @@ SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
 
+-- name: take_rate
+SELECT code, wait_ms, times
+FROM {schema}.take_rate(%s, %s, %s::bigint[], %s::bigint[], %s, %s, %s, %s::bigint[], %s::bigint[])
+
+-- name: settle_rate
+SELECT {schema}.settle_rate(%s, %s, %s)
+
+-- name: rates
+SELECT resource_id, window_ms, rate_limit, used, idle FROM {schema}.rates(%s)
+
+-- name: hand_over
+SELECT {schema}.hand_over_rows(%s, %s::bigint[], %s, %s, %s)
+
+-- name: adopt
+SELECT code, words, seconds, resource_id, queue_position, access_type, concurrency_limit, weight, note
+FROM {schema}.adopt_rows(%s, %s, %s, %s, %s)
+
+-- name: once_due
+SELECT {schema}.once_due(%s, %s, %s, %s, %s)
+
+-- name: mark_once
+SELECT {schema}.mark_once(%s, %s, %s)
+
+-- name: once_last
+SELECT granted_at, done_at, queue_position, requesting_id, login, taken_at FROM {schema}.once_last(%s)
+
+-- name: once_forget
+SELECT {schema}.once_forget(%s)
+
 -- name: deadlock_rows
 SELECT queue_position, resource_id, member_id, owner, access_type, concurrency_limit, weight, granted, cap
 FROM {schema}.deadlock_rows(%s)
@@ -87,6 +121,36 @@ SELECT member_id, host, pid, session_id FROM {schema}.living(%s, %s)
 
 -- name: pin
 SELECT {schema}.pin(%s, %s, %s)
+
+-- name: whereabouts
+SELECT {schema}.whereabouts()
+
+-- name: leave_with
+SELECT {schema}.leave_with(%s)
+
+-- name: has_left
+SELECT {schema}.has_left(%s)
+
+-- name: forget_left
+SELECT {schema}.forget_left(%s)
+
+-- name: session_notes
+SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.current_setting('sqlsem.{schema}_session', true), '')
+
+-- name: session_entry
+SELECT coalesce({schema}.session_entry(%s, %s, %s), '')
+
+-- name: note_session
+SELECT pg_catalog.set_config('sqlsem.{schema}_session', %s, false)
+
+-- name: guard_table
+SELECT {schema}.guard_table(pg_catalog.to_regclass(%s), %s)
+
+-- name: unguard_table
+SELECT {schema}.unguard_table(pg_catalog.to_regclass(%s))
+
+-- name: guarded_tables
+SELECT * FROM {schema}.guarded_tables()
 
 -- name: entries
 SELECT * FROM {schema}.entries(%s)
@@ -105,6 +169,9 @@ SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
 
 -- name: resource_settings
 SELECT * FROM {schema}.resource_settings()
+
+-- name: priorities
+SELECT resource_id, ageing FROM {schema}.priorities()
 
 -- name: set_resource
 -- (What an operator does is written down with where it was done.)
@@ -161,15 +228,62 @@ $function$';
 END
 $$
 
+-- name: lock_tables
+-- Before the schema scripts of an upgrade: all tables that any of them locks, at once or not at all. A script that took some, and a
+-- later one that asked for others, would meet those who hold the others and wait for the first: they for us, and we for them.
+-- What is at work begins with the members or with the queue, and is met at either in turn; nobody is left waiting behind us for
+-- longer than a moment.
+DO $$
+DECLARE
+    v_before text := pg_catalog.current_setting('lock_timeout');
+    v_path   text := pg_catalog.current_setting('search_path');
+    v_until  timestamptz := pg_catalog.clock_timestamp() + interval '20 seconds';
+    v_try    integer := 0;
+    v_tables regclass[];
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    v_tables := ARRAY(
+        SELECT f.found FROM (SELECT to_regclass('{schema}.' || n.name) AS found, n.place FROM unnest(ARRAY[
+            '{table}', 'member', 'resource', 'history', 'setting', 'task', 'task_log', 'round', 'round_part'])
+            WITH ORDINALITY AS n (name, place)) AS f
+        WHERE f.found IS NOT NULL ORDER BY f.place);
+    LOOP
+        v_try := v_try + 1;
+        BEGIN
+            PERFORM set_config('lock_timeout', '250ms', true);
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_tables[1 + v_try % 2]);
+            PERFORM set_config('lock_timeout', '50ms', true);
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', array_to_string(v_tables, ', '));
+            EXIT;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            IF clock_timestamp() >= v_until THEN
+                RAISE EXCEPTION 'sqlsem: the tables could not be had for the upgrade within 20 s; nothing was changed'
+                    USING ERRCODE = '55P03',
+                          HINT = 'Somebody keeps them in an open transaction (a dump, VACUUM FULL?), or they are used too much; try again later.';
+            END IF;
+            PERFORM pg_sleep(0.05 + random() / 10);
+        END;
+    END LOOP;
+    PERFORM set_config('lock_timeout', v_before, true), set_config('search_path', v_path, true);
+END
+$$
+
 -- name: set_version
 UPDATE {schema}.setting SET value = %s WHERE name OPERATOR(pg_catalog.=) 'schema_version'::text
 
 -- name: put_tasks
 SELECT {schema}.put_tasks(%s, %s, %s)
 
+-- name: put_tasks_once
+SELECT {schema}.put_tasks_once(%s, %s, %s)
+
 -- name: claim_task
 SELECT * FROM {schema}.claim_task(
     %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean)
+
+-- name: claim_parked
+SELECT * FROM {schema}.claim_parked(
+    %s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::boolean, %s::varchar, %s::varchar)
 
 -- name: end_task
 SELECT {schema}.end_task(%s::bigint, %s::bigint, %s::integer, %s::varchar, %s::text, %s::text)
@@ -198,11 +312,21 @@ SELECT {schema}.next_ready(%s)
 -- name: queue_state
 SELECT * FROM {schema}.queue_state(%s)
 
--- name: page_tasks
-SELECT * FROM {schema}.page_tasks(%s, %s, %s, %s)
+-- name: show_tasks
+SELECT * FROM {schema}.show_tasks(%s, %s, %s, %s)
 
 -- name: queue_counts
 SELECT * FROM {schema}.queue_counts(%s)
+
+-- name: queue_limits
+SELECT queue_name, task_key, task_limit, key_limit, weight, set_at, set_by, task_rate, task_per, key_rate, key_per
+FROM {schema}.queue_limits(%s)
+
+-- name: queue_waits
+SELECT queue_name, task_key, seconds FROM {schema}.queue_waits(%s)
+
+-- name: set_queue
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.set_queue(%s, %s, %s, %s, %s)
 
 -- name: task_attempts
 SELECT * FROM {schema}.task_attempts(%s)

@@ -63,7 +63,7 @@ AS $$
     )
     SELECT b.queue_position, b.resource_id, b.member_id, b.owner, b.access_type, b.concurrency_limit, b.weight, b.granted,
            o.cap, b.waits
-    FROM b LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
+    FROM b CROSS JOIN LATERAL {schema}.set_for(b.resource_id) AS o
     WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
 $$;
 

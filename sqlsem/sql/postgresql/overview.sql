@@ -9,12 +9,16 @@ CREATE OR REPLACE FUNCTION {schema}.microseconds(p_moment timestamptz) RETURNS b
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT pg_catalog.round(pg_catalog.date_part('epoch', p_moment) OPERATOR(pg_catalog.*) 1000000)::bigint $$;
 
--- What is set for resources, by whom; beside what resources() tells.
+-- What is set for resources, by whom; beside what resources() tells. Patterns of limits as 'tenant:*'; what they come to for a
+-- resource is not told here.
 CREATE OR REPLACE FUNCTION {schema}.resource_settings()
 RETURNS TABLE (resource_id varchar, cap integer, paused_at timestamptz, stale_after float, paused_by name, cap_by name)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT o.resource_id, o.cap, o.paused_at, o.stale_after_ms / 1000.0::float, o.paused_by, o.cap_by FROM {schema}.resource AS o
+    SELECT coalesce(o.resource_id, l.prefix || '*'), coalesce(l.cap, o.cap), o.paused_at, o.stale_after_ms / 1000.0::float, o.paused_by,
+           coalesce(l.cap_by, o.cap_by)
+    FROM {schema}.resource AS o FULL JOIN {schema}.limit_pattern AS l ON l.prefix || '*' = o.resource_id
+    WHERE coalesce(l.cap, o.cap, o.stale_after_ms) IS NOT NULL OR o.paused_at IS NOT NULL
 $$;
 
 -- The newest holds of a resource that ended as they should, of its last 200 requests: the newest first. (By its index, of which
@@ -30,7 +34,7 @@ BEGIN
            round(extract(epoch FROM greatest(h.granted_at - h.requested_at, interval '0'))::numeric, 3)::float, h.note, h.program
     FROM (SELECT p.* FROM {schema}.history AS p WHERE p.resource_id = p_resource ORDER BY p.ended_at DESC LIMIT 200) AS h
     WHERE h.outcome = 'released' AND h.granted_at IS NOT NULL
-    ORDER BY h.ended_at DESC;
+    ORDER BY h.ended_at DESC, h.queue_position DESC;
 END
 $$;
 
@@ -86,9 +90,141 @@ END
 $$;
 
 
+-- When somebody will go in ------------------------------------------------------------------------------------------
+
+-- What holds of one kind have in common: the note but for its numbers, or else the program.
+CREATE OR REPLACE FUNCTION {schema}.kind_of(p_note varchar, p_program varchar) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_note <> '' THEN 'note ' || regexp_replace(p_note, '[0-9]+', '#', 'g') ELSE 'program ' || coalesce(p_program, '') END
+$$;
+
+-- A number between 0 and 1 that looks like chance, and is always the same of the same two.
+CREATE OR REPLACE FUNCTION {schema}.chance(p_one bigint, p_other integer) RETURNS float
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT ((hashint8extended(p_one, p_other) & 1073741823) + 0.5) / 1073741824.0::float
+$$;
+
+-- How much longer a lock is held that has been held for p_already seconds (0: one that begins), where p_share of those like it
+-- are held for shorter. p_held: of how long such locks were held, in order. Between any two of those that were longer lies the
+-- same share, and as much below the first of them and above the last; what has lasted longer than all lasts on. (As
+-- sqlsem/insight/estimates.py has it.)
+CREATE OR REPLACE FUNCTION {schema}.held_on(p_held float[], p_share float, p_already float) RETURNS float
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_count integer := cardinality(p_held);
+    v_first integer := 0;  -- so many were shorter
+    v_place float;
+    v_whole integer;
+    v_below float;
+BEGIN
+    WHILE v_first < v_count AND p_held[v_first + 1] <= p_already LOOP
+        v_first := v_first + 1;
+    END LOOP;
+    v_place := p_share * (v_count - v_first + 1);
+    v_whole := floor(v_place);
+    v_below := CASE WHEN v_whole > 0 THEN p_held[v_first + v_whole] ELSE p_already END;
+    IF v_first + v_whole < v_count THEN
+        RETURN v_below + (p_held[v_first + v_whole + 1] - v_below) * (v_place - v_whole) - p_already;
+    END IF;
+    RETURN greatest(v_below, 0.001) * power(1 - least(v_place - v_whole, 0.98), -0.6) - p_already;
+END
+$$;
+
+-- When a request that waits will be granted, in seconds from now: in eight of ten cases between low and high; and for how long
+-- such locks are held, in eight of ten cases, known from so many. No row where it does not wait, the resource is paused, fewer
+-- than five holds are known, or more than 60 requests stand before it. Plays the queue forward 100 times, as `sqlsem why` does
+-- (which goes on where this ends): who is inside stays for as long as one of the recent holds that were longer, who waits goes in
+-- as soon as the rule lets it.
+CREATE OR REPLACE FUNCTION {schema}.estimate(queue_position bigint)
+RETURNS TABLE (low float, likely float, high float, held_low float, held_high float, holds integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_plays  constant integer := 100;
+    v_row    record;
+    v_mine   record;
+    v_set    record;
+    v_kinds  text[];      -- of the recent holds, the newest first; and how long they were
+    v_holds  float[];
+    v_like   float[];     -- of those that are like the row at hand, the newest 60, in order
+    v_doubt  float;       -- how far their mean may be off, as a share of it
+    v_access text[] := '{}';   -- of the rows so far, as are their weights and the limits that they declare
+    v_weight integer[] := '{}';
+    v_limit  integer[] := '{}';
+    v_leaves float[] := '{}';  -- and when they leave: in every play that of the first, then of the second, …
+    v_enters float[];
+    v_waits  boolean;
+BEGIN
+    SELECT t.resource_id, t.weight INTO v_mine FROM {schema}.{table} AS t WHERE t.queue_position = estimate.queue_position;
+    SELECT s.cap, s.paused_at INTO v_set FROM {schema}.set_for(v_mine.resource_id) AS s;
+    IF v_mine IS NULL OR v_set.paused_at IS NOT NULL OR 60 < (
+        SELECT count(*) FROM (SELECT FROM {schema}.{table} AS t WHERE t.resource_id = v_mine.resource_id
+                              AND t.queue_position < estimate.queue_position LIMIT 61) AS ahead) THEN
+        RETURN;
+    END IF;
+    SELECT array_agg({schema}.kind_of(h.note, h.program) ORDER BY h.place), array_agg(h.held ORDER BY h.place) INTO v_kinds, v_holds
+    FROM {schema}.recent_holds(v_mine.resource_id) WITH ORDINALITY AS h (held, waited, note, program, place);
+    IF coalesce(cardinality(v_holds), 0) < 5 THEN
+        RETURN;
+    END IF;
+    FOR v_row IN SELECT e.* FROM {schema}.entries(v_mine.resource_id) AS e
+                 WHERE e.queue_position <= estimate.queue_position ORDER BY e.queue_position LOOP
+        v_like := ARRAY(SELECT h.held FROM (
+            SELECT h.held, h.place FROM unnest(v_holds, v_kinds) WITH ORDINALITY AS h (held, kind, place)
+            WHERE h.kind = {schema}.kind_of(v_row.note, v_row.program) ORDER BY h.place LIMIT 60) AS h ORDER BY h.held);
+        IF cardinality(v_like) < 8 AND 8 > (SELECT count(*) FROM unnest(v_kinds) AS k
+                                           WHERE k = {schema}.kind_of(v_row.note, v_row.program)) THEN
+            v_like := ARRAY(SELECT h FROM unnest(v_holds[:60]) AS h ORDER BY h);
+        END IF;
+        SELECT CASE WHEN avg(h) > 0 THEN stddev_pop(h) / avg(h) / sqrt(count(*)) ELSE 0 END INTO v_doubt FROM unnest(v_like) AS h;
+        v_waits := v_row.state = 'waits';
+        IF v_waits THEN
+            -- In each play the last one that leaves it no room together with those that stay for longer.
+            v_enters := ARRAY(
+                SELECT coalesce(max(a.leaves) FILTER (
+                           WHERE a.load > least(v_row.concurrency_limit, v_set.cap, a.declared)), 0)
+                FROM generate_series(1, v_plays) AS p (play) LEFT JOIN LATERAL (
+                    SELECT r.leaves, v_row.weight + sum(r.weight) OVER longest AS load, min(r.declared) OVER longest AS declared
+                    FROM (SELECT v_leaves[(n.place - 1) * v_plays + p.play] AS leaves, v_weight[n.place] AS weight, v_limit[n.place] AS declared
+                          FROM generate_series(1, cardinality(v_weight)) AS n (place)
+                          WHERE v_row.access_type = 'write' OR v_access[n.place] <> v_row.access_type) AS r
+                    WINDOW longest AS (ORDER BY r.leaves DESC ROWS UNBOUNDED PRECEDING)) AS a ON true
+                GROUP BY p.play ORDER BY p.play);
+            IF v_row.weight > least(v_row.concurrency_limit, v_set.cap) THEN
+                v_enters := array_fill('infinity'::float, ARRAY[v_plays]);  -- until the operator raises the cap
+            END IF;
+        END IF;
+        EXIT WHEN v_row.queue_position = estimate.queue_position;
+        v_leaves := v_leaves || ARRAY(
+            SELECT CASE WHEN v_waits THEN v_enters[p.play] + {schema}.held_on(v_like, s.share, 0) * exp(v_doubt * s.luck)
+                        WHEN v_row.state = 'dead' OR v_row.granted_at IS NULL AND v_row.member_id IS NOT NULL THEN 0
+                        ELSE greatest(0, least({schema}.held_on(v_like, s.share, v_row.seconds), v_row.grace - v_row.missing_for)) END
+            FROM generate_series(1, v_plays) AS p (play) CROSS JOIN LATERAL (
+                -- Chance that is the same each time: what is shown should not jump about. (Of a play, how far the means are off.)
+                SELECT {schema}.chance(v_row.queue_position, p.play) AS share,
+                       sqrt(-2 * ln({schema}.chance(-1, p.play))) * cos(2 * pi() * {schema}.chance(-2, p.play)) AS luck) AS s
+            ORDER BY p.play);
+        v_access := v_access || v_row.access_type::text;
+        v_weight := v_weight || v_row.weight;
+        v_limit := v_limit || v_row.concurrency_limit;
+    END LOOP;
+    IF v_waits AND v_row.queue_position = estimate.queue_position AND NOT 'infinity' = ANY (v_enters) THEN
+        RETURN QUERY
+        SELECT e.among[1], e.among[2], e.among[3], l.among[1], l.among[2], cardinality(v_like)
+        FROM (SELECT percentile_cont(ARRAY[0.1, 0.5, 0.9]) WITHIN GROUP (ORDER BY x) AS among FROM unnest(v_enters) AS x) AS e,
+             (SELECT percentile_cont(ARRAY[0.1, 0.9]) WITHIN GROUP (ORDER BY x) AS among FROM unnest(v_like) AS x) AS l;
+    END IF;
+END
+$$;
+
 -- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
 -- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
--- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more.
+-- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more. The reason says when it
+-- will go in, too, where enough is known; as numbers, estimate does.
 CREATE OR REPLACE FUNCTION {schema}.why(queue_position bigint)
 RETURNS TABLE (code text, reason text, behind bigint, state text, host varchar, pid integer, program varchar, note varchar,
                seconds float, goes_on_at bigint)
@@ -112,7 +248,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT s.* INTO v_set FROM (SELECT 1) AS one LEFT JOIN {schema}.resource_settings() AS s ON s.resource_id = v_row.resource_id;
+    SELECT s.cap, CASE WHEN o.cap IS NULL THEN p.cap_by ELSE o.cap_by END AS cap_by,
+           CASE WHEN o.cap IS NULL THEN p.prefix || '*' END AS pattern, s.paused_at, o.paused_by
+    INTO v_set
+    FROM {schema}.set_for(v_row.resource_id) AS s LEFT JOIN {schema}.resource AS o ON o.resource_id = v_row.resource_id
+    CROSS JOIN LATERAL {schema}.pattern_of(v_row.resource_id) AS p;
     -- Where the cap leaves such a request no room at all, the others are looked for without it.
     v_cap := CASE WHEN v_row.weight <= v_set.cap THEN v_set.cap END;
     IF v_row.access_type = 'upgrade' AND v_row.state = 'holds' THEN
@@ -122,8 +262,10 @@ BEGIN
                         WHERE e.granted_at IS NOT NULL AND e.queue_position <> v_row.queue_position);
     ELSIF v_row.state <> 'waits' THEN
         code := v_row.state;
-        reason := CASE v_row.state WHEN 'holds' THEN 'it has been let in' WHEN 'dead' THEN 'its owner is dead: it is removed by the next who looks'
-                                   ELSE 'an operator takes it away' END;
+        reason := CASE WHEN v_row.state = 'holds' AND v_row.owner LIKE 'handed over by %' THEN 'it was handed over, and nobody has adopted it yet'
+                       WHEN v_row.state = 'holds' THEN 'it has been let in'
+                       WHEN v_row.state = 'dead' THEN 'its owner is dead: it is removed by the next who looks'
+                       ELSE 'an operator takes it away' END;
     ELSE
         WITH ahead AS (
             SELECT e.queue_position, e.access_type, e.concurrency_limit, e.member_id, e.owner,
@@ -154,7 +296,7 @@ BEGIN
         reason := CASE code
             WHEN 'paused' THEN concat('the resource is paused', ' by ' || v_set.paused_by, ': nobody is let in until resume')
             WHEN 'turn_now' THEN 'nothing holds it back any more: it goes in as soon as its process looks'
-            WHEN 'cap' THEN concat('the operator''s cap of ', v_set.cap, ' by ' || v_set.cap_by,
+            WHEN 'cap' THEN concat('the operator''s cap of ', v_set.cap, ' for ' || v_set.pattern, ' by ' || v_set.cap_by,
                                    CASE WHEN v_cap IS NULL THEN ' is below its weight' ELSE ' is reached' END)
             WHEN 'own_earlier' THEN 'it waits for its own earlier row, and so for itself'
             WHEN 'writer_ahead' THEN 'a writer is ahead'
@@ -165,6 +307,10 @@ BEGIN
             v_rows := ARRAY(SELECT r FROM unnest(v_rows) AS r WHERE r = v_own);
         END IF;
     END IF;
+    reason := reason || coalesce((
+        SELECT format('; it goes in in about %s (between %s and %s)', to_char(i.likely * interval '1 second', 'FMHH24:MI:SS'),
+                      to_char(i.low * interval '1 second', 'FMHH24:MI:SS'), to_char(i.high * interval '1 second', 'FMHH24:MI:SS'))
+        FROM {schema}.estimate(why.queue_position) AS i WHERE v_row.state = 'waits'), '');
     RETURN QUERY
     SELECT code, reason, e.queue_position, e.state, e.host, e.pid, e.program, e.note, e.seconds,
            (SELECT w.queue_position FROM {schema}.{table} AS w

@@ -41,24 +41,32 @@ DECLARE
         'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks', 'prune_operations',
                       -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
                       'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
-        'upwor', ARRAY['settings', 'overview'],
-        'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'deadlock_rows', 'living',
-                    'begin_upgrade', 'upgrade',
+        'upwor', ARRAY['settings', 'overview', 'whereabouts'],
+        'uo', ARRAY['register', 'register_all', 'take_turn', 'wait', 'look_all', 'cancel', 'find_deadlock', 'deadlock_rows', 'living',
+                    'begin_upgrade', 'upgrade', 'once_begin', 'once_done', 'once_due', 'mark_once', 'once_forget', 'check_period',
                     'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',
                     'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
-                    'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
+                    'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash',
+                    'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'acquire_row', 'is_outermost', 'take', 'settle', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
                     'recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
                     'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
-                    'session_part_start', 'session_part_end', 'session_round_resume'],
-        'uor', ARRAY['entries', 'status', 'why', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
-        'p', ARRAY['put_tasks', 'put', 'save_schedule'],
+                    'session_part_start', 'session_part_end', 'session_round_resume',
+                    -- (Who may put triggers on a table guards it.)
+                    'check_guard', 'guard_table', 'unguard_table', 'session_entry'],
+        -- (What a worker needs for the locks of its tasks: they are its own to keep and to give back, as any row of its login.)
+        'uwo', ARRAY['release', 'pin', 'hand_over_rows', 'leave_with', 'has_left', 'forget_left'],
+        'uwor', ARRAY['entries'],
+        'uor', ARRAY['rates', 'priorities', 'status', 'why', 'estimate', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds',
+                     'guarded_tables', 'guards', 'family', 'once_last'],
+        'p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule'],
         'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
         'pwo', ARRAY['recover_tasks', 'tend_queue'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts',
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'show_tasks', 'queue_limits',
+                       'queue_waits', 'task_attempts',
                        'list_schedules'],
-        'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
-                   'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'seconds_since', 'error_words'],
-        'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
+        'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
+                   'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'session_asked', 'seconds_since', 'error_words'],
+        'o', ARRAY['set_queue', 'set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
     v_role  record;
     v_thing record;
 BEGIN
@@ -89,7 +97,8 @@ BEGIN
             FROM pg_class AS c
             CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
                 lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part',
-                'operation', 'schedule') AS may) AS n
+                'operation', 'schedule', 'handover', 'queue_setting', 'queue_key', 'queue_wait', 'limit_pattern',
+                'task_lock', 'parking', 'once_run', 'rate_window', 'rate_slot') AS may) AS n
             WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
         LOOP
             CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;

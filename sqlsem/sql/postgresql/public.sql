@@ -109,10 +109,10 @@ BEGIN
     IF v_access IS NULL OR v_access NOT IN ('write', 'read') AND v_access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
         RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', coalesce(quote_literal(p_access), 'NULL')
             USING ERRCODE = '22023';
-    ELSIF p_limit IS NULL OR p_limit < 1 THEN
-        RAISE EXCEPTION 'sqlsem: concurrency_limit on % must be 1 or more, not %', quote_literal(p_resource), coalesce(p_limit::text, 'NULL')
-            USING ERRCODE = '22023';
-    ELSIF v_access <> 'write' AND p_limit <> 1 THEN
+    ELSIF p_limit < 1 THEN
+        RAISE EXCEPTION 'sqlsem: concurrency_limit on % must be 1 or more (or NULL: the one that is set for it), not %',
+            quote_literal(p_resource), p_limit USING ERRCODE = '22023';
+    ELSIF v_access <> 'write' AND p_limit IS DISTINCT FROM 1 THEN
         RAISE EXCEPTION 'sqlsem: concurrency_limit on % must be 1 with access %, as any number of those may be inside',
             quote_literal(p_resource), v_access USING ERRCODE = '22023', HINT = 'A limit goes with access write.';
     ELSIF p_weight IS NULL OR p_weight < 1 OR p_weight > p_limit THEN
@@ -216,13 +216,14 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(mine.concurrency_limit, a.concurrency_limit)), false)
+    SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(coalesce(mine.concurrency_limit, o.cap), a.concurrency_limit)), false)
     FROM {schema}.{table} AS mine
     JOIN {schema}.member AS m
       ON m.member_id = mine.member_id
          OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
             AND {schema}.holds_beacon(m.backend_pid, m.beacon)
     CROSS JOIN LATERAL {schema}.rows_of(m.member_id) AS a
+    CROSS JOIN LATERAL {schema}.set_for(mine.resource_id) AS o
     WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
       AND a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
       AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
@@ -329,13 +330,14 @@ AS $$ SELECT 'sql ' || gen_random_uuid() $$;
 
 -- Taking and giving back -------------------------------------------------------------------------------------------
 
--- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
---   0 granted at once     1 granted after waiting     -1 time is up     -2 taken away by an operator     -3 deadlock victim
-CREATE OR REPLACE PROCEDURE {schema}.acquire(
-    resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
-    timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,
-    lease_seconds double precision DEFAULT NULL,
-    INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+-- `acquire`, after stand_alone. keeps_open: what is granted is not committed yet, but by the statement that has called, or by
+-- what the caller commits next; a cancel in between undoes it, and leaves a waiting row at the most, which goes as nobody
+-- attends to it. (Between a COMMIT and the block that would tidy up a cancel finds nobody: PL/pgSQL allows no COMMIT in it.)
+CREATE OR REPLACE PROCEDURE {schema}.acquire_row(
+    resource text, concurrency_limit integer, access text, weight integer,
+    timeout_ms integer, note text, requesting_id text,
+    lease_seconds double precision, keeps_open boolean,
+    INOUT code integer, INOUT queue_position bigint, INOUT fence bigint)
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -353,16 +355,11 @@ DECLARE
     v_others     boolean;   -- this session has other rows
     v_victim     bigint;
     v_reason     text;
-    v_stack      text;
-    v_alone      boolean;   -- called by the client itself
     v_shut       boolean := false;  -- somebody kept the gate
 BEGIN
     code := NULL;
     queue_position := NULL;
     fence := NULL;
-    CALL {schema}.stand_alone('acquire');
-    GET DIAGNOSTICS v_stack = PG_CONTEXT;
-    v_alone := pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0;
     v_id := coalesce(requesting_id, {schema}.session_id());
     v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
     v_lease_ms := {schema}.check_lease(lease_seconds);
@@ -396,7 +393,7 @@ BEGIN
         IF queue_position IS NOT NULL AND v_attended AND v_granted THEN
             code := 0;
             fence := queue_position;
-            IF NOT v_alone THEN
+            IF NOT keeps_open THEN
                 COMMIT;  -- the gate is not to be kept until a caller of ours commits
             END IF;
             RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
@@ -435,7 +432,7 @@ BEGIN
                     GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
                     v_result := -4;
             END;
-            EXIT WHEN v_alone AND v_attended AND v_result = 0;  -- as above
+            EXIT WHEN keeps_open AND v_attended AND v_result = 0;  -- as above
             COMMIT;
             IF NOT v_attended THEN
                 v_result := -2;
@@ -476,6 +473,30 @@ BEGIN
 END
 $$;
 
+-- Whether who calls it was called by the client itself: then what is granted is committed with the statement.
+CREATE OR REPLACE FUNCTION {schema}.is_outermost(p_stack text) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT strpos(p_stack, E'\n') = 0 $$;
+
+-- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
+--   0 granted at once     1 granted after waiting     -1 time is up     -2 taken away by an operator     -3 deadlock victim
+CREATE OR REPLACE PROCEDURE {schema}.acquire(
+    resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
+    timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,
+    lease_seconds double precision DEFAULT NULL,
+    INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_stack text;
+BEGIN
+    CALL {schema}.stand_alone('acquire');
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, timeout_ms, note, requesting_id, lease_seconds,
+                              {schema}.is_outermost(v_stack), code, queue_position, fence);
+END
+$$;
+
 -- Takes a lock if that can be done at once: code 0, else -1 and nothing is left in the queue.
 CREATE OR REPLACE PROCEDURE {schema}.try(
     resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
@@ -483,10 +504,13 @@ CREATE OR REPLACE PROCEDURE {schema}.try(
     INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_stack text;
 BEGIN
     CALL {schema}.stand_alone('try');
-    CALL {schema}.acquire(resource, concurrency_limit, access, weight, 0, note, requesting_id, lease_seconds,
-                          code, queue_position, fence);
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    CALL {schema}.acquire_row(resource, concurrency_limit, access, weight, 0, note, requesting_id, lease_seconds,
+                              {schema}.is_outermost(v_stack), code, queue_position, fence);
 END
 $$;
 
@@ -551,7 +575,8 @@ AS $$ SELECT * FROM {schema}.entries(resource) $$;
 
 -- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
 
--- An upper bound on whatever limit is declared; NULL: none.
+-- The limit of a resource, or of all whose names begin so ('tenant:*'): an upper bound on whatever is declared, and the limit of
+-- those who declare none; NULL: none.
 CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$

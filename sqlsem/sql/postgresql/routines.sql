@@ -8,6 +8,7 @@
 --   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
 --   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
+--   class + 5, 2                      limits   shared by who registers by the server's limit, alone by who lifts one: to the end
 --   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
 --   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
 -- A commit is visible before its transaction's locks are released; several routines lean on that.
@@ -52,9 +53,12 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.sleep_on(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_done boolean;
 BEGIN
-    PERFORM set_config('lock_timeout', p_timeout_ms::text, true);
-    PERFORM pg_advisory_lock_shared(p_class, p_key);
+    -- (As expressions, which need no query.)
+    v_done := set_config('lock_timeout', p_timeout_ms::text, true) IS NULL;
+    v_done := pg_advisory_lock_shared(p_class, p_key) IS NULL;
     RETURN pg_advisory_unlock_shared(p_class, p_key);
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
@@ -361,6 +365,33 @@ END
 $$;
 
 
+-- The longest pattern that a name matches. (Of texts that one begins with, the longest comes last.)
+CREATE OR REPLACE FUNCTION {schema}.pattern_of(p_resource varchar) RETURNS {schema}.limit_pattern
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT l FROM {schema}.limit_pattern AS l WHERE l.prefix <= p_resource AND starts_with(p_resource, l.prefix)
+    ORDER BY l.prefix DESC LIMIT 1
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.pattern_cap(p_resource varchar) RETURNS integer
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT ({schema}.pattern_of(p_resource)).cap $$;
+
+-- What is set for a resource: its own limit, or else that of the longest pattern; and a pause. One row, always. While there is any
+-- pattern there is a row '*' in table resource, which says so: patterns cost a look only where there are some. (So simple that the
+-- planner inlines it, as the others above; OFFSET keeps it from working this out wherever it is named.)
+CREATE OR REPLACE FUNCTION {schema}.set_for(p_resource varchar) RETURNS TABLE (cap integer, paused_at timestamptz)
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN o.cap IS NULL AND o.patterns THEN {schema}.pattern_cap(p_resource) ELSE o.cap END, o.paused_at
+    FROM (SELECT pg_catalog.max(r.cap) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS cap,
+                 pg_catalog.max(r.paused_at) FILTER (WHERE r.resource_id::text OPERATOR(pg_catalog.=) p_resource::text) AS paused_at,
+                 pg_catalog.bool_or(r.resource_id::text OPERATOR(pg_catalog.=) '*'::text) AS patterns
+          FROM {schema}.resource AS r
+          WHERE r.resource_id::text OPERATOR(pg_catalog.=) ANY (ARRAY[p_resource::text, '*'::text])) AS o
+    OFFSET 0
+$$;
+
 -- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
 -- to wait for and what for:
 --   'leave'    that row must leave
@@ -381,7 +412,7 @@ AS $$
            (SELECT queue_position FROM {schema}.{table}
             WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text AND resource_id::text OPERATOR(pg_catalog.=) p_resource::text)
     FROM (SELECT 1) AS one
-    LEFT JOIN {schema}.resource AS o ON o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+    CROSS JOIN LATERAL {schema}.set_for(p_resource) AS o
     CROSS JOIN LATERAL (
         SELECT pg_catalog.max(queue_position) FILTER (
                    WHERE load OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, lowest)) AS over,
@@ -545,7 +576,10 @@ BEGIN
     SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
     IF NOT FOUND THEN
         v_member.member_id := v_row.member_id;
-        RETURN {schema}.bury(v_member, 'reaped') > 0 OR {schema}.remove(p_resource, p_position, 'reaped');
+        -- (Once its member is gone a row goes to nobody else; until then somebody may have adopted it.)
+        RETURN {schema}.bury(v_member, 'reaped') > 0
+               OR EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
+                          AND member_id = v_row.member_id) AND {schema}.remove(p_resource, p_position, 'reaped');
     END IF;
     IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
         RETURN {schema}.remove(p_resource, p_position, 'revoked');
@@ -692,29 +726,36 @@ BEGIN
     -- Not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every member begins its
     -- life anew (check_origin).
     PERFORM set_config('synchronous_commit', 'off', true);
-    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    -- The usual case in one statement.
+    UPDATE {schema}.member SET seen_at = clock_timestamp()
+    WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL AND grace_ms > 0
+      AND backend_pid = pg_backend_pid() AND missing_since IS NULL;
     known := FOUND;
     IF NOT known THEN
-        RETURN;
-    END IF;
-    IF v_member.lease_ms IS NULL THEN
-        IF v_member.backend_pid <> pg_backend_pid() THEN
-            RAISE EXCEPTION 'sqlsem: this connection changed sessions under its member (a pooler in transaction mode?)'
-                USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+        SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+        known := FOUND;
+        IF NOT known THEN
+            RETURN;
         END IF;
-        IF v_member.missing_since IS NOT NULL AND NOT {schema}.holds_beacon(pg_backend_pid(), v_member.beacon) THEN
-            RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
-                USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
-        END IF;
-        IF v_member.grace_ms > 0 OR v_member.missing_since IS NOT NULL THEN
-            UPDATE {schema}.member SET missing_since = NULL, seen_at = clock_timestamp() WHERE member_id = p_member;
+        IF v_member.lease_ms IS NULL THEN
+            IF v_member.backend_pid <> pg_backend_pid() THEN
+                RAISE EXCEPTION 'sqlsem: this connection changed sessions under its member (a pooler in transaction mode?)'
+                    USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+            END IF;
+            IF v_member.missing_since IS NOT NULL AND NOT {schema}.holds_beacon(pg_backend_pid(), v_member.beacon) THEN
+                RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
+                    USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+            END IF;
+            IF v_member.grace_ms > 0 OR v_member.missing_since IS NOT NULL THEN
+                UPDATE {schema}.member SET missing_since = NULL, seen_at = clock_timestamp() WHERE member_id = p_member;
+                known := FOUND;
+            END IF;
+        ELSE
+            UPDATE {schema}.member
+            SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
+            WHERE member_id = p_member;
             known := FOUND;
         END IF;
-    ELSE
-        UPDATE {schema}.member
-        SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
-        WHERE member_id = p_member;
-        known := FOUND;
     END IF;
     SELECT array_agg(queue_position), array_agg(queue_position) FILTER (WHERE revoked_at IS NOT NULL)
     INTO positions, revoked
@@ -772,7 +813,7 @@ BEGIN
     -- ('=', unlike AND, always asks for both.)
     v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
                = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
-    v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
+    v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, false);
     queue_position := v_placed.queue_position;
     granted := v_placed.granted;
 END
@@ -805,7 +846,8 @@ END
 $$;
 
 
--- Says what is wrong with a request.
+-- Says what is wrong with a request. In order is one that leaves its limit to the server, which has one for the resource: until
+-- the end of the transaction nobody can lift that.
 CREATE OR REPLACE FUNCTION {schema}.refuse(
     p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
 RETURNS void
@@ -821,6 +863,14 @@ BEGIN
     ELSIF p_access = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
             USING ERRCODE = '22023';
+    ELSIF p_limit IS NULL AND p_resource <> '' AND p_resource = btrim(p_resource) AND p_access IS NOT NULL AND p_weight >= 1 THEN
+        PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(5), 2);
+        IF (SELECT o.cap FROM {schema}.set_for(p_resource) AS o) IS NOT NULL THEN
+            RETURN;
+        END IF;
+        RAISE EXCEPTION 'sqlsem: no limit is set for %, and the request names none; an operator sets one with: sqlsem set % --limit N --new',
+            quote_literal(p_resource), CASE WHEN p_resource ~ '^[[:alnum:]_.:/@-]+$' THEN p_resource ELSE quote_literal(p_resource) END
+            USING ERRCODE = '22023', HINT = 'Or: SELECT {schema}.set_limit(resource, limit), also for a pattern (''tenant:*''); or name a limit.';
     END IF;
     RAISE EXCEPTION 'sqlsem: bad request: resource %, access type %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
         coalesce(quote_literal(p_resource), 'NULL'), coalesce(quote_literal(p_access), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
@@ -828,11 +878,29 @@ END
 $$;
 
 
+-- What a step of priority is worth where an operator has set priorities for a resource (milliseconds of waiting).
+CREATE OR REPLACE FUNCTION {schema}.ageing_of(p_resource varchar) RETURNS integer
+LANGUAGE sql STABLE
+AS $$
+    SELECT o.ageing_ms FROM {schema}.resource AS o WHERE o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.refuse_unranked(p_resource varchar) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'sqlsem: no priority is named for %, which is granted by priority; name one (priority=0 to 99), or have an operator end that: sqlsem set % --no-priorities',
+        quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
+        HINT = 'Priorities are for requests of one resource alone, by programs of this version.';
+END
+$$;
+
+
 -- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
--- statements in here see every registration that came before.
+-- statements in here see every registration that came before. p_ranked: by take_turn, which alone may where priorities are set.
 CREATE OR REPLACE FUNCTION {schema}.place(
     p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
-    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
+    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar, p_ranked boolean,
     OUT queue_position bigint, OUT granted boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -843,7 +911,7 @@ DECLARE
     v_mark   bigint;  -- the resource's
 BEGIN
     -- Here and not as constraints of the table, which would cost a tenth of the whole call; and in one expression, as each costs.
-    IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade'
+    IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade' AND p_limit IS NOT NULL
         AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
         PERFORM {schema}.refuse(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
     END IF;
@@ -853,7 +921,7 @@ BEGIN
            l.mark,
            coalesce(l.survivors, '{}') = '{}'
            AND NOT EXISTS (SELECT FROM {schema}.{table} AS q WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0))
-           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
+           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'))
     INTO v_leased, v_fresh, v_mark, granted
     FROM {schema}.member AS m
     LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
@@ -869,9 +937,12 @@ BEGIN
             USING ERRCODE = 'P0002', HINT = 'Enrol again.';
     END IF;
     IF NOT granted THEN
+        IF NOT p_ranked AND {schema}.ageing_of(p_resource) IS NOT NULL THEN
+            PERFORM {schema}.refuse_unranked(p_resource);
+        END IF;
         SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
         IF v_ahead.mine IS NOT NULL THEN
-            SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
+            SELECT t.queue_position, t.granted_at IS NOT NULL AND t.revoked_at IS NULL INTO queue_position, granted FROM {schema}.{table} AS t
             WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
             IF FOUND THEN
                 -- Anyone who was cut off while its commit waited for a standby has committed here and nowhere else. This
@@ -903,7 +974,7 @@ BEGIN
         DELETE FROM {schema}.low_water AS l WHERE l.mark > place.queue_position;
         DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
         SELECT p.queue_position, p.granted INTO queue_position, granted
-        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
+        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note, p_ranked) AS p;
         RETURN;
     END IF;
     -- The entry lock, unless the member lives by a lease and its session may be anybody's.
@@ -947,6 +1018,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
     FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
     IF p_try THEN
+        PERFORM {schema}.refuse(r.resource, r.access, p_requesting_id, p_owner, p_uid, NULL, r.weight)
+        FROM jsonb_to_recordset(p_requests) AS r (resource varchar, access varchar, "limit" integer, weight integer)
+        WHERE r."limit" IS NULL;
         FOR v_request IN SELECT * FROM jsonb_to_recordset(p_requests)
             AS r (resource varchar, access varchar, "limit" integer, weight integer) LOOP
             SELECT eligible INTO v_free FROM {schema}.ahead(v_request.resource, 9223372036854775807, v_request.access,
@@ -966,7 +1040,7 @@ BEGIN
         r (resource, access, "limit", weight, note, ordinal) LOOP
         SELECT * INTO v_ticket FROM {schema}.place(
             p_member, p_requesting_id, p_owner, (p_uid || '.' || v_request.ordinal)::varchar, false, v_request.resource,
-            v_request.access, v_request."limit", v_request.weight, v_request.note);
+            v_request.access, v_request."limit", v_request.weight, v_request.note, false);
         resource_id := v_request.resource;
         queue_position := v_ticket.queue_position;
         granted := v_ticket.granted;
@@ -985,7 +1059,7 @@ AS $$
 DECLARE
     v_position bigint;
     v_written  boolean := false;
-    v_most     integer := (SELECT greatest(64, max(concurrency_limit))
+    v_most     integer := (SELECT greatest(64, max(coalesce(concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))))
                            FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
     v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
                                FROM {schema}.resource WHERE resource_id = p_resource);
@@ -1039,8 +1113,15 @@ BEGIN
     SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.requested_at, t.granted_at, t.revoked_at,
            coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
-           m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute INTO v_row
+           m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute,
+           -- Whether any row ahead keeps it out, whatever it asks for, and nobody has set anything for the resource, nor survived
+           -- below the mark. Then nothing ahead has a number below this one.
+           t.access_type = 'write' AND t.weight = t.concurrency_limit AND coalesce(l.survivors, '{}') = '{}'
+           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*')) AS alone,
+           coalesce(l.mark, 0) AS lowest INTO v_row
     FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
+                       ORDER BY w.mark DESC LIMIT 1) AS l ON true
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND m.login = session_user;
     IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
         RETURN -2;
@@ -1071,12 +1152,18 @@ BEGIN
         IF v_left <= 0 THEN
             -- Once a call, look at the first ones too: anyone of them may have died unseen.
             -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
-            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id)
+            -- Who waits behind one that waits in good order, and looks itself, leaves the first ones mostly to those who are nearer.
+            RETURN CASE WHEN (random() < 0.2
+                              OR NOT EXISTS (SELECT FROM {schema}.{table}
+                                             WHERE resource_id = p_resource AND queue_position = v_ahead.blocker AND member_id IS NOT NULL
+                                               AND granted_at IS NULL AND revoked_at IS NULL AND attended_until IS NULL))
+                             AND {schema}.suspect_all(p_resource, v_row.member_id)
                           OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
         END IF;
         -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
-        -- than deadlock_timeout, after which the server looks for deadlocks.)
-        v_left := least(v_left, 2000);
+        -- than deadlock_timeout, after which the server looks for deadlocks.) And a limit that is raised has to be felt soon,
+        -- but by those who want all the room that they name themselves.
+        v_left := least(v_left, CASE WHEN v_row.weight = v_row.concurrency_limit THEN 4000 ELSE 2000 END);
         IF {schema}.is_upgraded() THEN
             RETURN -1;
         END IF;
@@ -1113,7 +1200,7 @@ BEGIN
             INTO v_since, v_oldest
             FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
                   WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
-                  LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.resource WHERE resource_id = p_resource))) AS r;
+                  LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
             v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
             IF v_free THEN
                 PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
@@ -1124,11 +1211,20 @@ BEGIN
         CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
             -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
-            -- is sure that this ends here: the member's row stays locked.)
-            UPDATE {schema}.{table} SET granted_at = clock_timestamp()
-            WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
-              AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
-                                                       v_row.concurrency_limit, v_row.weight, NULL));
+            -- is sure that this ends here: the member's row stays locked.) For one that wants to be alone the rule comes to this:
+            -- nobody is ahead, and nothing is set. That takes a third of the time, for which the lock is nobody's.
+            IF v_row.alone THEN
+                UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+                WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
+                  AND NOT EXISTS (SELECT FROM {schema}.{table} AS a
+                                  WHERE a.resource_id = p_resource AND a.queue_position >= v_row.lowest AND a.queue_position < p_position)
+                  AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'));
+            ELSE
+                UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+                WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
+                  AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
+                                                           v_row.concurrency_limit, v_row.weight, NULL));
+            END IF;
             EXIT WHEN FOUND;
         END IF;
     END LOOP;
@@ -1236,38 +1332,41 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_row   record;
     v_freed boolean;
 BEGIN
     IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
             coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
     END IF;
-    DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
-    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
-      AND m.member_id = t.member_id AND m.login = session_user
-    RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
-              t.revoked_at, t.revoked_by, m.host, coalesce(m.pid, m.backend_pid) AS pid, m.program, m.login
-    INTO v_row;
-    IF NOT FOUND THEN  -- of a member that was given up: the row is dead
-        DELETE FROM {schema}.{table} AS t
+    -- (In one statement, as the next one waits for it.)
+    WITH gone AS (
+        DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
         WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
-          AND t.member_id IS NOT NULL AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id)
-        RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
-                  t.revoked_at, t.revoked_by, NULL::varchar AS host, NULL::integer AS pid, NULL::varchar AS program, NULL::name AS login
-        INTO v_row;
+          AND m.member_id = t.member_id AND m.login = session_user
+        RETURNING t.access_type, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at, t.concurrency_limit,
+                  t.revoked_at, t.revoked_by, m.host, coalesce(m.pid, m.backend_pid) AS pid, m.program, m.login)
+    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note, requested_at,
+                                  granted_at, outcome, concurrency_limit, host, pid, program, login, ended_by)
+    SELECT p_resource, p_position, p_requesting_id, access_type, weight, member_id, owner, note, requested_at, granted_at,
+           CASE WHEN p_outcome = 'revoked' AND revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
+           concurrency_limit, host, pid, program, login, CASE WHEN p_outcome = 'revoked' THEN revoked_by END
+    FROM gone;
+    IF NOT FOUND THEN  -- of a member that was given up: the row is dead
+        WITH gone AS (
+            DELETE FROM {schema}.{table} AS t
+            WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+              AND t.member_id IS NOT NULL AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id)
+            RETURNING t.*)
+        INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note, requested_at,
+                                      granted_at, outcome, concurrency_limit, ended_by)
+        SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note, requested_at, granted_at,
+               CASE WHEN p_outcome = 'revoked' AND revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
+               concurrency_limit, CASE WHEN p_outcome = 'revoked' THEN revoked_by END
+        FROM gone;
         IF NOT FOUND THEN
             RETURN -1;
         END IF;
     END IF;
-    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
-                                  owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login,
-                                  ended_by)
-    VALUES (p_resource, p_position, p_requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
-            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
-            CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
-            v_row.concurrency_limit, v_row.host, v_row.pid, v_row.program, v_row.login,
-            CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END);
     v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
     RETURN 0;
 END
@@ -1314,6 +1413,13 @@ BEGIN
     END IF;
 END
 $$;
+-- Whether this login may keep a row of another one's: that it was granted, or any as an operator.
+CREATE OR REPLACE FUNCTION {schema}.may_keep(p_login name) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_roles WHERE rolname IN (p_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER'))
+$$;
+
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
 -- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
 -- row cannot be given back, or taken away, before the transaction ends. Under REPEATABLE READ a row that went away meanwhile
@@ -1322,11 +1428,13 @@ CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_login name := (SELECT m.login FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-                     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id);
+    v_login  name;
+    v_member bigint;
 BEGIN
-    IF v_login <> session_user
-       AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname IN (v_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER')) THEN
+    SELECT m.login, m.member_id INTO v_login, v_member
+    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id;
+    IF v_login <> session_user AND NOT {schema}.may_keep(v_login) THEN
         RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
             USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
     END IF;
@@ -1334,7 +1442,12 @@ BEGIN
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
       AND granted_at IS NOT NULL
     FOR SHARE;
-    RETURN FOUND;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF v_login IS NOT NULL THEN
+        PERFORM {schema}.note_pin(p_position, v_member);  -- for guarded tables (guards.sql)
+    END IF;
+    RETURN true;
 END
 $$;
 
@@ -1374,7 +1487,7 @@ AS $$
         WINDOW before AS (PARTITION BY b.resource_id, b.access_type ORDER BY q.queue_position
                           ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
     inside AS MATERIALIZED (
-        SELECT a.queue_position FROM ahead AS a LEFT JOIN {schema}.resource AS o ON o.resource_id = a.resource_id
+        SELECT a.queue_position FROM ahead AS a CROSS JOIN LATERAL {schema}.set_for(a.resource_id) AS o
         WHERE a.member_id IS NULL AND a.access_type = a.label AND o.paused_at IS NULL
           AND coalesce(coalesce(a.load, 0) + a.weight <= least(a.concurrency_limit, a.declared, o.cap), true))
     SELECT q.resource_id, q.queue_position,
@@ -1435,17 +1548,21 @@ RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, 
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ SELECT * FROM {schema}.past(p_resource, p_most, p_since, p_until, p_outcome, NULL) $$;
 
+-- With the patterns of limits, as 'tenant:*'. The cap is the one that counts, be it the resource's own or a pattern's.
 CREATE OR REPLACE FUNCTION {schema}.resources()
 RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(o.resource_id, q.resource_id), o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0::float,
-           coalesce(q.holding, 0), coalesce(q.waiting, 0)
-    FROM {schema}.resource AS o
-    FULL JOIN (SELECT e.resource_id, count(*) FILTER (WHERE e.inside) AS holding, count(*) FILTER (WHERE NOT e.inside) AS waiting
-               FROM (SELECT n.resource_id, n.state IN ('holds', 'revoked') OR n.state = 'dead' AND n.granted_at IS NOT NULL AS inside
-                     FROM {schema}.entries() AS n) AS e
-               GROUP BY e.resource_id) AS q ON q.resource_id = o.resource_id
+    SELECT n.resource_id, coalesce(n.cap, s.cap), s.paused_at IS NOT NULL, n.stale_after_ms / 1000.0::float,
+           coalesce(n.holding, 0), coalesce(n.waiting, 0)
+    FROM ((SELECT r.resource_id, r.stale_after_ms FROM {schema}.resource AS r
+           WHERE coalesce(r.cap, r.stale_after_ms, r.ageing_ms) IS NOT NULL OR r.paused_at IS NOT NULL) AS o
+          FULL JOIN (SELECT l.prefix || '*' AS resource_id, l.cap FROM {schema}.limit_pattern AS l) AS l USING (resource_id)
+          FULL JOIN (SELECT e.resource_id, count(*) FILTER (WHERE e.inside) AS holding, count(*) FILTER (WHERE NOT e.inside) AS waiting
+                     FROM (SELECT n.resource_id, n.state IN ('holds', 'revoked') OR n.state = 'dead' AND n.granted_at IS NOT NULL AS inside
+                           FROM {schema}.entries() AS n) AS e
+                     GROUP BY e.resource_id) AS q USING (resource_id)) AS n
+    CROSS JOIN LATERAL {schema}.set_for(n.resource_id) AS s
     ORDER BY 1
 $$;
 
@@ -1457,7 +1574,63 @@ AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
 
 -- What operators do ---------------------------------------------------------------------------------------------
 
--- p_what: 'cap' (NULL: none), 'stale_after' in ms (NULL: never), 'paused' (1 or 0).
+-- A row for which nothing is set goes; but '*' stays while there are patterns (set_for).
+CREATE OR REPLACE FUNCTION {schema}.tidy_resource(p_resource varchar) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM {schema}.resource
+    WHERE resource_id = p_resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
+      AND (p_resource <> '*' OR NOT EXISTS (SELECT FROM {schema}.limit_pattern))
+$$;
+
+-- Sets the limit of all resources whose names begin so; NULL: none.
+CREATE OR REPLACE FUNCTION {schema}.set_pattern(p_prefix varchar, p_cap integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before integer;
+BEGIN
+    LOCK TABLE {schema}.limit_pattern IN SHARE ROW EXCLUSIVE MODE;  -- one operator at a time
+    INSERT INTO {schema}.resource (resource_id) VALUES ('*') ON CONFLICT DO NOTHING;
+    SELECT l.cap INTO v_before FROM {schema}.limit_pattern AS l WHERE l.prefix = p_prefix;
+    IF p_cap IS NULL THEN
+        DELETE FROM {schema}.limit_pattern WHERE prefix = p_prefix;
+    ELSIF v_before IS DISTINCT FROM p_cap THEN
+        INSERT INTO {schema}.limit_pattern (prefix, cap) VALUES (p_prefix, p_cap)
+        ON CONFLICT (prefix) DO UPDATE SET cap = p_cap, cap_by = session_user, set_at = clock_timestamp();
+    END IF;
+    IF v_before IS DISTINCT FROM p_cap THEN
+        PERFORM {schema}.note_operation('cap', p_prefix || '*', NULL, NULL, NULL, v_before::text, p_cap::text);
+    END IF;
+    PERFORM {schema}.tidy_resource('*');
+END
+$$;
+
+-- Raises where requests that leave their limit to the server have none any more.
+CREATE OR REPLACE FUNCTION {schema}.check_counted_on(p_prefix varchar, p_resource varchar) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row record;
+BEGIN
+    SELECT count(*) AS count, min(t.resource_id) AS resource_id INTO v_row
+    FROM (SELECT t.resource_id FROM {schema}.{table} AS t
+          WHERE t.resource_id = p_resource AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL
+          UNION ALL
+          SELECT t.resource_id FROM {schema}.{table} AS t
+          WHERE starts_with(t.resource_id, p_prefix) AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL) AS t
+    CROSS JOIN LATERAL {schema}.set_for(t.resource_id) AS o
+    WHERE o.cap IS NULL;
+    IF v_row.count > 0 THEN
+        RAISE EXCEPTION 'sqlsem: % requests (on % first) name no limit and count on this one: it can be changed, not lifted, until they have ended',
+            v_row.count, quote_literal(v_row.resource_id) USING ERRCODE = '22023',
+            HINT = 'Set another limit, or look who they are: sqlsem ls.';
+    END IF;
+END
+$$;
+
+-- p_what: 'cap' (NULL: none; of a name that ends with * for all that begin so), 'stale_after' in ms (NULL: never), 'paused' (1 or 0),
+-- 'ageing' in ms (NULL: no priorities).
 CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1465,8 +1638,33 @@ DECLARE
     v_before {schema}.resource;
     v_after  {schema}.resource;
 BEGIN
-    IF p_what NOT IN ('cap', 'stale_after', 'paused') THEN
-        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after and paused can', p_what USING ERRCODE = '22023';
+    IF p_what NOT IN ('cap', 'stale_after', 'paused', 'ageing') THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', p_what USING ERRCODE = '22023';
+    ELSIF p_what = 'ageing' AND right(p_resource, 1) = '*' THEN
+        RAISE EXCEPTION 'sqlsem: priorities are set for one resource, not for a pattern' USING ERRCODE = '22023';
+    ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority):' THEN
+        RAISE EXCEPTION 'sqlsem: the queue of % is always first come, first served; priorities cannot be set there',
+            quote_literal(p_resource) USING ERRCODE = '22023';
+    END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '10s', true);
+    END IF;
+    IF p_what = 'cap' AND p_value IS NULL THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN  -- an older snapshot does not show who counts on it
+            RAISE EXCEPTION 'sqlsem: a limit is lifted under READ COMMITTED, not %', current_setting('transaction_isolation')
+                USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
+        END IF;
+        -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
+        PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 2);
+    END IF;
+    IF p_what = 'cap' AND right(p_resource, 1) = '*' THEN
+        PERFORM {schema}.set_pattern(left(p_resource, -1)::varchar, p_value::integer);
+        IF p_value IS NULL THEN
+            PERFORM {schema}.check_counted_on(left(p_resource, -1)::varchar, NULL);
+        END IF;
+        RETURN;
+    ELSIF p_resource = '*' THEN
+        LOCK TABLE {schema}.limit_pattern IN SHARE ROW EXCLUSIVE MODE;  -- its row may have to stay
     END IF;
     INSERT INTO {schema}.resource (resource_id) VALUES (p_resource) ON CONFLICT DO NOTHING;
     SELECT o.* INTO v_before FROM {schema}.resource AS o WHERE o.resource_id = p_resource FOR UPDATE;
@@ -1474,18 +1672,23 @@ BEGIN
     SET cap = CASE p_what WHEN 'cap' THEN p_value ELSE cap END,
         cap_by = CASE WHEN p_what <> 'cap' OR cap = p_value THEN cap_by WHEN p_value IS NOT NULL THEN session_user END,
         stale_after_ms = CASE p_what WHEN 'stale_after' THEN p_value ELSE stale_after_ms END,
+        ageing_ms = CASE p_what WHEN 'ageing' THEN p_value ELSE ageing_ms END,
         paused_at = CASE WHEN p_what <> 'paused' THEN paused_at WHEN p_value = 1 THEN coalesce(paused_at, clock_timestamp()) END,
         paused_by = CASE WHEN p_what <> 'paused' OR p_value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN p_value = 1 THEN session_user END
     WHERE resource_id = p_resource
     RETURNING * INTO v_after;
-    IF (v_before.cap, v_before.stale_after_ms, v_before.paused_at) IS DISTINCT FROM (v_after.cap, v_after.stale_after_ms, v_after.paused_at) THEN
+    IF (v_before.cap, v_before.stale_after_ms, v_before.paused_at, v_before.ageing_ms)
+       IS DISTINCT FROM (v_after.cap, v_after.stale_after_ms, v_after.paused_at, v_after.ageing_ms) THEN
         PERFORM {schema}.note_operation(
             CASE WHEN p_what <> 'paused' THEN p_what WHEN p_value = 1 THEN 'pause' ELSE 'resume' END, p_resource, NULL, NULL, NULL,
-            CASE p_what WHEN 'cap' THEN v_before.cap WHEN 'stale_after' THEN v_before.stale_after_ms END::text,
+            CASE p_what WHEN 'cap' THEN v_before.cap WHEN 'stale_after' THEN v_before.stale_after_ms
+                        WHEN 'ageing' THEN v_before.ageing_ms END::text,
             CASE WHEN p_what <> 'paused' THEN p_value END::text);
     END IF;
-    DELETE FROM {schema}.resource
-    WHERE resource_id = p_resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
+    PERFORM {schema}.tidy_resource(p_resource);
+    IF p_what = 'cap' AND p_value IS NULL THEN
+        PERFORM {schema}.check_counted_on(NULL, p_resource);
+    END IF;
 END
 $$;
 
@@ -1564,6 +1767,22 @@ AS $$
                OR l.made_at < clock_timestamp() - interval '1 minute'
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
         LIMIT p_most FOR UPDATE SKIP LOCKED));
+    -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
+    -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
+    -- it took. may_start has a lock on the window instead.)
+    DELETE FROM {schema}.rate_slot WHERE ctid = ANY (ARRAY(
+        SELECT s.ctid FROM {schema}.rate_slot AS s
+        WHERE (SELECT random() < 0.1)
+          AND (s.slot + 1) * ((s.window_ms + 99) / 100) + s.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
+        LIMIT p_most FOR UPDATE SKIP LOCKED));
+    DELETE FROM {schema}.rate_window WHERE ctid = ANY (ARRAY(
+        SELECT w.ctid FROM {schema}.rate_window AS w
+        WHERE (SELECT random() < 0.1)
+          AND CASE WHEN w.seen_ms + 2 * w.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
+                        AND NOT EXISTS (SELECT FROM {schema}.rate_slot AS s
+                                        WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
+                   THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
+        LIMIT p_most FOR UPDATE SKIP LOCKED));
     WITH oldest AS MATERIALIZED (
         SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
     gone AS (
@@ -1597,6 +1816,9 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
+    IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
+        PERFORM {schema}.refuse_unranked(NEW.resource_id);
+    END IF;
     NEW.queue_position := nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'));
     DELETE FROM {schema}.low_water WHERE resource_id = NEW.resource_id AND mark > NEW.queue_position;
     NEW.member_id := NULL;

@@ -22,6 +22,30 @@
 -- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
 -- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
 -- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
+--
+-- Turns (in_turns, task_of_turn). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
+-- among the tasks that orders let run, of the keys below their limits, the key that has the fewest running by its weight comes
+-- next; of several such keys one is drawn by lot, by their weights (a lottery, Waldspurger and Weihl 1994), so that no key waits
+-- behind another one's long backlog, however few the workers. Within a key the priority counts, then the number.
+--   * Limits: only claims make more tasks run. Where limits are set they lock the queue's row of queue_setting first, and count
+--     in a statement after that: so they follow each other, and each sees the one before. Who sets a limit waits for the claims
+--     that knew of none (they share the turn lock, of any queue that has no row), and they for it.
+--   * task_key is NULL of what was put while its queue was none of these, '' of what has no key in one that is: both together
+--     are as one key without a limit. Those with NULL are found in task_plain: anything with a key may be in front of them.
+--   * A claim does not look at all keys. Of those of which nothing runs, which come before all others, it takes some that follow each
+--     other in task_fair from a place on that it draws: there keys are sorted by task_turn, which is as good as no order at all. Among
+--     these the lot is drawn, each one standing for as many as are not looked at, together with the keys that have most weight.
+--     While none of them can start, it goes on to the next ones, once around; then come those of which something runs.
+--   * While somebody keeps an old snapshot what has ended stays in task_fair, and is walked past between two keys: no mark helps there.
+--   * Where no limit is set claims do not follow each other. Who finds the first task of a key locked tries the other keys, and
+--     then what comes after it: nobody goes without while anything is free.
+--
+-- Rates of queues (may_start). So many tasks may be started in so long, of all or of each key. What was started is counted as what
+-- is taken of any rate (rates.sql), under a name of its own that is no rate's; by the claim, in its transaction, which has the
+-- queue's row of queue_setting. So a start is counted if and only if it was made, each attempt is one, and in no stretch of time as
+-- long as the window there are more. Keys that a claim finds without room are noted in queue_wait until there is some again: so
+-- claims pass by them with one look at an index, and who has nothing to do knows when to look again. A note only spares looking:
+-- those from the future (the clock went back) do not count, and it may be deleted at any time.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -168,7 +192,7 @@ END
 $$;
 
 -- The first task that may run now, locked; task_id is NULL where there is none. alone: it is no member of a group. survivors,
--- beyond: where what follows it is to be found, among these and from that number on.
+-- beyond: where what follows it is to be found, among these and from that number on. (p_most -1: only where.)
 CREATE OR REPLACE FUNCTION {schema}.first_task(
     p_queue varchar, p_most integer,
     OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
@@ -197,6 +221,9 @@ BEGIN
     task_order := CASE WHEN v_look.survivors IS NULL THEN v_look.next_order ELSE v_look.task_order END;
     survivors := v_look.survivors;
     beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
+    IF p_most < 0 THEN
+        RETURN;
+    END IF;
     IF survivors IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
         WHERE t.task_id = ANY (survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
@@ -206,16 +233,323 @@ BEGIN
     END IF;
     IF task_id IS NULL AND beyond IS NOT NULL THEN
         SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
-        WHERE t.is_open AND t.status = 'pending'
+        WHERE t.is_open AND t.status = 'pending' AND t.task_key IS NULL AND t.lock_count IS NULL
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
-          AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, first_task.task_order, beyond)
-          AND (t.queue_name, t.task_order) <= (p_queue, first_task.task_order)
-        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
+          AND t.queue_name = p_queue AND t.task_order = first_task.task_order AND t.task_id >= beyond
+        ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
         IF {schema}.is_time_for_mark(v_look.mark, task_id, p_most) THEN
             PERFORM {schema}.make_mark(p_queue, task_order, task_id);
         END IF;
     END IF;
+END
+$$;
+
+-- Whether a queue is claimed from in turns. p_claim: NULL while somebody sets its first limit: nothing can be claimed then; and
+-- it is refused outside READ COMMITTED, where no statement would see a limit that was set after the transaction's snapshot.
+CREATE OR REPLACE FUNCTION {schema}.in_turns(p_queue varchar, p_claim boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF p_claim THEN
+        PERFORM {schema}.require_read_committed('a claim');
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue)
+       OR EXISTS (SELECT FROM {schema}.task AS t
+                  WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn IS NOT NULL
+                    AND t.queue_name = p_queue) THEN
+        RETURN true;
+    ELSIF NOT p_claim THEN
+        RETURN false;
+    ELSIF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+        RETURN NULL;
+    END IF;
+    RETURN EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue);
+END
+$$;
+
+-- Refuses what would go by a snapshot that says nothing of what others have committed since.
+CREATE OR REPLACE FUNCTION {schema}.require_read_committed(p_what text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'sqlsem: % needs READ COMMITTED, not %', p_what, current_setting('transaction_isolation')
+            USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
+    END IF;
+END
+$$;
+
+-- As what the starts of a queue (p_key '') or of one of its keys are counted. (No name has a control character.)
+CREATE OR REPLACE FUNCTION {schema}.starts_of(p_queue varchar, p_key varchar) RETURNS varchar
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT concat('tasks:', encode(sha256(convert_to(concat(p_queue, chr(31), p_key), 'UTF8')), 'hex')) $$;
+
+-- Whether the rates of a queue, and of this key, let one more task be started, after so many others (of all; of the key). The caller
+-- has the queue's row of queue_setting. p_start: it is started, so it counts from here on.
+CREATE OR REPLACE FUNCTION {schema}.may_start(p_queue varchar, p_key varchar, p_all bigint, p_of_key bigint, p_start boolean)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_rate  record;
+    v_whose varchar;
+    v_wait  bigint;
+    v_now   bigint;
+BEGIN
+    FOR v_take IN 0..p_start::integer LOOP  -- both are looked at before anything is taken of one
+        FOR v_rate IN
+            SELECT '' AS task_key, s.task_rate AS most, s.task_ms AS ms, p_all AS ahead
+            FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue AND s.task_rate IS NOT NULL
+            UNION ALL
+            SELECT p_key, coalesce(k.task_rate, s.key_rate), CASE WHEN k.task_rate IS NULL THEN s.key_ms ELSE k.task_ms END, p_of_key
+            FROM {schema}.queue_setting AS s
+            LEFT JOIN {schema}.queue_key AS k ON k.queue_name = p_queue AND k.task_key = p_key
+            WHERE s.queue_name = p_queue AND p_key <> '' AND coalesce(k.task_rate, s.key_rate) IS NOT NULL
+        LOOP
+            v_now := {schema}.clock_ms();
+            IF v_rate.ahead >= v_rate.most OR EXISTS (
+                SELECT FROM {schema}.queue_wait AS w
+                WHERE w.queue_name = p_queue AND w.task_key = v_rate.task_key AND v_now >= w.since_ms AND v_now < w.free_ms) THEN
+                RETURN false;
+            END IF;
+            v_whose := {schema}.starts_of(p_queue, v_rate.task_key);
+            -- (Kept: prune must not take it away before the start is written there.)
+            PERFORM FROM {schema}.rate_window AS w WHERE w.resource_id = v_whose FOR KEY SHARE;
+            v_wait := (SELECT t.wait_ms FROM {schema}.take_tokens(
+                v_whose, ARRAY[1 + v_rate.ahead], ARRAY[v_rate.most]::bigint[],
+                ARRAY[v_rate.ms]::bigint[], NULL, v_take = 0) AS t);
+            IF v_wait > 0 THEN
+                IF v_rate.ahead = 0 THEN
+                    v_now := {schema}.clock_ms();
+                    INSERT INTO {schema}.queue_wait AS w (queue_name, task_key, since_ms, free_ms)
+                    VALUES (p_queue, v_rate.task_key, v_now, v_now + v_wait)
+                    ON CONFLICT (queue_name, task_key) DO UPDATE SET since_ms = excluded.since_ms, free_ms = excluded.free_ms;
+                END IF;
+                RETURN false;
+            END IF;
+        END LOOP;
+    END LOOP;
+    RETURN true;
+END
+$$;
+
+-- What a key is sorted by: in no order that anyone chose, and each at its own place.
+CREATE OR REPLACE FUNCTION {schema}.turn_of(p_key varchar) RETURNS varchar
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT lpad((('x' || left(encode(sha256(convert_to(p_key, 'UTF8')), 'hex'), 8))::bit(32)::bigint % 100000000)::text, 8, '0') || p_key
+$$;
+
+-- The next keys behind this place that have something pending, at most so many.
+CREATE OR REPLACE FUNCTION {schema}.next_turns(p_queue varchar, p_order integer, p_beyond varchar, p_most integer) RETURNS varchar[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE turns (task_turn) AS (
+            (SELECT t.task_turn FROM {schema}.task AS t
+             WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > p_beyond
+               AND t.queue_name = p_queue AND t.task_order = p_order
+             ORDER BY t.queue_name, t.task_order, t.task_turn LIMIT 1)
+            UNION ALL
+            SELECT (SELECT t.task_turn FROM {schema}.task AS t
+                    WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > k.task_turn
+                      AND t.queue_name = p_queue AND t.task_order = p_order
+                    ORDER BY t.queue_name, t.task_order, t.task_turn LIMIT 1)
+            FROM turns AS k WHERE k.task_turn IS NOT NULL)
+        SELECT k.task_turn FROM turns AS k WHERE k.task_turn IS NOT NULL LIMIT p_most);
+END
+$$;
+
+-- The first task of a key ('': of those without one, from p_from on) that may run now. p_lock: locked, and those that others have
+-- locked are passed by.
+CREATE OR REPLACE FUNCTION {schema}.first_of_key(p_queue varchar, p_order integer, p_key varchar, p_from bigint, p_lock boolean)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_turn  constant varchar := {schema}.turn_of(p_key);
+    v_task  record;
+    v_plain bigint;
+BEGIN
+    IF p_lock THEN
+        SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
+        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
+          AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+    ELSE
+        SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
+        WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
+          AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1;
+    END IF;
+    IF p_key <> '' OR p_lock AND v_task.task_id IS NOT NULL THEN
+        RETURN v_task.task_id;
+    END IF;
+    -- Those that were put without a key before the queue had turns. (They have no priority.)
+    IF p_lock THEN
+        SELECT t.task_id INTO v_plain FROM {schema}.task AS t
+        WHERE t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_key IS NULL
+          AND t.queue_name = p_queue AND t.task_order = p_order AND t.task_id >= p_from
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+    ELSE
+        SELECT t.task_id INTO v_plain FROM {schema}.task AS t
+        WHERE t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_key IS NULL
+          AND t.queue_name = p_queue AND t.task_order = p_order AND t.task_id >= p_from
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1;
+    END IF;
+    RETURN CASE WHEN v_task.task_priority < 0 OR v_plain IS NULL OR v_task.task_priority = 0 AND v_task.task_id < v_plain
+                THEN v_task.task_id ELSE v_plain END;
+END
+$$;
+
+-- The task whose turn it is in such a queue, locked, and counted as started; task_id is NULL where there is none.
+CREATE OR REPLACE FUNCTION {schema}.task_of_turn(p_queue varchar, p_most integer, OUT task_id bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_before  text := current_setting('lock_timeout');
+    v_setting {schema}.queue_setting;
+    v_look    record;
+    v_from    bigint;
+    v_running jsonb;                -- how many of each key
+    v_all     bigint;               -- and of all
+    v_now     bigint;
+    v_start   constant integer := floor(random() * 100000000);
+    v_place   integer := v_start;   -- how far the walk is; it ends where it began, one round later
+    v_beyond  varchar := lpad(v_start::text, 8, '0');
+    v_lap     integer := 0;         -- 0: to the end; 1: from the beginning; 2: to those of which something runs; 3: all have been seen
+    v_found   varchar[];
+    v_draw    varchar[];            -- the keys that the next one is drawn from
+    v_first   boolean := true;      -- it is the first draw
+    v_one     record;
+    v_id      bigint;
+    v_key     varchar;
+    v_keys    varchar[] := '{}';    -- whose first task others have locked
+BEGIN
+    FOR v_look IN SELECT n AS time FROM generate_series(1, 2) AS n LOOP
+        SELECT * INTO v_setting FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
+        IF v_setting.queue_name IS NULL AND EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) THEN
+            BEGIN
+                PERFORM set_config('lock_timeout', '1s', true);
+                SELECT * INTO v_setting FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
+                PERFORM set_config('lock_timeout', v_before, true);
+            EXCEPTION WHEN lock_not_available THEN
+                RETURN;  -- a claim in somebody's open transaction
+            END;
+        END IF;
+        EXIT WHEN v_setting.queue_name IS NOT NULL;
+        -- There is none, or it went while it was waited for. With this lock nobody sets one before this claim can be seen; what
+        -- was set before that is seen by the second look.
+        IF v_look.time = 1 AND NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    SELECT f.* INTO v_look FROM {schema}.first_task(p_queue, -1) AS f;
+    IF v_look.task_order IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT coalesce(jsonb_object_agg(g.task_key, g.many), '{}'), coalesce(sum(g.many), 0) INTO v_running, v_all
+    FROM (SELECT coalesce(t.task_key, '') AS task_key, count(*) AS many
+          FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id GROUP BY 1) AS g;
+    IF v_setting.task_limit <= v_all THEN
+        RETURN;
+    ELSIF v_setting.task_rate IS NOT NULL AND NOT {schema}.may_start(p_queue, '', 0, 0, false) THEN
+        RETURN;
+    END IF;
+    v_now := {schema}.clock_ms();
+    IF v_look.beyond IS NOT NULL AND {schema}.is_time_for_mark(NULL, v_look.beyond, p_most) THEN
+        PERFORM {schema}.make_mark(p_queue, v_look.task_order, (
+            SELECT t.task_id FROM {schema}.task AS t
+            WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+              AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
+              AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)
+            ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1));
+    END IF;
+    v_from := coalesce(v_look.survivors[1], v_look.beyond);  -- all that is open is one of these, or beyond (survivors are in order)
+    -- Those of which nothing runs come first, some of them at a time; then the others.
+    WHILE v_lap < 3 AND task_id IS NULL LOOP
+        v_draw := '{}';
+        IF v_lap = 2 THEN
+            v_draw := ARRAY(SELECT jsonb_object_keys(v_running));
+            v_lap := 3;
+        ELSIF v_first AND NOT v_running ? '' THEN
+            v_draw := '{""}';
+        END IF;
+        WHILE v_lap < 2 AND cardinality(v_draw) < 32 LOOP
+            v_found := {schema}.next_turns(p_queue, v_look.task_order, v_beyond, 64);
+            v_draw := v_draw || ARRAY(SELECT substr(f, 9) FROM unnest(v_found) AS f
+                                      WHERE (v_lap = 0 OR left(f, 8)::integer < v_start)
+                                        AND substr(f, 9) <> '' AND NOT v_running ? substr(f, 9));
+            v_beyond := v_found[cardinality(v_found)];
+            IF cardinality(v_found) < 64 OR v_lap = 1 AND left(v_beyond, 8)::integer >= v_start THEN
+                v_lap := v_lap + 1;
+                v_beyond := '';
+            END IF;
+            v_place := CASE WHEN v_beyond = '' THEN 0 ELSE left(v_beyond, 8)::integer END;
+        END LOOP;
+        FOR v_one IN
+            SELECT h.task_key, coalesce(s.task_rate, v_setting.key_rate, v_setting.task_rate) IS NOT NULL AS rated
+            FROM (SELECT DISTINCT ON (d.task_key) d.task_key, d.part
+                  FROM (-- Each of these stands for as many as are not looked at.
+                        SELECT f.task_key, CASE WHEN v_lap > 1 OR f.task_key = '' THEN 1
+                                                ELSE greatest(v_place - v_start + CASE v_lap WHEN 1 THEN 100000000 ELSE 0 END, 1)
+                                                     / 100000000.0::float END AS part
+                        FROM unnest(v_draw) AS f (task_key)
+                        UNION ALL
+                        (SELECT y.task_key, 1 FROM {schema}.queue_key AS y
+                         WHERE y.queue_name = p_queue AND y.weight > 1 AND v_first AND v_lap < 2 AND NOT v_running ? y.task_key
+                         ORDER BY y.queue_name, y.weight DESC LIMIT 64)) AS d
+                  ORDER BY d.task_key, d.part DESC) AS h
+            -- (With LIMIT each of these is looked up by its key: else the planner may read all that the queue has for each draw.)
+            LEFT JOIN LATERAL (SELECT x.task_rate, x.task_limit, x.weight FROM {schema}.queue_key AS x
+                               WHERE x.queue_name = p_queue AND x.task_key = h.task_key LIMIT 1) AS s ON true
+            LEFT JOIN LATERAL (SELECT x.since_ms, x.free_ms FROM {schema}.queue_wait AS x
+                               WHERE x.queue_name = p_queue AND x.task_key = h.task_key AND h.task_key <> ''
+                                 AND coalesce(s.task_rate, v_setting.key_rate) IS NOT NULL LIMIT 1) AS w ON true
+            CROSS JOIN LATERAL (SELECT coalesce((v_running->>h.task_key)::bigint, 0) AS many, coalesce(s.weight, 1)::float AS weight) AS r
+            WHERE (h.task_key = '' OR NOT coalesce(r.many >= coalesce(s.task_limit, v_setting.key_limit), false))
+              AND (v_now >= w.since_ms AND v_now < w.free_ms) IS NOT TRUE
+            ORDER BY r.many / r.weight, -ln(1 - random()) * h.part / r.weight
+        LOOP
+            v_id := {schema}.first_of_key(p_queue, v_look.task_order, v_one.task_key, v_from, false);
+            CONTINUE WHEN v_id IS NULL;
+            SELECT t.task_id INTO task_id FROM {schema}.task AS t
+            WHERE t.task_id = v_id AND coalesce(t.is_open, false) AND t.status = 'pending'
+              AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+            FOR UPDATE OF t SKIP LOCKED;
+            IF NOT FOUND THEN
+                v_keys := v_keys || v_one.task_key;
+                CONTINUE;
+            END IF;
+            EXIT WHEN NOT v_one.rated OR {schema}.may_start(p_queue, v_one.task_key, 0, 0, true);
+            task_id := NULL;
+        END LOOP;
+        v_first := false;
+    END LOOP;
+    IF task_id IS NOT NULL THEN
+        RETURN;
+    END IF;
+    -- Others are just taking the first ones, or taking them away. (No limit keeps this from what follows these: where one is set those
+    -- who take would have the queue's row.)
+    FOREACH v_key IN ARRAY v_keys LOOP
+        task_id := {schema}.first_of_key(p_queue, v_look.task_order, v_key, v_from, true);
+        IF task_id IS NOT NULL AND NOT {schema}.may_start(p_queue, v_key, 0, 0, true) THEN
+            task_id := NULL;
+        END IF;
+        EXIT WHEN task_id IS NOT NULL;
+    END LOOP;
 END
 $$;
 
@@ -258,7 +592,7 @@ BEGIN
 END
 $$;
 
--- p_order: something of this order has ended; only the end of all of it is news. NULL: whatever it was is.
+-- p_order: something of this order has ended; only the end of all of it is news, but where limits are set. NULL: whatever it was is.
 CREATE OR REPLACE FUNCTION {schema}.tell_of_tasks(p_queue varchar, p_order integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
@@ -266,7 +600,7 @@ AS $$
 BEGIN
     IF pg_try_advisory_lock({schema}.lock_class(5), 1) THEN
         PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- nobody shares it
-    ELSIF p_order IS NULL OR p_order < (
+    ELSIF p_order IS NULL OR EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) OR p_order < (
         SELECT t.task_order FROM {schema}.task AS t
         WHERE t.is_open AND t.queue_name <= p_queue
           AND (t.queue_name, t.task_order, t.task_id)
@@ -343,32 +677,33 @@ BEGIN
 END
 $$;
 
--- Puts tasks: all of them or none. A second call with the same p_uid (the first reply was lost) finds those of the first.
--- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
--- "time_limit_ms": …, "unique": …, "replace": …}, …]. A task with a key (unique or replace) is put alone: see make_way.
--- p_by: the login in whose name that is.
-CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
+-- Raises for tasks that cannot be: p_tasks as of put_tasks_by.
+CREATE OR REPLACE FUNCTION {schema}.check_tasks(p_tasks jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_task  record;
-    v_made  bigint[];
-    v_order integer;
-    v_key   varchar;
-    v_there bigint;
-    v_gone  bigint[] := '{}';
-    v_tries integer := 0;
+    v_any  record;
+    v_task record;
 BEGIN
-    PERFORM {schema}.check_name('queue', p_queue);
-    PERFORM {schema}.hold_marks(p_queue);
-    SELECT * INTO v_task FROM jsonb_to_recordset(p_tasks)
-        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric)
-    WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
-       OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
-       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647 OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
-    LIMIT 1;
-    IF FOUND THEN
+    -- One pass over them all says what there is to be looked at.
+    SELECT min(r.ordinal) FILTER (
+               WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
+                  OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+                  OR NOT coalesce(r.task_order, 0) BETWEEN -2147483648 AND 2147483647
+                  OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
+                  OR NOT coalesce(r.priority, 0) BETWEEN -2147483648 AND 2147483647) AS wrong,
+           bool_or(r.kind = 'json') AS json, bool_or(r.key IS NOT NULL) AS keyed, bool_or(jsonb_typeof(r.locks) <> 'null') AS locked,
+           bool_or(r.is_unique IS NOT NULL OR r.replaces IS NOT NULL) AS single
+    INTO v_any
+    FROM ROWS FROM (jsonb_to_recordset(p_tasks)
+        AS (kind text, body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric,
+            priority numeric, key text, locks jsonb, "unique" text, "replace" text)) WITH ORDINALITY
+        AS r (kind, body, after_ms, max_attempts, backoff_ms, task_order, time_limit_ms, priority, key, locks, is_unique, replaces,
+              ordinal);
+    IF v_any.wrong IS NOT NULL THEN
+        SELECT * INTO v_task FROM jsonb_to_record(p_tasks->(v_any.wrong::integer - 1))
+            AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric,
+                  priority numeric);
         IF v_task.body IS NULL THEN
             RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
@@ -381,18 +716,55 @@ BEGIN
                 USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.priority, 0) BETWEEN -2147483648 AND 2147483647 THEN
+            RAISE EXCEPTION 'sqlsem: the priority of a task must be from -2147483648 to 2147483647, not %', v_task.priority
+                USING ERRCODE = '22023';
         END IF;
         RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
-    v_key := (SELECT coalesce(r."unique", r."replace") FROM jsonb_to_recordset(p_tasks) AS r ("unique" varchar, "replace" varchar)
-              WHERE coalesce(r."unique", r."replace") IS NOT NULL LIMIT 1);
-    IF v_key IS NOT NULL THEN
-        PERFORM {schema}.check_name('key', v_key);
+    IF v_any.json THEN
+        PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
+    END IF;
+    IF v_any.keyed THEN
+        PERFORM {schema}.check_name('key', r.key) FROM jsonb_to_recordset(p_tasks) AS r (key varchar) WHERE r.key IS NOT NULL;
+    END IF;
+    IF v_any.locked THEN
+        PERFORM {schema}.check_locks(r.locks) FROM jsonb_to_recordset(p_tasks) AS r (locks jsonb) WHERE jsonb_typeof(r.locks) <> 'null';
+    END IF;
+    IF v_any.single THEN
+        PERFORM {schema}.check_name('key', coalesce(r."unique", r."replace"))
+        FROM jsonb_to_recordset(p_tasks) AS r ("unique" varchar, "replace" varchar)
+        WHERE coalesce(r."unique", r."replace") IS NOT NULL LIMIT 1;
         IF jsonb_array_length(p_tasks) > 1 OR (p_tasks->0->>'unique') || (p_tasks->0->>'replace') IS NOT NULL THEN
-            RAISE EXCEPTION 'sqlsem: a task with a key is put alone, and has one key: unique or replace' USING ERRCODE = '22023';
+            RAISE EXCEPTION 'sqlsem: a task that is unique, or replaces another one, is put alone, and has one key: unique or replace' USING ERRCODE = '22023';
         END IF;
     END IF;
+END
+$$;
+
+-- Puts tasks: all of them or none; a unique violation where that was done before with the same p_uid.
+-- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
+-- "time_limit_ms": …, "unique": …, "replace": …, "key": …, "priority": …, "locks": […]}, …]. A task that is unique, or replaces another one, is
+-- put alone: see make_way.
+-- p_by: the login in whose name that is.
+CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_made  bigint[];
+    v_order integer;
+    v_key   varchar;
+    v_there bigint;
+    v_gone  bigint[] := '{}';
+    v_tries integer := 0;
+    v_turns boolean;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    PERFORM {schema}.check_tasks(p_tasks);
+    PERFORM {schema}.hold_marks(p_queue);
+    v_turns := {schema}.in_turns(p_queue, false) OR jsonb_path_exists(p_tasks, '$[*].key ? (@ != null)');
+    v_key := coalesce(p_tasks->0->>'unique', p_tasks->0->>'replace');  -- (Where there is one, the task is alone.)
     LOOP
         IF v_key IS NOT NULL THEN
             SELECT m.there, v_gone || m.gone INTO v_there, v_gone
@@ -404,16 +776,24 @@ BEGIN
         END IF;
         WITH made AS (
             INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
-                                       put_at, ready_at, put_by, time_limit_ms, unique_key)
+                                       put_at, ready_at, put_by, time_limit_ms, unique_key, task_key, task_turn, task_priority,
+                                       lock_count, asks_at)
             SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
                    coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
-                   v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', p_by, r.time_limit_ms, v_key
+                   CASE WHEN c.locks IS NULL THEN v_now + coalesce(r.after_ms, 0) * interval '1 millisecond'
+                        ELSE {schema}.end_of_time() END, p_by, r.time_limit_ms, v_key,
+                   k.key, CASE WHEN k.key IS NOT NULL THEN {schema}.turn_of(k.key) END, coalesce(r.priority, 0), c.locks,
+                   CASE WHEN c.locks IS NOT NULL THEN v_now + coalesce(r.after_ms, 0) * interval '1 millisecond' END
             FROM ROWS FROM (jsonb_to_recordset(p_tasks)
                 AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
-                    backoff_ms integer, on_failure varchar, time_limit_ms bigint)) WITH ORDINALITY
-                AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, time_limit_ms, ordinal)
+                    backoff_ms integer, on_failure varchar, time_limit_ms bigint, key varchar, priority integer, locks jsonb)) WITH ORDINALITY
+                AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, time_limit_ms, key, priority, locks,
+                      ordinal)
+            CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(r.locks) WHEN 'array' THEN jsonb_array_length(r.locks) END) AS c (locks)
+            CROSS JOIN LATERAL (SELECT coalesce(r.key, CASE WHEN v_turns OR r.priority <> 0 THEN '' END)) AS k (key)
             ORDER BY r.ordinal
-            ON CONFLICT DO NOTHING
+            -- Of that index alone: to ask all of them first would take half as long again.
+            ON CONFLICT (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL DO NOTHING
             RETURNING task_id, task_order)
         SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
         EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
@@ -428,26 +808,40 @@ BEGIN
         UPDATE {schema}.task SET error = 'replaced by task ' || v_made[1] WHERE task_id = ANY (v_gone);
     END IF;
     IF v_made IS NOT NULL THEN
+        IF jsonb_path_exists(p_tasks, '$[*].locks ? (@ != null)') THEN
+            PERFORM {schema}.keep_locks(p_queue, p_uid, p_tasks);
+        END IF;
         PERFORM {schema}.tell_of_tasks(p_queue, NULL);
         PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
     END IF;
-    IF cardinality(v_made) = jsonb_array_length(p_tasks) THEN
-        RETURN QUERY SELECT m FROM unnest(v_made) AS m;
-        RETURN;
-    END IF;
-    RETURN QUERY
-        SELECT t.task_id FROM {schema}.task AS t
-        WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))
-          AND t.put_by IS NOT DISTINCT FROM p_by
-        ORDER BY t.task_id;
+    RETURN QUERY SELECT m FROM unnest(v_made) AS m;
 END
 $$;
 
+-- Puts tasks in the caller's own transaction, once: without put_tasks's second thoughts, which are a subtransaction (a
+-- transaction with many of those makes all others slower).
+CREATE OR REPLACE FUNCTION {schema}.put_tasks_once(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_may_lock(p_tasks);
+    RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
+END
+$$;
+
+-- A second call with the same p_uid (the first reply was lost) finds the tasks of the first.
 CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    PERFORM {schema}.check_may_lock(p_tasks);
     RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
+EXCEPTION WHEN unique_violation THEN
+    RETURN QUERY
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))
+          AND t.put_by = session_user
+        ORDER BY t.task_id;
 END
 $$;
 
@@ -460,7 +854,8 @@ CREATE OR REPLACE FUNCTION {schema}.claim_task(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_task bigint;
+    v_turns boolean;
+    v_task  bigint;
 BEGIN
     PERFORM {schema}.require_member(p_member);
     IF p_again THEN
@@ -473,7 +868,12 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    v_task := (SELECT f.task_id FROM {schema}.first_task(p_queue, 1) AS f);
+    v_turns := {schema}.in_turns(p_queue, true);
+    IF v_turns THEN
+        v_task := {schema}.task_of_turn(p_queue, 1);
+    ELSIF NOT v_turns THEN
+        v_task := (SELECT f.task_id FROM {schema}.first_task(p_queue, 1) AS f);
+    END IF;
     IF v_task IS NULL THEN
         RETURN;
     END IF;
@@ -601,6 +1001,7 @@ DECLARE
     v_count  integer;
     v_queue  varchar;
     v_order  integer;
+    v_turns  boolean;
     v_first  record;
     v_ids    bigint[];
 BEGIN
@@ -656,7 +1057,15 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
+    v_turns := {schema}.in_turns(p_queue, true);
+    IF v_turns THEN
+        -- Each turn is drawn by itself.
+        SELECT w.task_id, true AS alone INTO v_first FROM {schema}.task_of_turn(p_queue, p_most) AS w (task_id);
+    ELSIF NOT v_turns THEN
+        SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
+    ELSE
+        RETURN;
+    END IF;
     IF v_first.task_id IS NULL THEN
         RETURN;
     END IF;
@@ -674,12 +1083,11 @@ BEGIN
                     UNION ALL
                     (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
                      FROM {schema}.task AS t
-                     WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-                       AND (t.queue_name, t.task_order, t.task_id)
-                           >= (p_queue, v_first.task_order, greatest(v_first.beyond, v_first.task_id))
-                       AND (t.queue_name, t.task_order) <= (p_queue, v_first.task_order)
-                       AND v_first.beyond IS NOT NULL
-                     ORDER BY t.queue_name, t.task_order, t.task_id LIMIT p_most)
+                     WHERE t.is_open AND t.status = 'pending' AND t.task_key IS NULL AND t.lock_count IS NULL
+                       AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                       AND t.queue_name = p_queue AND t.task_order = v_first.task_order
+                       AND t.task_id >= greatest(v_first.beyond, v_first.task_id) AND v_first.beyond IS NOT NULL
+                     ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT p_most)
                     ORDER BY task_id LIMIT p_most) AS n) AS w
         WHERE NOT w.barred AND coalesce(w.before, 0) <= 1000000;
     END IF;
@@ -764,7 +1172,56 @@ BEGIN
     IF v_count > 0 AND p_queue IS NOT NULL THEN
         PERFORM {schema}.tell_of_tasks(p_queue, NULL);
     END IF;
+    PERFORM {schema}.end_overdue(p_queue, p_mine);
+    PERFORM {schema}.suspect_lines(p_queue);
     RETURN v_count;
+END
+$$;
+
+-- Cancels what a session runs of a task (work), on the server it is on: its SQL ends, and it says so of the task. The caller has
+-- locked the task, so that the session cannot be past its end. Once for each attempt, as a second one could strike while the first
+-- is being told of; and not when the session has left that call behind, and does something of its own (where that can be seen:
+-- pg_read_all_stats). Of who installed this, it needs the right to signal the session; without it nothing happens.
+CREATE OR REPLACE FUNCTION {schema}.cancel_attempt(p_task bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_pid integer;
+BEGIN
+    PERFORM pg_stat_clear_snapshot();  -- what sessions do now, not when this transaction looked first
+    v_pid := (SELECT m.backend_pid FROM {schema}.task AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+              JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
+              LEFT JOIN pg_stat_activity AS a ON a.pid = m.backend_pid
+              WHERE t.task_id = p_task AND t.status = 'running' AND t.claim_uid IS NULL
+                AND t.signalled_attempt IS DISTINCT FROM t.attempt AND NOT l.missing AND m.lease_until IS NULL
+                AND (a.query_start <= t.claimed_at) IS NOT false);
+    IF v_pid IS NOT NULL THEN
+        UPDATE {schema}.task SET signalled_attempt = attempt WHERE task_id = p_task;
+        PERFORM pg_cancel_backend(v_pid);
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL;
+END
+$$;
+
+-- Ends what sessions run (by work, which cannot look at the clock meanwhile) for longer than it may.
+CREATE OR REPLACE FUNCTION {schema}.end_overdue(p_queue varchar, p_mine bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_task record;
+BEGIN
+    FOR v_task IN
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.task_id = ANY (ARRAY(SELECT r.task_id FROM {schema}.running_tasks(p_queue) AS r WHERE r.claim_uid IS NULL))
+          AND t.status = 'running' AND t.claim_uid IS NULL AND t.member_id IS DISTINCT FROM p_mine
+          AND t.claimed_at < clock_timestamp() - t.time_limit_ms * interval '1 millisecond'
+          AND t.signalled_attempt IS DISTINCT FROM t.attempt
+        ORDER BY t.task_id FOR UPDATE OF t SKIP LOCKED
+    LOOP
+        PERFORM {schema}.cancel_attempt(v_task.task_id);
+    END LOOP;
 END
 $$;
 
@@ -798,17 +1255,43 @@ BEGIN
 END
 $$;
 
--- Seconds until a task that waits for its time may run: the first of the lowest open order that does; NULL where none does.
+-- Seconds until a task that waits for its time may run: the first of the lowest open order that does; NULL where none does. Of one that
+-- waits for locks: until it shall be looked at again, as nobody tells. Where a rate is used up: until there is room in it.
 CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_look record;
+    v_look   record;
+    v_now    constant bigint := {schema}.clock_ms();
+    v_free   bigint;
+    v_parked float;
 BEGIN
     SELECT f.* INTO v_look FROM {schema}.first_task(p_queue, 0) AS f;
+    v_parked := CASE WHEN EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open
+                                  AND t.status = 'pending' AND t.lock_count IS NOT NULL) THEN 0.25 END;
+    IF EXISTS (SELECT FROM {schema}.queue_wait AS w WHERE w.queue_name = p_queue AND v_now >= w.since_ms AND v_now < w.free_ms + 100) THEN
+        -- What could have run before waits for something else, and is not looked at. The others are found among the first ones:
+        -- a backlog is not read again and again.
+        v_free := coalesce((SELECT w.free_ms FROM {schema}.queue_wait AS w
+                            WHERE w.queue_name = p_queue AND w.task_key = '' AND v_now >= w.since_ms), 0);
+        RETURN (
+            SELECT least(greatest(min(n.free_ms) - v_now, 0) / 1000.0::float, v_parked)
+            FROM (SELECT greatest(w.free_ms, v_free) AS free_ms FROM {schema}.queue_wait AS w
+                  WHERE w.queue_name = p_queue AND v_now >= w.since_ms
+                  UNION ALL
+                  SELECT greatest(extract(epoch FROM t.ready_at) * 1000, v_free)::bigint FROM {schema}.task AS t
+                  WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.lock_count IS NULL
+                  UNION ALL
+                  (SELECT greatest(extract(epoch FROM t.ready_at) * 1000, v_free)::bigint FROM {schema}.task AS t
+                   WHERE t.is_open AND t.status = 'pending' AND t.lock_count IS NULL
+                     AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
+                     AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)
+                   ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1000)) AS n
+            WHERE n.free_ms > v_now - 100);
+    END IF;
     RETURN (
-        SELECT extract(epoch FROM greatest(min(r.ready_at) - clock_timestamp(), interval '0'))::float
+        SELECT least(extract(epoch FROM greatest(min(r.ready_at) - clock_timestamp(), interval '0'))::float, v_parked)
         FROM (SELECT t.ready_at FROM {schema}.task AS t
               WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
               UNION ALL
@@ -822,15 +1305,17 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Newest first where they have ended; those that are open in the order in which they will run. status 'lost': its worker is
+-- Newest first where they have ended; those that are open in the order in which they were put, and will run but for turns.
+-- status 'lost': its worker is
 -- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
 -- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
-CREATE OR REPLACE FUNCTION {schema}.page_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
+CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
                owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
-               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name)
+               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name, task_key varchar,
+               task_priority integer, locks text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -854,18 +1339,40 @@ AS $$
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_skip + p_most))
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
-           t.max_attempts, t.put_at, greatest(least(t.ready_at, '9999-12-30 UTC'), '0001-01-03 UTC'), t.claimed_at, t.ended_at,
+           t.max_attempts, t.put_at,
+           greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
+           t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
                                    WHEN s.status = 'lost' THEN greatest(coalesce(l.since, t.claimed_at), t.claimed_at) - t.claimed_at
                                    WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
            t.member_id, t.owner, t.host, t.pid,
-           t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
+           t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by,
+           nullif(t.task_key, ''), t.task_priority,
+           CASE WHEN t.lock_count IS NOT NULL THEN
+               (SELECT json_agg(json_build_array(k.resource_id, k.queue_position, k.access_type, k.concurrency_limit, k.weight)
+                                ORDER BY k.number)::text
+                FROM {schema}.task_lock AS k WHERE k.task_id = t.task_id) END
     FROM page AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
              CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
     LIMIT p_most OFFSET p_skip
+$$;
+
+-- The same for programs of version 5.
+CREATE OR REPLACE FUNCTION {schema}.page_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
+RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
+               on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
+               ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
+               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
+           t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
+           t.error, t.result, t.put_by, t.login, t.time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
+    FROM {schema}.show_tasks(p_queue, p_status, p_most, p_skip) AS t
 $$;
 
 -- The first page of them.
@@ -879,7 +1386,7 @@ AS $$
     SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
            t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
            t.error, t.result, t.put_by, t.login
-    FROM {schema}.page_tasks(p_queue, p_status, p_most, 0) AS t
+    FROM {schema}.show_tasks(p_queue, p_status, p_most, 0) AS t
 $$;
 
 -- Each queue as counts: what is open, what is kept of the rest, how long the oldest that may run has been waiting (NULL: there
@@ -1001,18 +1508,12 @@ BEGIN
     UPDATE {schema}.task AS t
     SET cancel_asked_at = coalesce(t.cancel_asked_at, clock_timestamp()), cancel_asked_by = coalesce(t.cancel_asked_by, session_user)
     WHERE t.task_id = p_task
-    RETURNING t.queue_name, t.member_id, t.claim_uid INTO v_task;
+    RETURNING t.queue_name, t.claim_uid INTO v_task;
     PERFORM {schema}.note_operation('cancel', NULL, NULL, v_task.queue_name, p_task, 'running', NULL);
     IF v_task.claim_uid IS NULL THEN
         -- A session that called work has nobody beside it who could ask. Its statement cannot be past the task's end before
-        -- this transaction has ended.
-        BEGIN
-            PERFORM pg_cancel_backend(m.backend_pid) FROM {schema}.member AS m
-            JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
-            WHERE m.member_id = v_task.member_id AND NOT l.missing AND m.lease_until IS NULL;
-        EXCEPTION WHEN insufficient_privilege THEN
-            NULL;  -- (of who installed this.) It is cancelled when its SQL has ended
-        END;
+        -- this transaction has ended. (Where it may not be signalled, the task is cancelled when its SQL has ended.)
+        PERFORM {schema}.cancel_attempt(p_task);
     END IF;
     RETURN 1;
 END
@@ -1030,6 +1531,117 @@ AS $$
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
 $$;
 
+-- How many tasks of a queue may run at a time: 'limit', of all (p_key NULL) or of one key; 'key_limit', of each key. How many may be
+-- started in any p_per_ms milliseconds: 'rate', of all or of one key; 'key_rate', of each key. 'weight': the share of a key. p_value
+-- NULL: as if it had never been set. What runs, runs on.
+CREATE OR REPLACE FUNCTION {schema}.set_queue(
+    p_queue varchar, p_key varchar, p_what text, p_value integer, p_per_ms integer DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_least constant integer := CASE p_what WHEN 'limit' THEN 0 WHEN 'key_limit' THEN 0 ELSE 1 END;
+    v_is_rate constant boolean := coalesce(p_what IN ('rate', 'key_rate'), false);
+    v_queue {schema}.queue_setting;
+    v_key   {schema}.queue_key;
+    v_old   text;
+    v_new   text;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    IF p_key IS NOT NULL THEN
+        PERFORM {schema}.check_name('key', p_key);
+    END IF;
+    IF p_what IS NULL OR p_what <> ALL (CASE WHEN p_key IS NULL THEN ARRAY['limit', 'key_limit', 'rate', 'key_rate']
+                                             ELSE ARRAY['limit', 'rate', 'weight'] END) THEN
+        RAISE EXCEPTION 'sqlsem: of a queue limit, key_limit, rate and key_rate can be set, and of a key limit, rate and weight; not %',
+            {schema}.plain(p_what) USING ERRCODE = '22023';
+    ELSIF p_value < v_least THEN
+        RAISE EXCEPTION 'sqlsem: a % must be % or more, not %', p_what, v_least, p_value USING ERRCODE = '22023';
+    ELSIF (p_per_ms IS NOT NULL) <> (v_is_rate AND p_value IS NOT NULL) OR p_per_ms < 1 THEN
+        RAISE EXCEPTION 'sqlsem: a rate needs its window, per_ms, from 1 to 2147483647, and nothing else has one; not %',
+            coalesce(p_per_ms::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.require_read_committed('setting a limit');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    -- For the claims that know of no limit. Always: what says now that there is one may just be removed.
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(6), hashtext('turns.' || p_queue));
+    INSERT INTO {schema}.queue_setting (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+    SELECT * INTO v_queue FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE;
+    v_new := concat(p_value, ' in ' || p_per_ms || ' ms');
+    IF p_key IS NULL THEN
+        v_old := CASE p_what WHEN 'limit' THEN v_queue.task_limit::text WHEN 'key_limit' THEN v_queue.key_limit::text
+                             WHEN 'rate' THEN concat(v_queue.task_rate, ' in ' || v_queue.task_ms || ' ms')
+                             ELSE concat(v_queue.key_rate, ' in ' || v_queue.key_ms || ' ms') END;
+        UPDATE {schema}.queue_setting AS s
+        SET task_limit = CASE p_what WHEN 'limit' THEN p_value ELSE s.task_limit END,
+            key_limit = CASE p_what WHEN 'key_limit' THEN p_value ELSE s.key_limit END,
+            task_rate = CASE p_what WHEN 'rate' THEN p_value ELSE s.task_rate END,
+            task_ms = CASE p_what WHEN 'rate' THEN p_per_ms ELSE s.task_ms END,
+            key_rate = CASE p_what WHEN 'key_rate' THEN p_value ELSE s.key_rate END,
+            key_ms = CASE p_what WHEN 'key_rate' THEN p_per_ms ELSE s.key_ms END,
+            set_at = clock_timestamp(), set_by = session_user
+        WHERE s.queue_name = p_queue;
+    ELSE
+        INSERT INTO {schema}.queue_key (queue_name, task_key) VALUES (p_queue, p_key) ON CONFLICT DO NOTHING;
+        SELECT * INTO v_key FROM {schema}.queue_key AS k WHERE k.queue_name = p_queue AND k.task_key = p_key;
+        v_old := CASE p_what WHEN 'limit' THEN v_key.task_limit::text WHEN 'weight' THEN v_key.weight::text
+                             ELSE concat(v_key.task_rate, ' in ' || v_key.task_ms || ' ms') END;
+        UPDATE {schema}.queue_key AS k
+        SET task_limit = CASE p_what WHEN 'limit' THEN p_value ELSE k.task_limit END,
+            weight = CASE p_what WHEN 'weight' THEN p_value ELSE k.weight END,
+            task_rate = CASE p_what WHEN 'rate' THEN p_value ELSE k.task_rate END,
+            task_ms = CASE p_what WHEN 'rate' THEN p_per_ms ELSE k.task_ms END,
+            set_at = clock_timestamp(), set_by = session_user
+        WHERE k.queue_name = p_queue AND k.task_key = p_key;
+        DELETE FROM {schema}.queue_key AS k
+        WHERE k.queue_name = p_queue AND k.task_key = p_key AND k.task_limit IS NULL AND k.weight IS NULL AND k.task_rate IS NULL;
+    END IF;
+    DELETE FROM {schema}.queue_setting AS s
+    WHERE s.queue_name = p_queue AND s.task_limit IS NULL AND s.key_limit IS NULL AND s.task_rate IS NULL AND s.key_rate IS NULL
+      AND NOT EXISTS (SELECT FROM {schema}.queue_key AS k WHERE k.queue_name = p_queue);
+    IF v_is_rate THEN
+        DELETE FROM {schema}.queue_wait AS w WHERE w.queue_name = p_queue;  -- by the new one there may be room
+    END IF;
+    IF coalesce(v_old, '') <> v_new THEN
+        PERFORM {schema}.note_operation(p_what, NULL, NULL, p_queue, NULL, concat(p_key || ': ', v_old), concat(p_key || ': ', v_new));
+        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+    END IF;
+END
+$$;
+
+-- What is set, of one queue or all: a row for the queue (task_key NULL), and one for each key of which anything is. task_per,
+-- key_per: the windows of the rates, in seconds.
+CREATE OR REPLACE FUNCTION {schema}.queue_limits(p_queue varchar DEFAULT NULL)
+RETURNS TABLE (queue_name varchar, task_key varchar, task_limit integer, key_limit integer, weight integer, set_at timestamptz, set_by name,
+               task_rate integer, task_per float, key_rate integer, key_per float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT * FROM (
+        SELECT s.queue_name, NULL::varchar AS task_key, s.task_limit, s.key_limit, NULL::integer AS weight, s.set_at, s.set_by,
+               s.task_rate, s.task_ms / 1000.0::float, s.key_rate, s.key_ms / 1000.0::float
+        FROM {schema}.queue_setting AS s
+        UNION ALL
+        SELECT k.queue_name, k.task_key, k.task_limit, NULL, k.weight, k.set_at, k.set_by, k.task_rate, k.task_ms / 1000.0::float,
+               NULL, NULL
+        FROM {schema}.queue_key AS k) AS a
+    WHERE p_queue IS NULL OR a.queue_name = p_queue
+    ORDER BY a.queue_name, a.task_key NULLS FIRST
+$$;
+
+-- Whose rate is used up, of one queue or all, as far as claims have found it so: the queue's (task_key NULL), or a key's; and for how
+-- many seconds.
+CREATE OR REPLACE FUNCTION {schema}.queue_waits(p_queue varchar DEFAULT NULL)
+RETURNS TABLE (queue_name varchar, task_key varchar, seconds float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT w.queue_name, nullif(w.task_key, ''), (w.free_ms - n.now_ms) / 1000.0::float
+    FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
+    JOIN {schema}.queue_wait AS w ON n.now_ms >= w.since_ms AND n.now_ms < w.free_ms
+    WHERE p_queue IS NULL OR w.queue_name = p_queue
+    ORDER BY w.queue_name, w.task_key
+$$;
+
 -- Removes ended tasks older than setting history_days, with their log, at most p_most a call.
 CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_most integer) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1045,7 +1657,11 @@ AS $$
     -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
     marks AS (DELETE FROM {schema}.task_low_water
               WHERE mark >= 0
-                AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day')
+                AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'),
+    -- Of keys that come no more.
+    waits AS (DELETE FROM {schema}.queue_wait AS w WHERE (w.queue_name, w.task_key) IN (
+                  SELECT v.queue_name, v.task_key FROM {schema}.queue_wait AS v WHERE v.free_ms < {schema}.clock_ms() - 86400000
+                  LIMIT p_most FOR UPDATE SKIP LOCKED))
     SELECT count(*) FROM gone
 $$;
 
@@ -1063,12 +1679,27 @@ CREATE OR REPLACE FUNCTION {schema}.save_schedule(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_by name;
+    v_by   name;
+    v_task jsonb;
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_name('schedule', p_name);
-    IF p_kind = 'json' THEN
-        PERFORM {schema}.check_json(p_body);
+    IF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'sqlsem: the options of a schedule are a JSON object, such as {}' USING ERRCODE = '22023';
+    END IF;
+    v_task := jsonb_build_array(p_options || jsonb_build_object('kind', p_kind, 'body', p_body));
+    PERFORM {schema}.check_tasks(v_task);
+    PERFORM {schema}.check_may_lock(v_task);
+    -- What only the table would refuse, when the task is put.
+    PERFORM FROM jsonb_to_recordset(v_task)
+        AS r (note text, on_failure text, "order" numeric, after_ms numeric, max_attempts numeric, backoff_ms numeric,
+              time_limit_ms numeric, priority numeric)
+    WHERE r.on_failure NOT IN ('stop', 'continue') OR length(r.note) > 1000
+       OR EXISTS (SELECT FROM unnest(ARRAY[r."order", r.after_ms, r.max_attempts, r.backoff_ms, r.time_limit_ms, r.priority]) AS n
+                  WHERE n <> trunc(n));
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: options of a task: numbers are whole, on_failure is stop or continue, and a note has at most 1000 characters'
+            USING ERRCODE = '22023';
     END IF;
     INSERT INTO {schema}.schedule AS s (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due, put_by)
     VALUES (p_name, p_queue, p_cron, p_zone, p_kind, p_body, p_options, p_next, session_user)
@@ -1169,12 +1800,15 @@ $$;
 -- For sessions --------------------------------------------------------------------------------------------------
 
 -- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
--- with this key is open, that one's number. replace_key: in the place of the one with this key.
+-- with this key is open, that one's number. replace_key: in the place of the one with this key. key: whose task it is; workers
+-- share themselves out between the keys. priority: among those of its key, lower ones first. locks: what it needs to run, such as
+-- '[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
     max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
     backoff_seconds double precision DEFAULT 1, unique_key text DEFAULT NULL, replace_key text DEFAULT NULL,
-    time_limit_seconds double precision DEFAULT NULL) RETURNS bigint
+    time_limit_seconds double precision DEFAULT NULL, key text DEFAULT NULL, priority integer DEFAULT 0,
+    locks jsonb DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -1186,11 +1820,11 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not %', time_limit_seconds
             USING ERRCODE = '22023';
     END IF;
-    RETURN (SELECT {schema}.put_tasks(queue, replace(gen_random_uuid()::text, '-', ''), jsonb_build_array(jsonb_build_object(
+    RETURN (SELECT p FROM {schema}.put_tasks_once(queue, replace(gen_random_uuid()::text, '-', ''), jsonb_build_array(jsonb_build_object(
         'kind', kind, 'body', body, 'order', "order", 'after_ms', (after_seconds * 1000)::bigint,
         'max_attempts', max_attempts, 'note', note, 'on_failure', on_failure,
         'backoff_ms', (backoff_seconds * 1000)::integer, 'unique', unique_key, 'replace', replace_key,
-        'time_limit_ms', ceil(time_limit_seconds * 1000)::bigint))));
+        'time_limit_ms', ceil(time_limit_seconds * 1000)::bigint, 'key', key, 'priority', priority, 'locks', locks))) AS p);
 END
 $$;
 
@@ -1203,7 +1837,11 @@ BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     member := {schema}.session_member(NULL);
     SELECT c.task_id, c.kind, c.body, c.attempt INTO task_id, kind, body, attempt
-    FROM {schema}.claim_task(member, p_queue, {schema}.session_id(), NULL, false) AS c;
+    FROM {schema}.claim_parked(member, p_queue, {schema}.session_id(), NULL, false, {schema}.session_id(), {schema}.session_id()) AS c;
+    IF task_id IS NULL THEN
+        SELECT c.task_id, c.kind, c.body, c.attempt INTO task_id, kind, body, attempt
+        FROM {schema}.claim_task(member, p_queue, {schema}.session_id(), NULL, false) AS c;
+    END IF;
     IF task_id IS NULL THEN
         PERFORM {schema}.recover_tasks(p_queue, member);
     END IF;
@@ -1224,6 +1862,15 @@ BEGIN
     FROM {schema}.task AS t
     WHERE t.status = 'running' AND t.member_id = v_member AND t.claim_uid IS NULL;
 END
+$$;
+
+-- Of a task that this session's member runs: who wants it cancelled, and its time limit (s) where it has run for longer.
+CREATE OR REPLACE FUNCTION {schema}.session_asked(p_member bigint, p_task bigint, OUT cancel_asked_by name, OUT passed_limit float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT a.cancel_asked_by,
+           CASE WHEN t.claimed_at < clock_timestamp() - a.time_limit * interval '1 second' THEN a.time_limit END
+    FROM {schema}.asked_of_tasks(p_member, ARRAY[p_task]) AS a JOIN {schema}.task AS t ON t.task_id = a.task_id
 $$;
 
 -- For work, which commits and so cannot fix its search_path.
@@ -1251,6 +1898,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_claim  record;
+    v_asked  record;
     v_since  timestamptz := pg_catalog.clock_timestamp();
     v_pause  double precision := 0.005;
     v_error  text;
@@ -1259,7 +1907,7 @@ DECLARE
     v_hint   text;
     v_where  text;
     v_status text;
-    v_broken text;  -- why all of it was
+    v_broken text;  -- what has cancelled the task
     v_ended  text;  -- how it did that has not finished
 BEGIN
     CALL {schema}.stand_alone('work');
@@ -1271,6 +1919,10 @@ BEGIN
     PERFORM {schema}.session_leftovers(queue);
     COMMIT;
     LOOP
+        v_error := NULL;
+        v_status := NULL;
+        v_broken := NULL;
+        v_ended := 'failed';
         SELECT * INTO v_claim FROM {schema}.session_claim(queue);
         COMMIT;
         IF v_claim.task_id IS NULL THEN
@@ -1280,38 +1932,52 @@ BEGIN
             v_pause := least(v_pause OPERATOR(pg_catalog.*) 1.5::double precision, 0.5::double precision);
             CONTINUE;
         END IF;
-        v_error := NULL;
-        v_status := NULL;
-        v_ended := 'failed';
-        IF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
-            v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
-                       OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
-        ELSE
+        -- Once with the text; and as often as it takes to say how that has ended, which can be cancelled, too.
+        LOOP
             BEGIN
-                EXECUTE v_claim.body;
-                -- What was put off to the commit, and a role that keeps us from recording the end, is the text's fault: it
-                -- fails here, where that can be said of the task, and is undone.
-                SET CONSTRAINTS ALL IMMEDIATE;
-                v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
-            EXCEPTION WHEN query_canceled THEN
-                -- A timeout, or somebody's wish: said of the task first, and then to the caller.
-                GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
-                v_error := '57014: '::text OPERATOR(pg_catalog.||) v_broken;
-                IF EXISTS (SELECT FROM {schema}.asked_of_tasks(v_claim.member, ARRAY[v_claim.task_id]) AS a
-                           WHERE a.cancel_asked_by IS NOT NULL) THEN
-                    v_broken := NULL;  -- it was meant for this task alone
-                    v_ended := 'cancelled';
+                IF v_error IS NOT NULL THEN
+                    IF v_broken IS NOT NULL THEN
+                        -- A timeout, or somebody's wish: said of the task first, and then to the caller, unless it was meant
+                        -- for this task alone.
+                        SELECT * INTO v_asked FROM {schema}.session_asked(v_claim.member, v_claim.task_id);
+                        IF v_asked.cancel_asked_by IS NOT NULL THEN
+                            v_ended := 'cancelled';
+                        ELSIF v_asked.passed_limit IS NOT NULL THEN
+                            v_error := pg_catalog.format(
+                                'It ran for longer than its time limit of %s s, and was ended', v_asked.passed_limit);
+                        END IF;
+                    END IF;
+                    v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
+                ELSIF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
+                    v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
+                               OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
+                    CONTINUE;
+                ELSE
+                    EXECUTE v_claim.body;
+                    -- What was put off to the commit, and a role that keeps us from recording the end, is the text's fault: it
+                    -- fails here, where that can be said of the task, and is undone.
+                    SET CONSTRAINTS ALL IMMEDIATE;
+                    v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
                 END IF;
+                EXIT;
+            EXCEPTION WHEN query_canceled THEN
+                GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
+                v_error := coalesce(v_error, '57014: '::text OPERATOR(pg_catalog.||) v_broken);
             WHEN OTHERS THEN
+                IF v_error IS NOT NULL THEN
+                    RAISE;
+                END IF;
                 GET STACKED DIAGNOSTICS v_error = MESSAGE_TEXT, v_state = RETURNED_SQLSTATE, v_detail = PG_EXCEPTION_DETAIL,
                     v_hint = PG_EXCEPTION_HINT, v_where = PG_EXCEPTION_CONTEXT;
                 v_error := {schema}.error_words(v_state, v_error, v_detail, v_hint, v_where);
             END;
+        END LOOP;
+        IF v_broken IS NOT NULL THEN
+            IF v_asked.cancel_asked_by IS NOT NULL OR v_asked.passed_limit IS NOT NULL THEN
+                v_broken := NULL;
+            END IF;
         END IF;
         -- The work and its end are committed together, or not at all: the task may be another's by now.
-        IF v_error IS NOT NULL THEN
-            v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
-        END IF;
         IF v_status IS NULL THEN
             ROLLBACK;
             v_error := 'it was given up';

@@ -4,6 +4,9 @@
 -- The host's clock is the server's; times are seconds since 1970.
 -- where {status_after} is CASE WHEN :outcome = 'finished' THEN 'finished' WHEN :outcome = 'cancelled' OR cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN :outcome = 'returned' OR failures + 1 < max_attempts THEN 'pending' ELSE 'failed' END
 -- where {error_after} is CASE WHEN cancel_asked_by IS NULL OR :outcome = 'finished' THEN :error ELSE 'cancelled by ' || cancel_asked_by || coalesce(char(10) || :error, '') END
+-- where {cap} is coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), (SELECT cap FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix ORDER BY length(prefix) DESC LIMIT 1))
+-- where {patterned} is EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(:resource, 1, length(prefix)) = prefix)
+-- where {end_of_time} is 253370764800.0
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
 -- name: version
@@ -53,7 +56,9 @@ DELETE FROM {schema}_member WHERE member_id = ?
 
 -- name: anybody
 SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
-    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) AS queued,
+    OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource) OR {patterned} AS queued,
+       {cap} AS cap,
+       (SELECT ageing_ms FROM {schema}_resource WHERE resource_id = :resource) AS ageing,
        EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member) AS known
 
 -- name: fits
@@ -63,7 +68,7 @@ SELECT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
 -- of them.
 SELECT coalesce(sum(weight), 0) + :weight
            <= min(coalesce(min(concurrency_limit), 9223372036854775807), :places,
-                  coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource), 9223372036854775807)) AS fits,
+                  coalesce({cap}, 9223372036854775807)) AS fits,
        max(queue_position) AS edge,
        (SELECT paused_at FROM {schema}_resource WHERE resource_id = :resource) IS NOT NULL AS paused,
        EXISTS (SELECT 1 FROM {table}
@@ -75,7 +80,7 @@ FROM (SELECT queue_position, weight, concurrency_limit FROM {table}
 
 -- name: places
 -- For a request that names no limit: it goes by the operator's, or that of the first one ahead that names one.
-SELECT coalesce((SELECT cap FROM {schema}_resource WHERE resource_id = :resource),
+SELECT coalesce({cap},
                 (SELECT concurrency_limit FROM {table}
                  WHERE resource_id = :resource AND queue_position < :position AND (:access = 'write' OR access_type <> :access)
                    AND concurrency_limit IS NOT NULL
@@ -92,7 +97,7 @@ ORDER BY queue_position LIMIT :most
 -- name: pass
 -- What the rule needs to know of a resource's rows from a position on, in order.
 SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
-       t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, o.cap, o.paused_at IS NOT NULL AS paused
+       t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, {cap} AS cap, o.paused_at IS NOT NULL AS paused
 FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
 WHERE t.resource_id = :resource AND t.queue_position > :position
 ORDER BY t.queue_position LIMIT :most
@@ -103,11 +108,46 @@ UPDATE {table} SET granted_at = {clock}
 WHERE queue_position = :position AND granted_at IS NULL AND revoked_at IS NULL
   AND EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {table}.member_id AND m.lease_until IS NULL)
 
--- name: settings_of_all
-SELECT resource_id AS resource, cap, paused_at IS NOT NULL AS paused FROM {schema}_resource
+-- name: in_line
+SELECT 1 FROM {table}
+WHERE resource_id = :resource AND queue_position = :position AND requesting_id = :requesting_id AND revoked_at IS NULL
+
+-- name: first_in_line
+-- Whether somebody waits before a position, or nobody may go.
+SELECT 1 WHERE EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND queue_position < :position)
+   OR EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource AND paused_at IS NOT NULL)
+
+-- name: rated_resources
+-- (Not what starts of tasks are.)
+SELECT DISTINCT resource_id FROM {schema}_rate_window
+WHERE resource_id LIKE 'rate:%' AND (:resource IS NULL OR resource_id = :resource) ORDER BY resource_id
+
+-- name: rate_windows
+SELECT window_ms, rate_limit, seen_ms, full_us FROM {schema}_rate_window WHERE resource_id = ?
+
+-- name: rate_slots
+SELECT window_ms, slot, used FROM {schema}_rate_slot WHERE resource_id = ?
+
+-- name: put_rate_window
+INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us)
+VALUES (:resource, :window, :limit, :seen, :full)
+
+-- name: put_rate_slot
+INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used) VALUES (:resource, :window, :slot, :used)
+
+-- name: drop_rate_slot
+DELETE FROM {schema}_rate_slot WHERE resource_id = :resource AND window_ms = :window AND slot = :slot
+
+-- name: prune_rate_slots
+-- Of rates that nobody has used for a day, and whose windows are over.
+DELETE FROM {schema}_rate_slot WHERE (resource_id, window_ms) IN (
+    SELECT resource_id, window_ms FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000)
+
+-- name: prune_rate_windows
+DELETE FROM {schema}_rate_window WHERE seen_ms + 2 * window_ms < ({clock} - 86400) * 1000
 
 -- name: find
-SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AS granted FROM {table}
+SELECT resource_id, queue_position, requesting_id, granted_at IS NOT NULL AND revoked_at IS NULL AS granted FROM {table}
 WHERE member_id = :member AND request_uid >= :uid AND request_uid < :uid || '/'
   AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
 ORDER BY queue_position
@@ -125,7 +165,30 @@ INSERT INTO {table} (resource_id, requesting_id, access_type, concurrency_limit,
 SELECT :resource, :requesting_id, :access, :limit, :weight, :member, :owner, :uid, {clock}, :note
 WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource)
   AND NOT EXISTS (SELECT 1 FROM {schema}_resource WHERE resource_id = :resource)
+  AND NOT {patterned} AND :limit IS NOT NULL
   AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
+
+-- Priorities: see the comments of PostgreSQL's priorities.sql.
+
+-- name: ageing
+SELECT CAST(ageing_ms AS REAL) AS ageing FROM {schema}_resource WHERE resource_id = ? AND ageing_ms IS NOT NULL
+
+-- name: priorities
+SELECT resource_id, ageing_ms / 1000.0 FROM {schema}_resource WHERE ageing_ms IS NOT NULL
+
+-- name: own_place
+SELECT queue_position, CAST(requested_at AS REAL) AS requested_at FROM {table}
+WHERE resource_id = :line AND member_id = :member AND request_uid = :uid || '.1' AND revoked_at IS NULL
+
+-- name: before_place
+-- The place right before one in a line, and how many there are; or before a request that has none (:position NULL).
+SELECT queue_position, member_id, count(*) OVER () AS ahead
+FROM {table}
+WHERE resource_id = :line AND access_type = 'read' AND concurrency_limit = :places AND member_id IS NOT NULL AND revoked_at IS NULL
+  AND queue_position IS NOT :position
+  AND (requested_at - (weight - 1) * :ageing / 1000.0, queue_position)
+      < (coalesce(:at, {clock}) - :priority * :ageing / 1000.0, coalesce(:position, 9223372036854775807))
+ORDER BY requested_at - (weight - 1) * :ageing / 1000.0 DESC, queue_position DESC LIMIT 1
 
 -- name: row
 SELECT access_type AS access, concurrency_limit AS "limit", weight, member_id, granted_at IS NOT NULL AS granted,
@@ -154,21 +217,93 @@ WHERE resource_id = :resource AND queue_position <> :position AND (queue_positio
 ORDER BY queue_position LIMIT 32
 
 -- name: free_readers
--- Readers behind that wait, though they fit; and whether the operator's pause or cap is all that holds them up.
+-- Readers behind that wait, though they fit (but parked tasks, which hold nothing); and whether the operator's pause or cap is all that holds them up.
 SELECT queue_position, paused OR load + weight > cap AS held_up
-FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight,
+FROM (SELECT queue_position, access_type, granted_at, revoked_at, weight, member_id,
              coalesce(sum(weight) FILTER (WHERE access_type <> 'read') OVER ahead, 0) AS load,
              min(coalesce(concurrency_limit, 9223372036854775807),
                  coalesce(min(concurrency_limit) FILTER (WHERE access_type <> 'read') OVER ahead, 9223372036854775807)) AS declared
       FROM {table} WHERE resource_id = :resource
       WINDOW ahead AS (ORDER BY queue_position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
-     (SELECT coalesce(min(cap), 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
+     (SELECT coalesce({cap}, 9223372036854775807) AS cap, count(paused_at) > 0 AS paused
       FROM {schema}_resource WHERE resource_id = :resource)
 WHERE queue_position > :position AND access_type = 'read' AND granted_at IS NULL AND revoked_at IS NULL
-  AND load + weight <= declared
+  AND load + weight <= declared AND member_id NOT IN (SELECT member_id FROM {schema}_parking WHERE member_id IS NOT NULL)
 
 -- name: set_access
 UPDATE {table} SET access_type = :access WHERE resource_id = :resource AND queue_position = :position
+
+-- What runs once per period: see the comments of PostgreSQL's once.sql. Whole milliseconds are compared.
+
+-- name: once_turn
+SELECT granted_at FROM {table}
+WHERE resource_id = :resource AND queue_position = :position AND requesting_id = :requesting_id AND granted_at IS NOT NULL
+
+-- name: once_due
+SELECT NOT EXISTS (
+    SELECT 1 FROM {schema}_once_run
+    WHERE once_name = :name
+      AND CAST(granted_at * 1000 AS INTEGER)
+          >= (CAST(coalesce(:at, {clock}) * 1000 AS INTEGER) - :offset_ms) / :per_ms * :per_ms + :offset_ms) AS due
+
+-- name: mark_once
+INSERT INTO {schema}_once_run (once_name, granted_at, done_at, queue_position, requesting_id, login)
+VALUES (:name, :at, {clock}, :position, :requesting_id, :login)
+ON CONFLICT (once_name) DO UPDATE
+SET granted_at = max(granted_at, excluded.granted_at), done_at = excluded.done_at, queue_position = excluded.queue_position,
+    requesting_id = excluded.requesting_id, login = excluded.login
+
+-- name: once_last
+SELECT granted_at, done_at, queue_position AS position, requesting_id, login, {clock} AS taken_at
+FROM {schema}_once_run WHERE once_name = ?
+
+-- name: once_forget
+DELETE FROM {schema}_once_run WHERE once_name = ?
+
+-- Locks that travel: see the comments of PostgreSQL's handovers.sql.
+
+-- name: handover
+SELECT member_id, row_count, resource_id, queue_position, given_by, given_to, adopted_at IS NOT NULL AS adopted, adopted_by,
+       adopted_uid, adopter, {clock} - coalesce(adopted_at, given_at) AS seconds
+FROM {schema}_handover WHERE token_hash = ?
+
+-- name: owner
+SELECT owner FROM {table} WHERE resource_id = :resource AND queue_position = :position
+
+-- name: forget_handovers
+DELETE FROM {schema}_handover WHERE given_at < {clock} - 86400.0
+AND NOT EXISTS (SELECT 1 FROM {schema}_member AS m WHERE m.member_id = {schema}_handover.member_id)
+
+-- name: enrol_transit
+-- What people see of it is who handed it over.
+INSERT INTO {schema}_member (beacon, host, pid, program, login, grace_ms, lease_ms, seen_at, lease_until)
+SELECT NULL, host, pid, program, :to, 0, :ttl, {clock}, {clock} + :ttl / 1000.0 FROM {schema}_member WHERE member_id = :member
+
+-- name: move_row
+UPDATE {table}
+SET member_id = :member, requesting_id = :requesting_id, owner = :owner, request_uid = :uid,
+    granted_at = CASE WHEN :anew THEN {clock} ELSE granted_at END
+WHERE resource_id = :resource AND queue_position = :position
+
+-- name: add_handover
+INSERT INTO {schema}_handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, given_at, ttl_ms)
+VALUES (:hash, :member, :count, :resource, :position, :by, :to, {clock}, :ttl)
+
+-- name: rows_in_transit
+SELECT resource_id AS resource, queue_position AS position, access_type AS access, concurrency_limit AS "limit", weight, note
+FROM {table} WHERE member_id = ? AND revoked_at IS NULL ORDER BY queue_position
+
+-- name: adopted_rows
+SELECT resource_id AS resource, queue_position AS position, access_type AS access, concurrency_limit AS "limit", weight, note
+FROM {table}
+WHERE member_id = :member AND (request_uid = :uid OR substr(request_uid, 1, length(:uid) + 1) = :uid || '.')
+ORDER BY queue_position
+
+-- name: note_adoption
+UPDATE {schema}_handover
+SET adopted_at = {clock}, adopted_by = :member, adopted_uid = :uid,
+    adopter = (SELECT host || ':' || pid || ' ' || program FROM {schema}_member WHERE member_id = :member)
+WHERE token_hash = :hash
 
 -- name: keep_one
 INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
@@ -218,6 +353,18 @@ FROM {table} WHERE resource_id = :resource AND queue_position = :position
 UPDATE {table} SET granted_at = granted_at
 WHERE resource_id = ? AND queue_position = ? AND requesting_id = ? AND granted_at IS NOT NULL
 
+-- name: whereabouts
+SELECT file AS place FROM pragma_database_list WHERE name = 'main'
+
+-- name: leave_with
+INSERT INTO {schema}_departure (word, left_at) VALUES (?, {clock})
+
+-- name: has_left
+SELECT 1 AS there FROM {schema}_departure WHERE word = ?
+
+-- name: forget_left
+DELETE FROM {schema}_departure WHERE word = ? OR left_at < {clock} - 86400.0
+
 -- name: holds_and_waits
 -- Has this member somebody who waits and has another row? Most looks for deadlocks end here.
 SELECT 1 FROM {table} WHERE member_id = ? AND owner IS NOT NULL AND revoked_at IS NULL
@@ -237,9 +384,8 @@ WITH q AS (
 )
 SELECT r.queue_position AS position, r.resource_id AS resource, r.member_id AS member, r.owner, r.access_type AS access,
        CAST(r.concurrency_limit AS INTEGER) AS "limit", CAST(r.weight AS INTEGER) AS weight,
-       r.granted_at IS NOT NULL AS granted, CAST(o.cap AS INTEGER) AS cap, m.host, m.pid
-FROM r LEFT JOIN {schema}_resource AS o ON o.resource_id = r.resource_id
-LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
+       r.granted_at IS NOT NULL AS granted, m.host, m.pid
+FROM r LEFT JOIN {schema}_member AS m ON m.member_id = r.member_id
 WHERE r.busy OR r.waits AND r.queue_position < r.last
 
 -- name: entries
@@ -287,10 +433,8 @@ WHERE resource_id = :resource AND outcome = :outcome AND ended_at >= coalesce({c
 ORDER BY ended_at DESC, rowid DESC LIMIT :most
 
 -- name: resources
-SELECT n.resource_id AS resource, o.cap, o.paused_at IS NOT NULL AS paused, o.stale_after_ms / 1000.0 AS stale_after,
-       o.paused_at, o.paused_by, o.cap_by
-FROM (SELECT resource_id FROM {table} UNION SELECT resource_id FROM {schema}_resource) AS n
-LEFT JOIN {schema}_resource AS o ON o.resource_id = n.resource_id
+SELECT resource_id AS resource FROM {table} UNION SELECT resource_id FROM {schema}_resource
+UNION SELECT prefix || '*' FROM {schema}_limit_pattern
 ORDER BY 1
 
 -- name: members
@@ -303,7 +447,12 @@ SELECT member_id, host, pid, program, login, joined_at, CASE WHEN lease_ms IS NU
 FROM {schema}_member ORDER BY member_id
 
 -- name: resource_settings
-SELECT resource_id, cap, paused_at, stale_after_ms / 1000.0 AS stale_after, paused_by, cap_by FROM {schema}_resource
+-- Patterns of limits as 'tenant:*'; what they come to for a resource is not told here.
+SELECT o.resource_id, coalesce(l.cap, o.cap), o.paused_at, o.stale_after_ms / 1000.0 AS stale_after, o.paused_by, coalesce(l.cap_by, o.cap_by)
+FROM {schema}_resource AS o LEFT JOIN {schema}_limit_pattern AS l ON l.prefix || '*' = o.resource_id
+UNION ALL
+SELECT prefix || '*', cap, NULL, NULL, NULL, cap_by FROM {schema}_limit_pattern AS l
+WHERE NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = l.prefix || '*')
 
 -- name: unfinished_rounds
 -- Open, or failed and not begun anew, or with a continuation that has not finished.
@@ -320,11 +469,12 @@ FROM json_each(?) AS w JOIN {schema}_history AS h ON h.rowid IN (
     SELECT p.rowid FROM {schema}_history AS p INDEXED BY {schema}_history_resource
     WHERE p.resource_id = w.value AND p.outcome = 'released' ORDER BY p.ended_at DESC LIMIT 200)
 WHERE h.granted_at IS NOT NULL
-ORDER BY w.value, h.ended_at DESC
+ORDER BY w.value, h.ended_at DESC, h.queue_position DESC
 
 -- name: set_resource
-INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, paused_at, cap_by, paused_by)
+INSERT INTO {schema}_resource (resource_id, cap, stale_after_ms, ageing_ms, paused_at, cap_by, paused_by)
 VALUES (:resource, CASE WHEN :what = 'cap' THEN :value END, CASE WHEN :what = 'stale_after' THEN :value END,
+        CASE WHEN :what = 'ageing' THEN :value END,
         CASE WHEN :what = 'paused' AND :value = 1 THEN {clock} END, CASE WHEN :what = 'cap' AND :value IS NOT NULL THEN :login END,
         CASE WHEN :what = 'paused' AND :value = 1 THEN :login END)
 ON CONFLICT (resource_id) DO UPDATE
@@ -332,11 +482,35 @@ SET cap_by = CASE WHEN :what <> 'cap' OR cap IS :value THEN cap_by WHEN :value I
     paused_by = CASE WHEN :what <> 'paused' OR :value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN :value = 1 THEN :login END,
     cap = CASE WHEN :what = 'cap' THEN :value ELSE cap END,
     stale_after_ms = CASE WHEN :what = 'stale_after' THEN :value ELSE stale_after_ms END,
+    ageing_ms = CASE WHEN :what = 'ageing' THEN :value ELSE ageing_ms END,
     paused_at = CASE WHEN :what <> 'paused' THEN paused_at
                      WHEN :value = 1 THEN coalesce(paused_at, {clock}) END
 
 -- name: setting_of
-SELECT cap, stale_after_ms AS stale_after, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+SELECT cap, stale_after_ms AS stale_after, ageing_ms AS ageing, paused_at IS NOT NULL AS paused FROM {schema}_resource WHERE resource_id = ?
+
+-- name: cap
+-- The limit that the server has for a resource.
+SELECT {cap} AS cap
+
+-- name: pattern
+SELECT cap FROM {schema}_limit_pattern WHERE prefix = ?
+
+-- name: set_pattern
+INSERT INTO {schema}_limit_pattern (prefix, cap, cap_by) VALUES (:prefix, :cap, :login)
+ON CONFLICT (prefix) DO UPDATE SET cap = :cap, cap_by = :login, set_at = {clock}
+
+-- name: drop_pattern
+DELETE FROM {schema}_limit_pattern WHERE prefix = ?
+
+-- name: without_limit
+-- Of these requests, which name no limit, those for which the server has none (any more): how many, and of which resource.
+SELECT count(*) AS number, min(t.resource_id) AS resource
+FROM {table} AS t
+WHERE (t.resource_id = :resource OR substr(t.resource_id, 1, length(:prefix)) = :prefix)
+  AND t.concurrency_limit IS NULL AND t.member_id IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = t.resource_id AND o.cap IS NOT NULL)
+  AND NOT EXISTS (SELECT 1 FROM {schema}_limit_pattern WHERE substr(t.resource_id, 1, length(prefix)) = prefix)
 
 -- name: note_operation
 INSERT INTO {schema}_operation (login, host, pid, program, action, resource_id, queue_position, queue_name, task_id, old_value, new_value)
@@ -361,7 +535,7 @@ DELETE FROM {schema}_operation WHERE operation_id IN (
 
 -- name: tidy_resource
 DELETE FROM {schema}_resource
-WHERE resource_id = :resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL
+WHERE resource_id = :resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL AND ageing_ms IS NULL
 
 -- name: revoke
 UPDATE {table}
@@ -401,10 +575,17 @@ PRAGMA data_version
 
 -- name: put_task
 INSERT INTO {schema}_task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid, put_by,
-                           ready_at, time_limit_ms, unique_key)
+                           ready_at, time_limit_ms, unique_key, task_key, task_turn, task_priority, lock_count, asks_at)
 VALUES (:queue, :order, :kind, :body, :note, :on_failure, :max_attempts, :backoff, :uid, :login,
-        {clock} + :after, :time_limit, :key)
+        CASE WHEN :locks IS NULL THEN {clock} + :after ELSE {end_of_time} END, :time_limit, :unique, :key, :turn, :priority, :locks,
+        CASE WHEN :locks IS NOT NULL THEN {clock} + :after END)
 ON CONFLICT (put_uid) DO NOTHING
+
+-- name: put_lock
+INSERT INTO {schema}_task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight)
+SELECT task_id, :number, queue_name, :resource, :access, :limit, :weight FROM {schema}_task AS t
+WHERE put_uid = :uid AND lock_count IS NOT NULL
+ON CONFLICT DO NOTHING
 
 -- name: put_before
 SELECT t.task_id FROM json_each(:uids) AS u JOIN {schema}_task AS t ON t.put_uid = u.value ORDER BY t.task_id
@@ -422,18 +603,229 @@ UPDATE {schema}_task SET status = 'cancelled', is_open = 0, ended_at = {clock} W
 UPDATE {schema}_task SET error = 'replaced by task ' || :by WHERE task_id = :task
 
 -- name: next_pending
-SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_open
-WHERE queue_name = :queue AND is_open AND status = 'pending'
+SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_plain
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= max({clock}, put_at)  -- should the clock have stepped back since
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT 1
 
 -- name: next_group
-SELECT task_id, kind, losses FROM {schema}_task INDEXED BY {schema}_task_open
-WHERE queue_name = :queue AND is_open AND status = 'pending'
+SELECT task_id, kind, losses FROM {schema}_task INDEXED BY {schema}_task_plain
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL
   AND ready_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
 ORDER BY task_id LIMIT :most
+
+-- name: in_turns
+-- Limits, or tasks with keys: how these are claimed stands in PostgreSQL's tasks.sql.
+SELECT EXISTS (SELECT 1 FROM {schema}_queue_setting WHERE queue_name = :queue)
+    OR EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_fair
+               WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL) AS turns
+
+-- name: order_of_turns
+SELECT (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open) AS task_order,
+       (SELECT task_limit FROM {schema}_queue_setting WHERE queue_name = :queue) AS task_limit
+
+-- name: running_keys
+SELECT coalesce(task_key, '') AS task_key, count(*) AS many FROM {schema}_task
+WHERE queue_name = :queue AND status = 'running' GROUP BY 1
+
+-- name: next_turns
+-- The next keys behind this place that have something pending.
+WITH RECURSIVE turns (task_turn) AS (
+    SELECT min(task_turn) FROM {schema}_task INDEXED BY {schema}_task_fair
+    WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL
+      AND task_order = :order AND task_turn > :beyond AND task_turn < :until
+    UNION ALL
+    SELECT (SELECT min(t.task_turn) FROM {schema}_task AS t INDEXED BY {schema}_task_fair
+            WHERE t.queue_name = :queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn > k.task_turn
+              AND t.task_turn < :until AND t.task_order = :order)
+    FROM turns AS k WHERE k.task_turn IS NOT NULL
+    LIMIT :most)
+SELECT task_turn FROM turns WHERE task_turn IS NOT NULL
+
+-- name: heavy_keys
+SELECT task_key FROM {schema}_queue_key WHERE queue_name = :queue AND weight > 1 ORDER BY weight DESC LIMIT :most
+
+-- name: keys_in_turn
+-- What is set of these keys, without those whose rate is used up.
+SELECT k.value AS task_key, coalesce(s.weight, 1) AS weight, CASE WHEN k.value <> '' THEN coalesce(s.task_limit, q.key_limit) END AS most
+FROM json_each(:keys) AS k
+LEFT JOIN {schema}_queue_key AS s ON s.queue_name = :queue AND s.task_key = k.value
+LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
+LEFT JOIN {schema}_queue_wait AS w ON w.queue_name = :queue AND k.value <> ''
+    AND w.task_key = CASE WHEN coalesce(s.task_rate, q.key_rate) IS NOT NULL THEN k.value END
+WHERE ({clock} * 1000 >= w.since_ms AND {clock} * 1000 < w.free_ms) IS NOT TRUE
+
+-- name: first_of_key
+SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_fair
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_turn = :turn AND task_order = :order
+  AND ready_at <= max({clock}, put_at)
+ORDER BY task_priority, task_id LIMIT 1
+
+-- name: first_without_key
+-- Put before the queue had turns, and so without a priority.
+SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_plain
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL AND task_order = :order
+  AND ready_at <= max({clock}, put_at)
+ORDER BY task_id LIMIT 1
+
+-- name: queue_limits
+SELECT * FROM (
+    SELECT queue_name AS queue, NULL AS task_key, task_limit, key_limit, NULL AS weight, set_at, set_by,
+           task_rate, task_ms / 1000.0 AS task_per, key_rate, key_ms / 1000.0 AS key_per FROM {schema}_queue_setting
+    UNION ALL
+    SELECT queue_name, task_key, task_limit, NULL, weight, set_at, set_by, task_rate, task_ms / 1000.0, NULL, NULL
+    FROM {schema}_queue_key)
+WHERE :queue IS NULL OR queue = :queue
+ORDER BY queue, task_key
+
+-- name: start_rates
+-- So many may be started in so long: of the queue (task_key ''), and of this key.
+SELECT '' AS task_key, task_rate AS most, task_ms AS ms FROM {schema}_queue_setting
+WHERE queue_name = :queue AND task_rate IS NOT NULL
+UNION ALL
+SELECT :key, coalesce(k.task_rate, s.key_rate), CASE WHEN k.task_rate IS NULL THEN s.key_ms ELSE k.task_ms END
+FROM {schema}_queue_setting AS s
+LEFT JOIN {schema}_queue_key AS k ON k.queue_name = :queue AND k.task_key = :key
+WHERE s.queue_name = :queue AND :key <> '' AND coalesce(k.task_rate, s.key_rate) IS NOT NULL
+
+-- name: queue_waits
+SELECT queue_name AS queue, nullif(task_key, '') AS task_key, free_ms / 1000.0 - {clock} AS seconds FROM {schema}_queue_wait
+WHERE (:queue IS NULL OR queue_name = :queue) AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms
+ORDER BY queue_name, task_key
+
+-- name: key_waits
+SELECT 1 FROM {schema}_queue_wait
+WHERE queue_name = :queue AND task_key = :key AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms
+
+-- name: put_queue_wait
+INSERT OR REPLACE INTO {schema}_queue_wait (queue_name, task_key, since_ms, free_ms) VALUES (:queue, :key, :since, :free)
+
+-- name: forget_queue_waits
+DELETE FROM {schema}_queue_wait WHERE queue_name = ?
+
+-- name: prune_queue_waits
+-- Of keys that come no more.
+DELETE FROM {schema}_queue_wait WHERE free_ms < ({clock} - 86400) * 1000
+
+-- name: make_queue_setting
+INSERT INTO {schema}_queue_setting (queue_name) VALUES (:queue) ON CONFLICT DO NOTHING
+
+-- name: make_queue_key
+INSERT INTO {schema}_queue_key (queue_name, task_key) VALUES (:queue, :key) ON CONFLICT DO NOTHING
+
+-- name: set_queue
+UPDATE {schema}_queue_setting
+SET task_limit = CASE :what WHEN 'limit' THEN :value ELSE task_limit END,
+    key_limit = CASE :what WHEN 'key_limit' THEN :value ELSE key_limit END,
+    task_rate = CASE :what WHEN 'rate' THEN :value ELSE task_rate END,
+    task_ms = CASE :what WHEN 'rate' THEN :per_ms ELSE task_ms END,
+    key_rate = CASE :what WHEN 'key_rate' THEN :value ELSE key_rate END,
+    key_ms = CASE :what WHEN 'key_rate' THEN :per_ms ELSE key_ms END, set_at = {clock}, set_by = :login
+WHERE queue_name = :queue
+
+-- name: set_queue_key
+UPDATE {schema}_queue_key
+SET task_limit = CASE :what WHEN 'limit' THEN :value ELSE task_limit END,
+    weight = CASE :what WHEN 'weight' THEN :value ELSE weight END,
+    task_rate = CASE :what WHEN 'rate' THEN :value ELSE task_rate END,
+    task_ms = CASE :what WHEN 'rate' THEN :per_ms ELSE task_ms END, set_at = {clock}, set_by = :login
+WHERE queue_name = :queue AND task_key = :key
+
+-- name: tidy_queue_key
+DELETE FROM {schema}_queue_key
+WHERE queue_name = :queue AND task_key = :key AND task_limit IS NULL AND weight IS NULL AND task_rate IS NULL
+
+-- name: tidy_queue_setting
+DELETE FROM {schema}_queue_setting
+WHERE queue_name = :queue AND task_limit IS NULL AND key_limit IS NULL AND task_rate IS NULL AND key_rate IS NULL
+  AND NOT EXISTS (SELECT 1 FROM {schema}_queue_key WHERE queue_name = :queue)
+
+-- Tasks with locks: see the comments of PostgreSQL's parked.sql.
+
+-- name: parked
+SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL LIMIT 1
+
+-- name: parking
+-- left: seconds of the lease; NULL: its member was removed.
+SELECT p.member_id, m.lease_until - {clock} AS left
+FROM {schema}_parking AS p LEFT JOIN {schema}_member AS m ON m.member_id = p.member_id WHERE p.queue_name = :queue
+
+-- name: enrol_parking
+INSERT INTO {schema}_member (beacon, program, login, grace_ms, lease_ms, seen_at, lease_until)
+VALUES (NULL, 'parked tasks', '', 0, :lease, {clock}, {clock} + :lease / 1000.0)
+
+-- name: set_parking
+INSERT INTO {schema}_parking (queue_name, member_id) VALUES (:queue, :member)
+ON CONFLICT (queue_name) DO UPDATE SET member_id = :member
+
+-- name: forget_lines
+UPDATE {schema}_task_lock SET queue_position = NULL, waits = 0
+WHERE task_id IN (SELECT task_id FROM {schema}_task INDEXED BY {schema}_task_parked
+                  WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
+
+-- name: forget_asked
+UPDATE {schema}_task SET locks_left = NULL
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NOT NULL
+
+-- name: lowest_order
+SELECT min(task_order) AS task_order FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open
+
+-- name: waiting_locks
+SELECT task_id, number, resource_id AS resource, access_type AS access, concurrency_limit AS "limit", weight, queue_position AS position
+FROM {schema}_task_lock INDEXED BY {schema}_task_lock_waits WHERE queue_name = :queue AND waits
+ORDER BY resource_id, access_type, weight, concurrency_limit, queue_position
+
+-- name: turn_has_come
+UPDATE {schema}_task_lock SET waits = 0 WHERE task_id = :task AND number = :number
+
+-- name: one_lock_less
+UPDATE {schema}_task SET locks_left = locks_left - 1 WHERE task_id = ?
+
+-- name: all_locks_wait
+UPDATE {schema}_task_lock SET waits = 1 WHERE task_id = ?
+
+-- name: no_locks_wait
+UPDATE {schema}_task_lock SET waits = 0, queue_position = NULL WHERE task_id = ?
+
+-- name: lock_waits
+UPDATE {schema}_task_lock SET waits = 1, queue_position = :position WHERE task_id = :task AND number = :number
+
+-- name: locks_left
+UPDATE {schema}_task SET locks_left = :left WHERE task_id = :task
+
+-- name: locks_of
+SELECT number, resource_id AS resource, access_type AS access, concurrency_limit AS "limit", weight, queue_position AS position
+FROM {schema}_task_lock WHERE task_id = ? ORDER BY number
+
+-- name: key_of
+SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
+
+-- name: parked_in_turn
+SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_parked
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left = 0
+ORDER BY task_order, task_priority, task_id
+
+-- name: parked_to_ask
+SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_parked
+WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NULL
+  AND asks_at <= max({clock}, put_at)
+  AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
+ORDER BY task_priority, task_id
+
+-- name: has_room
+SELECT count(t.task_id) < coalesce(q.task_limit, 9223372036854775807)
+       AND (coalesce(:key, '') = '' OR count(*) FILTER (WHERE t.task_key = :key)
+            < coalesce((SELECT task_limit FROM {schema}_queue_key WHERE queue_name = :queue AND task_key = :key), q.key_limit,
+                       9223372036854775807)) AS room,
+       count(*) FILTER (WHERE t.status = 'pending') AS ask,
+       count(*) FILTER (WHERE t.status = 'pending' AND t.task_key = :key) AS ask_of_key
+FROM (SELECT 1) LEFT JOIN {schema}_queue_setting AS q ON q.queue_name = :queue
+LEFT JOIN {schema}_task AS t
+    ON q.queue_name IS NOT NULL AND t.queue_name = :queue AND t.is_open
+       AND (t.status = 'running' OR :asked AND t.status = 'pending' AND t.locks_left IS NOT NULL)
 
 -- name: claim_task
 UPDATE {schema}_task
@@ -497,10 +889,37 @@ SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses 
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
+-- name: waits
+SELECT 1 FROM {schema}_queue_wait
+WHERE queue_name = :queue AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms + 100 LIMIT 1
+
+-- name: next_start
+-- The same where a rate is used up: see PostgreSQL's next_ready.
+WITH barrier AS (
+    SELECT min(task_order) AS task_order FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open),
+waits AS (
+    SELECT task_key, free_ms / 1000.0 AS free_at FROM {schema}_queue_wait WHERE queue_name = :queue AND {clock} * 1000 >= since_ms),
+of_queue AS (SELECT coalesce(max(free_at), 0) AS free_at FROM waits WHERE task_key = ''),
+times AS (
+    SELECT max(w.free_at, q.free_at) AS free_at FROM waits AS w CROSS JOIN of_queue AS q
+    UNION ALL
+    SELECT max(t.ready_at, q.free_at)
+    FROM (SELECT ready_at FROM {schema}_task INDEXED BY {schema}_task_open
+          WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL
+            AND task_order = (SELECT task_order FROM barrier) ORDER BY task_id LIMIT 1000) AS t CROSS JOIN of_queue AS q)
+SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
+                         WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
+            THEN min(0.25, coalesce(n.seconds, 0.25)) ELSE n.seconds END AS seconds
+FROM (SELECT max(0.0, min(free_at) - {clock}) AS seconds FROM times WHERE free_at > {clock} - 0.1) AS n
+
 -- name: next_ready
-SELECT max(0.0, min(ready_at) - {clock}) AS seconds FROM {schema}_task INDEXED BY {schema}_task_open
-WHERE queue_name = :queue AND is_open AND status = 'pending'
-  AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open)
+-- Of one that waits for locks: until it shall be looked at again, as nobody tells.
+SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
+                         WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
+            THEN min(0.25, seconds) ELSE seconds END AS seconds
+FROM (SELECT max(0.0, min(ready_at) - {clock}) AS seconds FROM {schema}_task INDEXED BY {schema}_task_open
+      WHERE queue_name = :queue AND is_open AND status = 'pending'
+        AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open))
 
 -- name: queue_state
 SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),
@@ -537,11 +956,16 @@ WHERE t.status = 'running' AND (:queue IS NULL OR t.queue_name = :queue)
 -- name: page_tasks
 -- The last columns tell who must be looked at.
 SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body, t.note, t.status, t.on_failure, t.attempt,
-       t.failures, t.losses, t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at,
+       t.failures, t.losses, t.max_attempts, t.put_at, CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END AS ready_at,
+       t.claimed_at, t.ended_at,
        CASE WHEN t.status IN ('finished', 'failed') THEN max(0.0, t.ended_at - t.claimed_at)
             WHEN t.status = 'running' THEN max(0.0, {clock} - t.claimed_at) END AS seconds,
        t.member_id, t.owner, t.host, t.pid, t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0 AS time_limit,
-       t.unique_key AS "unique", t.cancel_asked_at, t.cancel_asked_by, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       t.unique_key AS "unique", t.cancel_asked_at, t.cancel_asked_by, nullif(t.task_key, '') AS "key",
+       t.task_priority AS priority,
+       CASE WHEN t.lock_count IS NOT NULL THEN
+           (SELECT json_group_array(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
+            FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
 FROM (-- A page of those that are open and one of those that have ended, along their indexes.
       SELECT * FROM (SELECT * FROM {schema}_task
@@ -605,6 +1029,12 @@ WHERE t.member_id = :member AND t.status = 'running' AND (t.time_limit_ms IS NOT
 
 -- name: prune_task_log
 DELETE FROM {schema}_task_log WHERE task_id IN (
+    SELECT task_id FROM {schema}_task
+    WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
+    ORDER BY ended_at LIMIT :most)
+
+-- name: prune_task_locks
+DELETE FROM {schema}_task_lock WHERE task_id IN (
     SELECT task_id FROM {schema}_task
     WHERE NOT is_open AND ended_at < {clock} - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
     ORDER BY ended_at LIMIT :most)

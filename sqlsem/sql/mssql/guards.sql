@@ -1,0 +1,195 @@
+-- sqlsem, guarded tables, for SQL Server: a trigger lets nobody write who has not asserted, in the same transaction, a grant of
+-- the table's resource. May be run again at any time, after public.sql. What it cannot see: docs/howto/guarded-tables.md.
+--
+-- What a transaction has pinned is told by the locks that it holds (pin), and what a connection may count on for a while by a
+-- word in its session's context (Grant.session). Anyone may write that one, so it is not believed: the trigger pins what it
+-- names, by the same rules. (The lock is taken once more in either case: so it is this transaction's, and lasts.)
+
+-- What a connection notes to count on a grant for a while: its position and whose it is, which changes when it is handed over.
+-- No row: it is not there (any more).
+IF OBJECT_ID(N'{schema}.session_entry') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_entry AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.session_entry @resource nvarchar(255), @position bigint, @requesting_id nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SELECT CONCAT(queue_position, N':', member_id) AS entry FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+    WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
+      AND member_id IS NOT NULL AND granted_at IS NOT NULL;
+END;
+GO
+
+-- The trigger of guarded tables calls this once a statement, with its own number. What it throws ends the transaction.
+IF OBJECT_ID(N'{schema}.check_guard') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_guard AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_guard @trigger int, @resource nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @session nvarchar(4000) = CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarchar(4000)),
+            @position bigint, @id nvarchar(255), @access nvarchar(64), @pinned bit, @kept bit = 0, @member bigint, @there int = 0,
+            @code int, @tries int = 0, @table nvarchar(300), @message nvarchar(1000), @name nvarchar(255);
+    -- Only candidates, so NOLOCK: others' rows may be locked by open transactions. (And twice, should a page be split just now.)
+    WHILE @position IS NULL AND @tries < 2
+    BEGIN
+        SET @tries = @tries + 1;
+        SELECT TOP (1) @position = c.queue_position, @id = c.requesting_id, @access = c.access_type, @pinned = c.pinned, @member = c.member_id
+        FROM (SELECT t.queue_position, t.requesting_id, t.access_type, m.login, t.member_id,
+                     CASE WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.pin.', t.queue_position), N'Transaction') <> N'NoLock'
+                          THEN 1 ELSE 0 END AS pinned
+              FROM {schema}.entry AS t WITH (NOLOCK) LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
+              WHERE t.resource_id = @resource AND t.granted_at IS NOT NULL AND t.member_id IS NOT NULL
+                AND (m.login = ORIGINAL_LOGIN() OR m.login IS NULL)) AS c
+        WHERE c.pinned = 1
+           OR (c.login IS NOT NULL AND CHARINDEX(CONCAT(N' ', c.queue_position, N':', c.member_id, N' '), CONCAT(N' ', @session, N' ')) > 0)
+        ORDER BY CASE WHEN c.access_type = N'write' THEN 0 ELSE 1 END, c.queue_position;
+    END;
+    IF @position IS NOT NULL
+    BEGIN
+        SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
+        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
+            @LockTimeout = 10000, @DbPrincipal = @principal;
+        -- (Where the member is gone its row stands as long as this transaction, which has pinned it before.)
+        IF @code >= 0
+            SELECT @there = 1, @access = t.access_type
+            FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK) LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+            WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @id
+              AND (@pinned = 1 OR t.member_id = @member) AND t.granted_at IS NOT NULL AND (m.login = ORIGINAL_LOGIN() OR (m.login IS NULL AND @pinned = 1));
+    END;
+    IF @there = 1 AND @access = N'write'
+        RETURN 0;
+
+    SELECT @table = CONCAT(OBJECT_SCHEMA_NAME(parent_id), N'.', OBJECT_NAME(parent_id)) FROM sys.triggers WHERE object_id = @trigger;
+    SET @message = CONCAT(N'sqlsem: writing to ', COALESCE(@table, N'this table'), N' needs the lock ''', @resource,
+        N''' in its transaction, ',
+        CASE WHEN @there = 1 THEN CONCAT(N'and position ', @position, N' has access ', @access, N', not write; take it for writing')
+             WHEN COALESCE(@session, N'') <> N'' THEN N'and the grant of this connection is no grant of it that is (still) held; take the lock again'
+             ELSE N'which has asserted no grant of it that is held: EXEC {schema}.assert_holding (grant.assert_held) after BEGIN TRANSACTION' END);
+    EXEC {schema}.clean @message OUTPUT;
+    EXEC {schema}.refuse 50004, @message;
+END;
+GO
+
+
+-- Putting guards, and taking them off: with the caller's rights -----------------------------------------------------
+
+-- The guards that there are, one a table. What their triggers say ends with the resource, and is written by guard_table.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.guards;
+GO
+CREATE FUNCTION {schema}.guards() RETURNS TABLE AS RETURN (
+    SELECT g.trigger_id, g.parent_id, g.trigger_name, OBJECT_SCHEMA_NAME(g.parent_id) AS schema_name,
+           OBJECT_NAME(g.parent_id) AS table_name, g.disabled,
+           REPLACE(LEFT(g.rest, LEN(g.rest) - LEN(N'''; END')), N'''''', N'''') AS resource_id
+    FROM (SELECT t.object_id AS trigger_id, t.parent_id, t.name AS trigger_name, CAST(t.is_disabled AS int) AS disabled,
+                 STUFF(m.definition, 1, CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition)
+                                        + LEN(N'{schema}.check_guard @@PROCID, N''') - 1, N'') AS rest
+          FROM sys.triggers AS t JOIN sys.sql_modules AS m ON m.object_id = t.object_id
+          WHERE CHARINDEX(N'{schema}.check_guard @@PROCID, N''', m.definition) > 0) AS g
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Which table a name means, in this database.
+IF OBJECT_ID(N'{schema}.find_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.find_table AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.find_table @table nvarchar(600), @id int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000);
+    SET @id = CASE WHEN PARSENAME(@table, 3) IS NULL OR PARSENAME(@table, 3) = DB_NAME() THEN OBJECT_ID(@table) END;
+    IF @id IS NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: there is no table ', COALESCE(LEFT(@table, 300), N'NULL'),
+            N' in this database, or this login may not see it; name it with its schema, in brackets where it must be: dbo.[order line]');
+        EXEC {schema}.clean @message OUTPUT;
+        EXEC {schema}.refuse 50000, @message;
+    END;
+END;
+GO
+
+-- Guards a table: 1, or 0 where it is guarded by this resource already.
+IF OBJECT_ID(N'{schema}.guard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guard_table AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.guard_table @table nvarchar(600), @resource nvarchar(400), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @id int, @schema nvarchar(128), @name nvarchar(128), @trigger nvarchar(128), @disabled int, @known nvarchar(max),
+            @text nvarchar(max), @message nvarchar(1000), @made int = 0;
+    EXEC {schema}.check_name N'resource', @resource;
+    EXEC {schema}.find_table @table, @id OUTPUT;
+    SELECT @schema = OBJECT_SCHEMA_NAME(@id), @name = OBJECT_NAME(@id);
+    IF OBJECTPROPERTY(@id, 'IsUserTable') <> 1 OR @schema = N'{schema}'
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', @table, N' cannot be guarded: only tables can, no views, nor sqlsem''s own');
+        EXEC {schema}.clean @message OUTPUT;
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    SELECT @trigger = trigger_name, @disabled = disabled, @known = resource_id FROM {schema}.guards() WHERE parent_id = @id;
+    IF @known <> @resource COLLATE Latin1_General_100_BIN2
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', @table, N' is guarded by ''', @known, N''' already; first: EXEC {schema}.unguard_table');
+        EXEC {schema}.clean @message OUTPUT;
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    -- It waits for those who are writing, and everybody for it: not for long.
+    IF @@LOCK_TIMEOUT = -1
+        SET LOCK_TIMEOUT 5000;
+    IF @trigger IS NULL
+        SET @text = CONCAT(N'CREATE TRIGGER ', QUOTENAME(@schema), N'.', QUOTENAME(CONCAT(N'{schema}_guard_', @id)), N' ON ',
+            QUOTENAME(@schema), N'.', QUOTENAME(@name), N' AFTER INSERT, UPDATE, DELETE AS BEGIN SET NOCOUNT ON; EXEC {schema}.check_guard @@PROCID, N''',
+            REPLACE(@resource, N'''', N''''''), N'''; END');
+    ELSE IF @disabled = 1
+        SET @text = CONCAT(N'ALTER TABLE ', QUOTENAME(@schema), N'.', QUOTENAME(@name), N' ENABLE TRIGGER ', QUOTENAME(@trigger));
+    IF @text IS NOT NULL
+    BEGIN
+        EXEC (@text);
+        SET @made = 1;
+    END;
+    IF @answer = 1
+        SELECT @made AS made;
+    RETURN @made;
+END;
+GO
+
+-- Takes the guard off a table: 1, or 0 where there was none.
+IF OBJECT_ID(N'{schema}.unguard_table') IS NULL EXEC (N'CREATE PROCEDURE {schema}.unguard_table AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.unguard_table @table nvarchar(600), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @id int, @text nvarchar(max), @made int = 0;
+    EXEC {schema}.find_table @table, @id OUTPUT;
+    IF @@LOCK_TIMEOUT = -1
+        SET LOCK_TIMEOUT 5000;
+    SELECT @text = CONCAT(N'DROP TRIGGER ', QUOTENAME(schema_name), N'.', QUOTENAME(trigger_name)), @made = 1
+    FROM {schema}.guards() WHERE parent_id = @id;
+    IF @made = 1
+        EXEC (@text);
+    IF @answer = 1
+        SELECT @made AS made;
+    RETURN @made;
+END;
+GO
+
+-- The guarded tables, and what is not in order with them.
+IF OBJECT_ID(N'{schema}.guarded_tables') IS NULL EXEC (N'CREATE PROCEDURE {schema}.guarded_tables AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.guarded_tables
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SELECT schema_name, table_name, resource_id, CASE WHEN disabled = 1 THEN N'its trigger is disabled' END AS problem
+    FROM {schema}.guards() ORDER BY schema_name, table_name;
+END;
+GO

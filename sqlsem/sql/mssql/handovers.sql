@@ -1,0 +1,446 @@
+-- sqlsem, locks that travel, for SQL Server: whoever holds one hands it over, and who has the token adopts it: with the same
+-- position and fence, without a gap. May be run again at any time. Described in docs/handover.md; how it is kept that a row has
+-- one owner at every moment, in PostgreSQL's handovers.sql.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- What is kept of a token.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.token_hash;
+GO
+CREATE FUNCTION {schema}.token_hash(@token nvarchar(200)) RETURNS varchar(64) AS
+BEGIN
+    -- (Digit by digit, as not every engine that speaks T-SQL converts to them.)
+    DECLARE @hash varbinary(32) = HASHBYTES('SHA2_256', CAST(@token AS varchar(200))), @hex varchar(64) = '', @at int = 1, @byte int;
+    WHILE @at <= 32
+    BEGIN
+        SET @byte = CAST(SUBSTRING(@hash, @at, 1) AS int);
+        SET @hex = @hex + SUBSTRING('0123456789abcdef', @byte / 16 + 1, 1) + SUBSTRING('0123456789abcdef', @byte % 16 + 1, 1);
+        SET @at = @at + 1;
+    END;
+    RETURN @hex;
+END;
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Hands rows of a member over, all or none, to who shows the token of @hash within @ttl_ms, as login @to (NULL: the giver's).
+-- @positions: a JSON list. 0 done, -1 one of them is not held (any more). May be repeated.
+IF OBJECT_ID(N'{schema}.hand_over_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over_rows AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.hand_over_rows
+    @member bigint, @positions nvarchar(max), @hash varchar(64), @ttl_ms int, @to nvarchar(128) = NULL, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: hand_over must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    IF @@OPTIONS & 2 = 2
+        SET IMPLICIT_TRANSACTIONS OFF;
+    DECLARE @code int = -1, @done bit = 0, @me nvarchar(128) = ORIGINAL_LOGIN(), @transit bigint, @count int, @wanted int, @lock int,
+            @host nvarchar(255), @pid int, @program nvarchar(255), @resource nvarchar(255), @first bigint, @first_resource nvarchar(255), @tries int = 5,
+            @position bigint, @before bigint, @name nvarchar(255), @now datetime2(6);
+    DECLARE @given TABLE (position bigint NOT NULL PRIMARY KEY);
+    EXEC {schema}.check_life N'lease', @ttl_ms;
+    IF @hash IS NULL OR LEN(@hash) <> 64
+        THROW 50000, N'sqlsem: the hash of a token is 64 hexadecimal digits', 1;
+    INSERT INTO @given (position) SELECT CAST(value AS bigint) FROM OPENJSON(@positions);
+    SELECT @wanted = COUNT(*) FROM @given;
+    DELETE FROM {schema}.handover
+    WHERE given_at < DATEADD(day, -1, SYSUTCDATETIME())
+      AND NOT EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = handover.member_id);
+    IF EXISTS (SELECT 1 FROM {schema}.handover WHERE token_hash = @hash AND given_by = @me)
+    BEGIN
+        SET @code = 0;
+        SET @tries = 0;
+    END;
+    WHILE @tries > 0
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        SET @now = SYSUTCDATETIME();
+        -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
+        UPDATE {schema}.member
+        SET seen_at = @now, lease_until = DATEADD(millisecond, lease_ms, @now)
+        WHERE member_id = @member AND login = @me;
+        SET @count = @@ROWCOUNT;
+        SELECT @host = host, @pid = COALESCE(pid, session_id), @program = program FROM {schema}.member WHERE member_id = @member;
+        IF @count > 0 AND @wanted > 0
+        BEGIN
+            -- What people see of it is who handed it over. It is no login's: nobody can renew it, or give it back, without the
+            -- token.
+            INSERT INTO {schema}.member (beacon, session_id, host, pid, program, login, grace_ms, lease_ms, lease_until)
+            VALUES (NULL, NULL, @host, @pid, @program, N'', 0, @ttl_ms, DATEADD(millisecond, @ttl_ms, @now));
+            SET @transit = SCOPE_IDENTITY();
+        END;
+        SET @count = 0;
+        SET @position = -1;
+        WHILE @transit IS NOT NULL
+        BEGIN
+            SET @before = @position;
+            SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
+            IF @position = @before
+                BREAK;
+            -- Anyone who leans on the row in an open transaction (assert_holding) is waited for.
+            SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
+            EXEC @lock = sp_getapplock @name, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
+            IF @lock < 0
+                THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
+            SET @resource = NULL;
+            SELECT @resource = resource_id FROM {schema}.entry WHERE queue_position = @position AND member_id = @member;
+            INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
+                                          requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login)
+            SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
+                   requested_at, granted_at, N'handed_over', concurrency_limit, @host, @pid, @program, @me
+            FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @position;
+            UPDATE {schema}.entry
+            SET member_id = @transit, requesting_id = CONCAT(N'in transit ', @transit),
+                owner = LEFT(CONCAT(N'handed over by ', COALESCE(owner, requesting_id)), 255), attended_until = NULL,
+                request_uid = CONCAT(N'in transit ', @transit, N'.', queue_position), granted_at = @now
+            WHERE resource_id = @resource AND queue_position = @position AND member_id = @member
+              AND granted_at IS NOT NULL AND revoked_at IS NULL AND access_type <> N'upgrade';
+            IF @@ROWCOUNT = 0
+                BREAK;
+            SET @count = @count + 1;
+            IF @count = 1
+            BEGIN
+                SET @first = @position;
+                SET @first_resource = @resource;
+            END;
+        END;
+        IF @transit IS NULL OR @count <> @wanted
+            ROLLBACK TRANSACTION;  -- all or none
+        ELSE
+        BEGIN
+            INSERT INTO {schema}.handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, ttl_ms)
+            VALUES (@hash, @transit, @wanted, @first_resource, @first, @me, COALESCE(@to, @me), @ttl_ms);
+            COMMIT TRANSACTION;
+            SET @done = 1;
+            SET @code = 0;
+        END;
+        SET @tries = 0;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @tries = @tries - 1;
+        SET @transit = NULL;
+        IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
+            THROW;
+    END CATCH;
+    -- Those who wait wake, and find a row with a lease, for which they look from time to time.
+    SET @position = -1;
+    WHILE @done = 1
+    BEGIN
+        SET @before = @position;
+        SELECT TOP (1) @position = position FROM @given WHERE position > @before ORDER BY position;
+        IF @position = @before
+            BREAK;
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+        EXEC {schema}.let_go @name;
+    END;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- Has a member adopt what was handed over under a token. Return code 0, or
+--   -1  no such token                       -2  it was used: by whom and when
+--   -3  it is too late: the lease ran out, or an operator took a row away      -4  it is for another login
+-- @answer = 1: one row for each lock, or one with the reason. May be repeated with the same @uid.
+IF OBJECT_ID(N'{schema}.adopt_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt_rows AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.adopt_rows
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(64), @token nvarchar(200), @answer bit = 0,
+    @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @words nvarchar(600) = NULL OUTPUT,
+    @seconds float = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: adopt must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    IF @@OPTIONS & 2 = 2
+        SET IMPLICIT_TRANSACTIONS OFF;
+    DECLARE @code int, @me nvarchar(128) = ORIGINAL_LOGIN(), @hash varchar(64) = {schema}.token_hash(@token), @transit bigint,
+            @rows int, @given_by nvarchar(128), @given_to nvarchar(128), @given_at datetime2(6), @adopted_at datetime2(6),
+            @adopted_by bigint, @adopted_uid nvarchar(64), @lease int, @one bigint, @before bigint, @name nvarchar(255),
+            @lock int, @tries int = 5, @moved int;
+    IF @requesting_id IS NULL OR @uid IS NULL OR CONCAT(@requesting_id, @owner, @uid) COLLATE Latin1_General_100_BIN2
+       LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+        THROW 50000, N'sqlsem: bad request: requesting_id and uid must be printable text', 1;
+    WHILE @code IS NULL
+    BEGIN TRY
+        SELECT @transit = member_id, @rows = row_count, @resource = resource_id, @position = queue_position, @given_by = given_by,
+               @given_to = given_to, @given_at = given_at, @adopted_at = adopted_at, @adopted_by = adopted_by,
+               @adopted_uid = adopted_uid, @words = adopter,
+               @seconds = DATEDIFF(millisecond, COALESCE(adopted_at, given_at), SYSUTCDATETIME()) / CAST(1000 AS float)
+        FROM {schema}.handover WITH (READCOMMITTEDLOCK) WHERE token_hash = @hash;
+        IF @transit IS NULL
+            SET @code = -1;
+        ELSE IF @me NOT IN (@given_to, @given_by)
+        BEGIN
+            SET @code = -4;
+            SET @words = @given_to;
+        END
+        ELSE IF @adopted_at IS NOT NULL
+            SET @code = CASE WHEN @adopted_by = @member AND @adopted_uid = @uid THEN 0 ELSE -2 END;
+        ELSE
+        BEGIN
+            BEGIN TRANSACTION;
+            -- The first of several who adopt it has it; the others look again.
+            UPDATE {schema}.handover
+            SET adopted_at = SYSUTCDATETIME(), adopted_by = @member, adopted_uid = @uid,
+                adopter = (SELECT CONCAT(m.host, N':', COALESCE(m.pid, m.session_id), N' ', m.program)
+                           FROM {schema}.member AS m WHERE m.member_id = @member)
+            WHERE token_hash = @hash AND adopted_at IS NULL;
+            IF @@ROWCOUNT = 0
+                ROLLBACK TRANSACTION;
+            ELSE
+            BEGIN
+                -- Who finds the lease over removes this row first, too: one of the two has it.
+                DELETE FROM {schema}.member WHERE member_id = @transit AND lease_until >= SYSUTCDATETIME();
+                SET @lock = @@ROWCOUNT;
+                UPDATE {schema}.member
+                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                WHERE member_id = @member AND login = @me;
+                IF @@ROWCOUNT = 0
+                    THROW 50005, N'sqlsem: this member is not known here (any more), or belongs to another login; enrol again', 1;
+                SET @moved = 0;
+                SET @one = -1;
+                WHILE @lock > 0
+                BEGIN
+                    SET @before = @one;
+                    SELECT TOP (1) @one = queue_position, @resource = resource_id FROM {schema}.entry WITH (INDEX (entry_member))
+                    WHERE member_id = @transit AND queue_position > @before ORDER BY queue_position;
+                    IF @one = @before
+                        BREAK;
+                    UPDATE {schema}.entry
+                    SET member_id = @member, requesting_id = @requesting_id, owner = @owner,
+                        request_uid = CASE WHEN @rows = 1 THEN @uid ELSE CONCAT(@uid, N'.', @moved + 1) END
+                    WHERE resource_id = @resource AND queue_position = @one AND member_id = @transit AND revoked_at IS NULL;
+                    SET @moved = @moved + @@ROWCOUNT;
+                END;
+                IF @moved = @rows
+                BEGIN
+                    COMMIT TRANSACTION;
+                    SET @code = 0;
+                END
+                ELSE
+                BEGIN
+                    ROLLBACK TRANSACTION;  -- of what an operator took a part away nobody has the rest
+                    SET @code = -3;
+                END;
+            END;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        SET @tries = @tries - 1;
+        IF ERROR_NUMBER() <> 1205 OR @tries = 0
+            THROW;
+    END CATCH;
+    SELECT @resource = resource_id FROM {schema}.handover WHERE token_hash = @hash;
+    SELECT @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
+    SET @one = -1;
+    WHILE @code = 0 AND @lease IS NULL
+    BEGIN
+        SET @before = @one;
+        SELECT TOP (1) @one = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
+        WHERE member_id = @member AND queue_position > @before
+          AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
+        ORDER BY queue_position;
+        IF @one = @before
+            BREAK;
+        -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
+        SET @name = CONCAT(N'sqlsem.{schema}.entry.', @one);
+        EXEC @lock = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            @LockTimeout = 50, @DbPrincipal = @principal;
+    END;
+    IF @answer = 1 AND @code = 0
+        SELECT 0 AS code, CAST(NULL AS nvarchar(600)) AS words, @seconds AS seconds, resource_id, queue_position, access_type,
+               concurrency_limit, weight, note
+        FROM {schema}.entry
+        WHERE member_id = @member AND (request_uid = @uid OR LEFT(request_uid, LEN(@uid) + 1) = CONCAT(@uid, N'.'))
+        ORDER BY queue_position;
+    IF @answer = 1 AND @code <> 0
+        SELECT @code AS code, @words AS words, @seconds AS seconds, @resource AS resource_id, @position AS queue_position,
+               CAST(NULL AS nvarchar(64)) AS access_type, CAST(NULL AS int) AS concurrency_limit, CAST(NULL AS int) AS weight,
+               CAST(NULL AS nvarchar(1000)) AS note;
+    RETURN @code;
+END;
+GO
+
+
+-- For sessions ---------------------------------------------------------------------------------------------------------
+
+-- Hands over what this session holds on a resource (or one of its positions): whoever adopts the token within @ttl_seconds, as
+-- login @to_login (left out: this one), has it from then on.
+IF OBJECT_ID(N'{schema}.hand_over') IS NULL EXEC (N'CREATE PROCEDURE {schema}.hand_over AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.hand_over
+    @resource nvarchar(400), @token nvarchar(200) = NULL OUTPUT, @position bigint = NULL, @ttl_seconds float = 60,
+    @to_login nvarchar(128) = NULL, @requesting_id nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @token = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: hand_over must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @member bigint, @own bit, @found bigint, @count int, @code int = -1, @message nvarchar(1000), @positions nvarchar(40),
+            @hash varchar(64), @ttl_ms int, @secret nvarchar(200), @random nvarchar(80);
+    EXEC {schema}.check_name N'resource', @resource;
+    IF @ttl_seconds IS NULL OR @ttl_seconds < 1 OR @ttl_seconds > 2147483
+        THROW 50000, N'sqlsem: ttl_seconds must be from 1 to 2147483', 1;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    SELECT @member = t.member_id, @found = t.queue_position,
+           @own = CASE WHEN m.pid IS NULL AND m.lease_ms IS NOT NULL THEN 1 ELSE 0 END
+    FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = @resource AND t.requesting_id = @requesting_id AND m.login = ORIGINAL_LOGIN()
+      AND t.granted_at IS NOT NULL AND (@position IS NULL OR t.queue_position = @position);
+    SET @count = @@ROWCOUNT;
+    IF @count > 1
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: this requester holds several on ''', @resource, N'''; say which, by its position');
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    IF @count = 1
+    BEGIN
+        -- (In text of its own, as an engine that speaks T-SQL on top of PostgreSQL knows only that one's.)
+        IF @@VERSION LIKE N'%PostgreSQL%'
+            SET @random = REPLACE(CONCAT(NEWID(), NEWID()), N'-', N'');
+        ELSE
+            EXEC sp_executesql N'SET @random = CONVERT(varchar(64), CRYPT_GEN_RANDOM(24), 2)', N'@random nvarchar(80) OUTPUT',
+                @random OUTPUT;
+        SET @secret = CONCAT(N'sqlsem-', LOWER(@random));
+        SET @hash = {schema}.token_hash(@secret);
+        SET @positions = CONCAT(N'[', @found, N']');
+        SET @ttl_ms = FLOOR(@ttl_seconds * 1000);
+        EXEC @code = {schema}.hand_over_rows @member, @positions, @hash, @ttl_ms, @to_login;
+    END;
+    IF @code <> 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: nothing is held (any more) on ''', @resource,
+            N''' by this requester; only what is held can be handed over');
+        EXEC {schema}.refuse 50004, @message;
+    END;
+    SET @token = @secret;
+    IF @own = 1
+        DELETE FROM {schema}.member WHERE member_id = @member;
+END;
+GO
+
+-- Adopts what was handed over: from now on it is this session's (or a lease's), to be given back by release. Of several locks
+-- under one token the first one is told; all are this session's, under the same requesting_id.
+IF OBJECT_ID(N'{schema}.adopt') IS NULL EXEC (N'CREATE PROCEDURE {schema}.adopt AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.adopt
+    @token nvarchar(200), @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
+    @resource nvarchar(255) = NULL OUTPUT, @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @resource = NULL;
+    SET @position = NULL;
+    SET @fence = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: adopt must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @code int, @lease_ms int, @member bigint, @owner nvarchar(255) = ORIGINAL_LOGIN(), @uid nvarchar(64),
+            @words nvarchar(600), @seconds float, @message nvarchar(1000), @where nvarchar(400);
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC {schema}.check_name N'requesting_id', @requesting_id;
+    EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+    EXEC {schema}.session_member @lease_ms, @member OUTPUT;
+    SET @uid = CONCAT(N'sql ', NEWID());
+    EXEC @code = {schema}.adopt_rows @member, @requesting_id, @owner, @uid, @token, 0, @resource OUTPUT, @position OUTPUT,
+        @words OUTPUT, @seconds OUTPUT;
+    IF @code = 0
+    BEGIN
+        SET @fence = @position;
+        RETURN 0;
+    END;
+    IF @lease_ms IS NOT NULL
+        EXEC {schema}.resign @member;
+    SET @where = CONCAT(N'position ', @position, N' on ''', @resource, N'''');
+    SET @resource = NULL;
+    SET @position = NULL;
+    SET @message = CASE @code
+        WHEN -1 THEN N'sqlsem: this token is not known here: it is none of this database, or was over more than a day ago; have the lock handed over again'
+        WHEN -2 THEN CONCAT(N'sqlsem: this token was used ', @seconds, N' s ago: ', @words, N' adopted ', @where,
+                            N'; a token can be used once, have the lock handed over again')
+        WHEN -4 THEN CONCAT(N'sqlsem: ', @where, N' was handed over to login ', @words, N', not to ', @owner)
+        ELSE CONCAT(N'sqlsem: it is too late to adopt ', @where,
+                    N': nobody did in time, or an operator took it away; acquire it, or have it handed over again') END;
+    IF @code = -4
+        EXEC {schema}.refuse 50006, @message;
+    EXEC {schema}.refuse 50004, @message;
+END;
+GO
+
+
+-- Locks that go with a transaction of the caller's ----------------------------------------------------------------------
+
+-- In the transaction in which a lock shall go, and which has pinned it: a word that only the lock's process knows.
+IF OBJECT_ID(N'{schema}.leave_with') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_with AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.leave_with @word varchar(64)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT = 0
+        THROW 50001, N'sqlsem: leave_with needs an open transaction, with which the lock shall go; BEGIN TRANSACTION first', 1;
+    INSERT INTO {schema}.departure (word) VALUES (@word);
+END;
+GO
+
+-- Whether that transaction has been committed. Waits for none.
+IF OBJECT_ID(N'{schema}.has_left') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_left AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.has_left @word varchar(64), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @there int = 0;
+    SELECT @there = 1 FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK) WHERE word = @word;
+    IF @answer = 1
+        SELECT @there AS there;
+    RETURN @there;
+END;
+GO
+
+-- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
+IF OBJECT_ID(N'{schema}.forget_left') IS NULL EXEC (N'CREATE PROCEDURE {schema}.forget_left AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.forget_left @word varchar(64)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DELETE FROM {schema}.departure WITH (READPAST, READCOMMITTEDLOCK)
+    WHERE word = @word OR left_at < DATEADD(day, -1, SYSUTCDATETIME());
+END;
+GO

@@ -1,0 +1,212 @@
+-- sqlsem, what runs once per period, for SQL Server. May be run again at any time, after public.sql.
+--
+-- A run holds the mutex 'once:<name>'. It counts for the moment at which its turn came (granted_at), by the server's clock: a
+-- period is done when a run has been done whose turn came in it, or later. So nothing but times is kept. A clock that steps back
+-- runs nothing twice, and those that ask for periods of another length are answered as well. Periods are multiples of a length
+-- since 1970 in UTC, moved by an offset.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- May it run in the period of a moment: that at which the row at @position was granted, else now? 1 it may, 0 it is done, -1 there
+-- is no such row (any more). Moments and periods are compared as whole milliseconds since 1970.
+IF OBJECT_ID(N'{schema}.once_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_due AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.once_due
+    @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @per_ms bigint, @offset_ms bigint, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @at datetime2(6), @from bigint, @due int = 1;
+    IF @position IS NULL
+        SET @at = SYSUTCDATETIME();
+    ELSE
+        SELECT @at = granted_at FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+        WHERE resource_id = CONCAT(N'once:', @name) AND queue_position = @position AND requesting_id = @requesting_id;
+    IF @at IS NULL
+        SET @due = -1;
+    ELSE
+    BEGIN
+        SET @from = (DATEDIFF_BIG(millisecond, '19700101', @at) - @offset_ms) / @per_ms * @per_ms + @offset_ms;
+        SELECT @due = 0 FROM {schema}.once_run WITH (READCOMMITTEDLOCK)
+        WHERE once_name = @name AND DATEDIFF_BIG(millisecond, '19700101', granted_at) >= @from;
+    END;
+    IF @answer = 1
+        SELECT @due AS due;
+    RETURN @due;
+END;
+GO
+
+-- It is done, for the period in which the turn of that row came: 0; -1 where the row is not held (any more). May be repeated.
+IF OBJECT_ID(N'{schema}.mark_once') IS NULL EXEC (N'CREATE PROCEDURE {schema}.mark_once AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.mark_once
+    @name nvarchar(250), @position bigint, @requesting_id nvarchar(255), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: mark_once must not be called inside an open transaction; commit or roll back first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @holding int, @code int = -1, @resource nvarchar(255) = CONCAT(N'once:', @name), @at datetime2(6);
+    BEGIN TRY
+        BEGIN TRANSACTION;
+        -- Kept until the commit: nobody begins another run before this one is known.
+        EXEC @holding = {schema}.pin @resource, @position, @requesting_id;
+        IF @holding = 1
+        BEGIN
+            SELECT @at = granted_at FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+            WHERE resource_id = @resource AND queue_position = @position;
+            UPDATE {schema}.once_run
+            SET granted_at = CASE WHEN granted_at > @at THEN granted_at ELSE @at END, done_at = SYSUTCDATETIME(),
+                queue_position = @position, requesting_id = @requesting_id, login = ORIGINAL_LOGIN()
+            WHERE once_name = @name;
+            IF @@ROWCOUNT = 0
+                INSERT INTO {schema}.once_run (once_name, granted_at, done_at, queue_position, requesting_id, login)
+                VALUES (@name, @at, SYSUTCDATETIME(), @position, @requesting_id, ORIGINAL_LOGIN());
+            SET @code = 0;
+        END;
+        COMMIT TRANSACTION;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        THROW;
+    END CATCH;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+-- When it was done last, and by whom; and the server's time.
+IF OBJECT_ID(N'{schema}.once_last') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_last AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.once_last @name nvarchar(400)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SELECT granted_at, done_at, queue_position, requesting_id, login, SYSUTCDATETIME() AS taken_at
+    FROM {schema}.once_run WITH (READCOMMITTEDLOCK) WHERE once_name = @name;
+END;
+GO
+
+-- Forgets that it was done: it may run again in this period. 0 done, -1 there was nothing to forget.
+IF OBJECT_ID(N'{schema}.once_forget') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_forget AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.once_forget @name nvarchar(400), @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @code int = -1;
+    DELETE FROM {schema}.once_run WHERE once_name = @name;
+    IF @@ROWCOUNT > 0
+        SET @code = 0;
+    IF @answer = 1
+        SELECT @code AS code;
+    RETURN @code;
+END;
+GO
+
+
+-- For sessions -----------------------------------------------------------------------------------------------------
+
+-- Of a period, in ms.
+IF OBJECT_ID(N'{schema}.check_period') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_period AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_period
+    @name nvarchar(400), @per_seconds float, @offset_seconds float, @per_ms bigint OUTPUT, @offset_ms bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @message nvarchar(1000);
+    SET @per_ms = NULL;
+    SET @offset_ms = NULL;
+    EXEC {schema}.check_name N'name', @name;
+    IF LEN(CONCAT(@name, N'|')) > 251
+        SET @message = CONCAT(N'sqlsem: name has more than 250 characters: ''', LEFT(@name, 40), N'…''');
+    ELSE IF @per_seconds IS NULL OR @per_seconds < 1 OR @per_seconds > 31622400
+        SET @message = CONCAT(N'sqlsem: per_seconds of ''', @name, N''' must be from 1 to 31622400 (366 days), not ',
+            CASE WHEN @per_seconds IS NULL THEN N'NULL' ELSE CONCAT(N'', @per_seconds) END);
+    ELSE IF @offset_seconds IS NULL OR @offset_seconds < 0 OR @offset_seconds >= @per_seconds
+        SET @message = CONCAT(N'sqlsem: offset_seconds of ''', @name, N''' must be from 0 to less than per_seconds, ', @per_seconds,
+            N', not ', CASE WHEN @offset_seconds IS NULL THEN N'NULL' ELSE CONCAT(N'', @offset_seconds) END);
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
+    SET @per_ms = ROUND(@per_seconds * 1000, 0);
+    SET @offset_ms = ROUND(@offset_seconds * 1000, 0);
+    IF @offset_ms >= @per_ms
+        SET @offset_ms = @per_ms - 1;
+END;
+GO
+
+-- Begins what shall run once per period; waits up to @timeout_ms for one that runs already, as that may fail. Return code:
+--   0, 1 it is this session's, which ends it: once_done when it went well; if not, release N'once:…', @position
+--   2 it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
+IF OBJECT_ID(N'{schema}.once_begin') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_begin AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.once_begin
+    @name nvarchar(400), @per_seconds float, @offset_seconds float = 0, @timeout_ms int = -1, @note nvarchar(1000) = NULL,
+    @requesting_id nvarchar(400) = NULL, @lease_seconds float = NULL,
+    @position bigint = NULL OUTPUT, @fence bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @position = NULL;
+    SET @fence = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: once_begin must not be called in an open transaction or INSERT … EXEC; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @code int, @due int, @per_ms bigint, @offset_ms bigint, @resource nvarchar(400);
+    EXEC {schema}.check_period @name, @per_seconds, @offset_seconds, @per_ms OUTPUT, @offset_ms OUTPUT;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC @due = {schema}.once_due @name, NULL, NULL, @per_ms, @offset_ms;
+    IF @due = 0
+        RETURN 2;
+    SET @resource = CONCAT(N'once:', @name);
+    EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @timeout_ms, @note, @requesting_id, @lease_seconds,
+        @position OUTPUT, @fence OUTPUT;
+    IF @code < 0
+        RETURN @code;
+    EXEC @due = {schema}.once_due @name, @position, @requesting_id, @per_ms, @offset_ms;
+    IF @due = 1
+        RETURN @code;
+    EXEC {schema}.release @resource, @position, @requesting_id, N'released';
+    SET @position = NULL;
+    SET @fence = NULL;
+    RETURN CASE @due WHEN 0 THEN 2 ELSE -2 END;
+END;
+GO
+
+-- It went well: done for this period, and the lock given back. 0; -1 when the lock was lost before, and it is not done.
+IF OBJECT_ID(N'{schema}.once_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.once_done AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.once_done @name nvarchar(400), @position bigint, @requesting_id nvarchar(400) = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @code int, @resource nvarchar(400) = CONCAT(N'once:', @name);
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: once_done must not be called inside an open transaction; commit or roll back first', 1;
+    EXEC {schema}.check_name N'name', @name;
+    IF @requesting_id IS NULL
+        EXEC {schema}.session_name @requesting_id OUTPUT;
+    EXEC @code = {schema}.mark_once @name, @position, @requesting_id;
+    IF @code <> 0
+        RETURN -1;
+    EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, N'released';
+    RETURN @code;
+END;
+GO

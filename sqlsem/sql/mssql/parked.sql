@@ -1,0 +1,587 @@
+-- sqlsem, tasks with locks, for SQL Server. May be run again at any time, after tasks.sql. Described in docs/tasks.md; what a parked
+-- task is, and what must stay true of it, stands in PostgreSQL's parked.sql.
+--
+-- task_lock.parked is 1 while the task is pending: so the parked tasks of a queue are found by one index, without those that have
+-- ended. Whatever makes such a task pending again calls park_task in the same transaction.
+-- One claim at a time looks at the parked tasks of a queue: whoever does writes the queue's row of parking first.
+-- The locks of an attempt go right before its end is written, as the entry locks of their rows must go after the rows.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- Refuses locks that cannot be: a JSON list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
+IF OBJECT_ID(N'{schema}.check_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_locks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_locks @locks nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @asked TABLE (number int NOT NULL PRIMARY KEY, a_resource nvarchar(400), an_access nvarchar(100), a_limit bigint, a_weight bigint);
+    DECLARE @number int = 0, @most int, @resource nvarchar(400), @access nvarchar(100), @limit bigint, @weight bigint,
+            @message nvarchar(1000), @is_json int = ISJSON(@locks), @names int;
+    IF COALESCE(@is_json, 0) = 0 OR LEFT(LTRIM(@locks), 1) <> N'['
+        THROW 50000, N'sqlsem: the locks of a task are a JSON list, such as [{"resource": "customers", "access": "write", "limit": 1}]', 1;
+    INSERT INTO @asked (number, a_resource, an_access, a_limit, a_weight)
+    SELECT CAST(j.[key] AS int) + 1, r.a_resource, COALESCE(r.an_access, N'write'), r.a_limit, COALESCE(r.a_weight, 1)
+    FROM OPENJSON(@locks) AS j
+    CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(400) '$.resource', an_access nvarchar(100) '$.access',
+        a_limit bigint '$.limit', a_weight bigint '$.weight') AS r;
+    SELECT @most = COUNT(*) FROM @asked;
+    SELECT @names = COUNT(*) FROM (SELECT DISTINCT a_resource COLLATE Latin1_General_100_BIN2 AS name FROM @asked) AS d;
+    IF @most < 1 OR @most > 100
+        THROW 50000, N'sqlsem: a task takes 1 to 100 locks, each an object such as {"resource": "customers", "access": "write", "limit": 1}', 1;
+    WHILE @number < @most
+    BEGIN
+        SET @number = @number + 1;
+        SELECT @resource = a_resource, @access = an_access, @limit = a_limit, @weight = a_weight FROM @asked WHERE number = @number;
+        EXEC {schema}.check_name N'resource', @resource;
+        IF @access COLLATE Latin1_General_100_BIN2 NOT IN (N'write', N'read')
+           AND (@access COLLATE Latin1_General_100_BIN2 NOT LIKE N'stage:%[0-9]' OR TRY_CAST(SUBSTRING(@access, 7, 100) AS bigint) IS NULL
+                OR DATALENGTH(@access) > 64)
+            SET @message = CONCAT(N'sqlsem: access is ''', @access, N'''; it must be write, read or stage:<whole number>');
+        ELSE IF @limit < 1 OR @limit > 2147483647 OR @weight < 1 OR @weight > COALESCE(@limit, 2147483647)
+                OR (@access <> N'write' AND COALESCE(@limit, 0) <> 1)
+            SET @message = CONCAT(N'sqlsem: on ''', @resource, N''' limit ', @limit, N' with weight ', @weight,
+                N' cannot be: 1 <= weight <= limit, and limit 1 with another access than write');
+        ELSE IF @limit IS NULL AND NOT EXISTS (SELECT 1 FROM {schema}.set_for(@resource) WHERE cap IS NOT NULL)
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: no limit is set for ''', @resource, N''', and the task names none; an operator sets one ',
+                N'with: sqlsem set ', @resource, N' --limit N --new, or EXEC {schema}.set_limit; or name a limit');
+            EXEC {schema}.refuse 50008, @message;
+        END;
+        IF @message IS NOT NULL
+            EXEC {schema}.refuse 50000, @message;
+    END;
+    IF @names < @most
+        THROW 50000, N'sqlsem: the locks of a task name a resource twice; ask for it once, with a weight', 1;
+END;
+GO
+
+-- Refuses tasks with locks from who may take none. (Not where a schedule puts them: that was asked when it was kept.)
+IF OBJECT_ID(N'{schema}.check_may_lock') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_may_lock AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_may_lock
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @message nvarchar(1000);
+    IF COALESCE(IS_ROLEMEMBER(N'{schema}_user'), 0) = 0 AND COALESCE(IS_ROLEMEMBER(N'{schema}_operator'), 0) = 0
+       AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: ', CURRENT_USER,
+            N' may not take locks, and so puts no tasks that do; an administrator can ALTER ROLE {schema}_user ADD MEMBER …');
+        EXEC {schema}.refuse 50006, @message;
+    END;
+END;
+GO
+
+-- In the transaction that puts a task, of what check_locks has let pass: what it asks for.
+IF OBJECT_ID(N'{schema}.keep_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_locks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.keep_locks @task bigint, @queue nvarchar(255), @locks nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight, parked)
+    SELECT @task, CAST(j.[key] AS int) + 1, @queue, r.a_resource, COALESCE(r.an_access, N'write'), r.a_limit, COALESCE(r.a_weight, 1), 1
+    FROM OPENJSON(@locks) AS j
+    CROSS APPLY OPENJSON(j.value) WITH (a_resource nvarchar(255) '$.resource', an_access nvarchar(64) '$.access',
+        a_limit int '$.limit', a_weight int '$.weight') AS r;
+    UPDATE {schema}.task WITH (ROWLOCK)
+    SET lock_count = @@ROWCOUNT, asks_at = CASE WHEN ready_at < put_at THEN put_at ELSE ready_at END, ready_at = N'99990101'
+    WHERE task_id = @task;
+END;
+GO
+
+-- In the transaction that has made a task pending: if it has locks, it is parked.
+IF OBJECT_ID(N'{schema}.park_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.park_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.park_task @task bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    UPDATE {schema}.task WITH (ROWLOCK)
+    SET asks_at = CASE WHEN ready_at < N'99990101' AND ready_at > SYSUTCDATETIME() THEN ready_at ELSE SYSUTCDATETIME() END,
+        ready_at = N'99990101', locks_left = NULL
+    WHERE task_id = @task AND status = N'pending' AND lock_count IS NOT NULL;
+    IF @@ROWCOUNT > 0
+        UPDATE {schema}.task_lock SET parked = 1, waits = 0, queue_position = NULL WHERE task_id = @task;
+END;
+GO
+
+-- Ends the rows of a task that belong to this member; what it has handed over, and adopted again, is not the task's any more.
+-- What an open transaction has pinned stays its owner's, who finds it there.
+IF OBJECT_ID(N'{schema}.end_rows') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_rows AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.end_rows @task bigint, @member bigint, @outcome nvarchar(16)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @number int = 0, @before int, @resource nvarchar(255), @position bigint, @name nvarchar(255), @code int, @claim nvarchar(60);
+    SELECT @claim = claim_uid FROM {schema}.task WHERE task_id = @task AND status = N'running';
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @number;
+        SELECT TOP (1) @number = number, @resource = resource_id, @position = queue_position FROM {schema}.task_lock
+        WHERE task_id = @task AND number > @before ORDER BY number;
+        IF @number = @before
+            BREAK;
+        IF EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                   WHERE resource_id = @resource AND queue_position = @position AND member_id = @member
+                     AND (@claim IS NULL OR request_uid = CONCAT(@claim, N'.', @number)))
+        BEGIN
+            EXEC @code = {schema}.remove @resource, @position, @outcome;
+            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            IF @code <> -2
+                EXEC {schema}.let_go @name;
+        END;
+    END;
+END;
+GO
+
+-- A parked task stands in no line any more.
+IF OBJECT_ID(N'{schema}.leave_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.leave_lines AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.leave_lines @task bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @parking bigint;
+    SELECT @parking = p.member_id FROM {schema}.parking AS p
+    JOIN {schema}.task_lock AS l ON l.queue_name = p.queue_name WHERE l.task_id = @task AND l.number = 1;
+    EXEC {schema}.end_rows @task, @parking, N'cancelled';
+    UPDATE {schema}.task_lock
+    SET queue_position = NULL, waits = 0,
+        parked = (SELECT CASE WHEN t.status = N'pending' THEN 1 ELSE 0 END FROM {schema}.task AS t WHERE t.task_id = @task)
+    WHERE task_id = @task;
+    UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = NULL WHERE task_id = @task;
+END;
+GO
+
+-- In the transaction of a claim, which has the queue's row of parking: the parking member of the queue, with a lease that has begun
+-- of late.
+IF OBJECT_ID(N'{schema}.parking_member') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parking_member AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.parking_member @queue nvarchar(255), @parking bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @lease int = 60000, @count int, @gone bigint;  -- ms
+    SELECT @parking = member_id FROM {schema}.parking WHERE queue_name = @queue;
+    UPDATE {schema}.member
+    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, @lease, SYSUTCDATETIME())
+    WHERE member_id = @parking AND lease_until < DATEADD(millisecond, @lease / 8 * 7, SYSUTCDATETIME());
+    SET @count = @@ROWCOUNT;
+    -- Now and then: the rows of tasks that somebody has deleted by hand.
+    WHILE @count > 0
+    BEGIN
+        SET @gone = NULL;
+        SELECT TOP (1) @gone = l.task_id FROM {schema}.task_lock AS l
+        WHERE l.queue_name = @queue AND l.parked = 1
+          AND NOT EXISTS (SELECT 1 FROM {schema}.task AS t WHERE t.task_id = l.task_id);
+        IF @gone IS NULL
+            RETURN 0;
+        EXEC {schema}.end_rows @gone, @parking, N'cancelled';
+        DELETE FROM {schema}.task_lock WHERE task_id = @gone;
+    END;
+    IF EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @parking)
+        RETURN 0;
+    -- It is no login's: nobody can renew it, or give its rows back, but these procedures.
+    INSERT INTO {schema}.member (beacon, session_id, program, login, grace_ms, lease_ms, lease_until)
+    VALUES (NULL, NULL, N'parked tasks', N'', 0, @lease, DATEADD(millisecond, @lease, SYSUTCDATETIME()));
+    SET @parking = SCOPE_IDENTITY();
+    UPDATE {schema}.parking SET member_id = @parking WHERE queue_name = @queue;
+    -- Whatever stood in the lines went with the one before.
+    UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = NULL
+    WHERE task_id IN (SELECT l.task_id FROM {schema}.task_lock AS l WHERE l.queue_name = @queue AND l.parked = 1)
+      AND locks_left IS NOT NULL;
+    UPDATE {schema}.task_lock SET queue_position = NULL, waits = 0 WHERE queue_name = @queue AND parked = 1;
+END;
+GO
+
+-- Returns 1 where the limits and rates of a queue, and of this key, have room for one more. @asked: those count, too, that stand in the lines.
+IF OBJECT_ID(N'{schema}.has_room') IS NULL EXEC (N'CREATE PROCEDURE {schema}.has_room AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.has_room @queue nvarchar(255), @key nvarchar(255), @asked bit
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @limited int = 0, @most int, @key_most int, @all int, @of_key int, @ask int = 0, @ask_of_key int = 0, @code int,
+            @name nvarchar(255) = COALESCE(@key, N'');
+    SELECT @limited = 1, @most = task_limit, @key_most = key_limit FROM {schema}.queue_setting WHERE queue_name = @queue;
+    IF @limited = 0
+        RETURN 1;
+    SELECT @key_most = COALESCE(task_limit, @key_most) FROM {schema}.queue_key WHERE queue_name = @queue AND task_key = @key;
+    SELECT @all = COUNT(*), @of_key = COALESCE(SUM(CASE WHEN SUBSTRING(task_turn, 9, 255) = @key THEN 1 ELSE 0 END), 0)
+    FROM {schema}.task WITH (INDEX (task_fair)) WHERE queue_name = @queue AND status = N'running';
+    IF @asked = 1
+        SELECT @ask = COUNT(*), @ask_of_key = COALESCE(SUM(CASE WHEN t.task_key = @key THEN 1 ELSE 0 END), 0)
+        FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
+        WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.locks_left IS NOT NULL;
+    IF @all + @ask >= @most OR (@name <> N'' AND @of_key + @ask_of_key >= @key_most)
+        RETURN 0;
+    EXEC @code = {schema}.may_start @queue, @name, @ask, @ask_of_key, 0;
+    RETURN @code;
+END;
+GO
+
+-- In the transaction of a claim: puts the rows of parked tasks into the lines of their locks, of those that could run but for them.
+-- Returns how many.
+IF OBJECT_ID(N'{schema}.ask_for_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.ask_for_locks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.ask_for_locks @queue nvarchar(255), @parking bigint, @order int
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
+                         note nvarchar(1000) NULL, lock_count int NOT NULL);
+    DECLARE @place int = 0, @before int, @count int = 0, @task bigint, @key nvarchar(255), @note nvarchar(1000), @locks int, @number int,
+            @gate nvarchar(255), @code int, @resource nvarchar(255), @named int, @position bigint;
+    DECLARE @full TABLE (key_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);  -- keys without room
+    INSERT INTO @line (task_id, task_key, note, lock_count)
+    SELECT t.task_id, t.task_key, t.note, t.lock_count
+    FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
+    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left IS NULL
+      AND t.task_order = @order AND t.asks_at <= SYSUTCDATETIME()
+    ORDER BY t.task_priority, t.task_id;
+    WHILE @count < 100
+    BEGIN
+        SET @before = @place;
+        SELECT TOP (1) @place = place, @task = task_id, @key = task_key, @note = note, @locks = lock_count FROM @line
+        WHERE place > @before AND COALESCE(task_key, N'') COLLATE Latin1_General_100_BIN2 NOT IN (SELECT key_name FROM @full)
+        ORDER BY place;
+        IF @place = @before
+            BREAK;
+        EXEC @code = {schema}.has_room @queue, @key, 1;
+        IF @code = 0
+        BEGIN
+            EXEC @code = {schema}.has_room @queue, N'', 1;
+            IF @code = 0
+                BREAK;
+            INSERT INTO @full (key_name) VALUES (COALESCE(@key, N''));
+            CONTINUE;
+        END;
+        IF EXISTS (SELECT 1 FROM {schema}.task_lock AS l CROSS APPLY {schema}.set_for(l.resource_id) AS o
+                   WHERE l.task_id = @task AND l.concurrency_limit IS NULL AND o.cap IS NULL)
+            CONTINUE;  -- until an operator sets one
+        -- In one order. Not waited for long, as others may wait for what this transaction has.
+        SET @code = 0;
+        SET @gate = NULL;
+        SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
+        FROM {schema}.task_lock WHERE task_id = @task;
+        WHILE @gate IS NOT NULL AND @code >= 0
+        BEGIN
+            IF APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
+                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                    @LockTimeout = 250, @DbPrincipal = @principal;
+            SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
+            FROM {schema}.task_lock
+            WHERE task_id = @task AND LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2 > @gate;
+        END;
+        IF @code < 0
+            BREAK;
+        IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task AND concurrency_limit IS NULL)
+        BEGIN
+            -- The server's limit must stay.
+            EXEC @code = sp_getapplock @Resource = N'sqlsem.{schema}.limits', @LockMode = N'Shared', @LockOwner = N'Transaction',
+                @LockTimeout = 250, @DbPrincipal = @principal;
+            IF @code < 0
+                BREAK;
+        END;
+        SET @number = 0;
+        WHILE @number < @locks
+        BEGIN
+            SET @number = @number + 1;
+            INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                        request_uid, requested_at, granted_at, note)
+            SELECT resource_id, CONCAT(N'task ', @task), access_type, concurrency_limit, weight, @parking,
+                   LEFT(CONCAT(N'task ', @task, N' of ', @queue), 255), CONVERT(nvarchar(64), NEWID()), SYSUTCDATETIME(), NULL, @note
+            FROM {schema}.task_lock WHERE task_id = @task AND number = @number;
+            SET @position = SCOPE_IDENTITY();
+            UPDATE {schema}.task_lock SET queue_position = @position, waits = 1 WHERE task_id = @task AND number = @number;
+        END;
+        UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = @locks WHERE task_id = @task;
+        SET @count = @count + 1;
+    END;
+    RETURN @count;
+END;
+GO
+
+-- In the transaction of a claim: looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not
+-- either.
+IF OBJECT_ID(N'{schema}.look_at_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.look_at_lines AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.look_at_lines @queue nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, number int NOT NULL,
+                         resource_id nvarchar(255), access_type nvarchar(64), concurrency_limit int, weight int,
+                         queue_position bigint, kind nvarchar(400) COLLATE Latin1_General_100_BIN2);
+    DECLARE @place int = 0, @before int, @task bigint, @number int, @resource nvarchar(255), @access nvarchar(64), @limit int,
+            @weight int, @position bigint, @kind nvarchar(400), @blocked nvarchar(400) = N'', @eligible int;
+    INSERT INTO @line (task_id, number, resource_id, access_type, concurrency_limit, weight, queue_position, kind)
+    SELECT task_id, number, resource_id, access_type, concurrency_limit, weight, queue_position,
+           CONCAT(resource_id, N'|', access_type, N'|', weight, N'|', concurrency_limit)
+    FROM {schema}.task_lock WHERE queue_name = @queue AND parked = 1 AND waits = 1
+    ORDER BY resource_id, access_type, weight, concurrency_limit, queue_position;
+    WHILE 1 = 1
+    BEGIN
+        SET @before = @place;
+        SELECT TOP (1) @place = place, @task = task_id, @number = number, @resource = resource_id, @access = access_type,
+               @limit = concurrency_limit, @weight = weight, @position = queue_position, @kind = kind
+        FROM @line WHERE place > @before AND kind <> @blocked ORDER BY place;
+        IF @place = @before
+            BREAK;
+        SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+        IF @eligible = 1
+        BEGIN
+            UPDATE {schema}.task_lock SET waits = 0 WHERE task_id = @task AND number = @number;
+            UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = locks_left - 1 WHERE task_id = @task;
+        END
+        ELSE
+            SET @blocked = @kind;
+    END;
+END;
+GO
+
+-- In the transaction of a claim: of the parked tasks whose turn has come the first one, if it may start (NULL: none); others leave the
+-- lines.
+IF OBJECT_ID(N'{schema}.parked_task') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parked_task AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.parked_task @queue nvarchar(255), @parking bigint, @order int, @task bigint OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @line TABLE (place int IDENTITY NOT NULL PRIMARY KEY, task_id bigint NOT NULL, task_key nvarchar(255) NULL,
+                         lock_count int NOT NULL, task_order int NOT NULL);
+    DECLARE @place int = 0, @most int, @one bigint, @key nvarchar(255), @locks int, @number int, @there int, @free int, @of int,
+            @room int, @resource nvarchar(255), @access nvarchar(64), @limit int, @weight int, @position bigint, @eligible int;
+    SET @task = NULL;
+    INSERT INTO @line (task_id, task_key, lock_count, task_order)
+    SELECT t.task_id, t.task_key, t.lock_count, t.task_order
+    FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
+    WHERE l.queue_name = @queue AND l.parked = 1 AND l.number = 1 AND t.status = N'pending' AND t.locks_left = 0
+    ORDER BY t.task_order, t.task_priority, t.task_id;
+    SET @most = @@ROWCOUNT;
+    WHILE @place < @most AND @task IS NULL
+    BEGIN
+        SET @place = @place + 1;
+        SELECT @one = task_id, @key = task_key, @locks = lock_count, @of = task_order FROM @line WHERE place = @place;
+        SET @number = 0;
+        SET @there = 0;
+        SET @free = 0;
+        WHILE @number < @locks
+        BEGIN
+            SET @number = @number + 1;
+            SET @position = NULL;
+            SELECT @resource = l.resource_id, @access = l.access_type, @limit = l.concurrency_limit, @weight = l.weight,
+                   @position = t.queue_position
+            FROM {schema}.task_lock AS l
+            JOIN {schema}.entry AS t WITH (READCOMMITTEDLOCK) ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
+            WHERE l.task_id = @one AND l.number = @number AND t.member_id = @parking AND t.revoked_at IS NULL;
+            IF @position IS NOT NULL
+            BEGIN
+                SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+                SET @there = @there + 1;
+                SET @free = @free + @eligible;
+            END;
+        END;
+        EXEC @room = {schema}.has_room @queue, @key, 0;
+        IF @there < @locks OR @of <> @order OR @room = 0
+            EXEC {schema}.leave_lines @one;
+        ELSE IF @free < @locks
+        BEGIN
+            -- A resource was paused, or has another limit now.
+            UPDATE {schema}.task_lock SET waits = 1 WHERE task_id = @one;
+            UPDATE {schema}.task WITH (ROWLOCK) SET locks_left = @locks WHERE task_id = @one;
+        END
+        ELSE
+            SET @task = @one;
+    END;
+END;
+GO
+
+-- Claims a parked task whose turn has come; @task is NULL where there is none. Its locks are this member's from then on, with this
+-- @requesting_id; @row_owner has them in that process. With @again (the first reply may have been lost) the claim of the same @uid is
+-- found again. @answer = 1: a row for each lock, with the task in each.
+IF OBJECT_ID(N'{schema}.claim_parked') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_parked AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.claim_parked
+    @member bigint, @queue nvarchar(400), @owner nvarchar(255), @uid nvarchar(60), @again bit, @requesting_id nvarchar(255),
+    @row_owner nvarchar(255), @task bigint = NULL OUTPUT, @answer bit = 0
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @task = NULL;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: claim_parked must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @parking bigint, @order int, @look int = 0, @asked int = 1, @count int, @limited int = 0, @host nvarchar(255), @pid int,
+            @lease int, @number int = 0, @locks int, @name nvarchar(255), @code int, @found bigint, @resource nvarchar(255),
+            @position bigint, @access nvarchar(64), @limit int, @weight int, @eligible int, @written int, @key nvarchar(255),
+            @row_uid nvarchar(60) = COALESCE(@uid, CONVERT(nvarchar(60), NEWID()));
+    IF @again = 1
+        SELECT TOP (1) @task = task_id FROM {schema}.task WITH (INDEX (task_open))
+        WHERE queue_name = @queue AND is_open = CAST(1 AS bit)
+          AND status = N'running' AND member_id = @member AND claim_uid = @uid
+          AND EXISTS (SELECT 1 FROM {schema}.task_lock AS l WHERE l.task_id = task.task_id);
+    IF @task IS NULL AND EXISTS (SELECT 1 FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK) WHERE queue_name = @queue AND parked = 1)
+    BEGIN
+        IF @requesting_id IS NULL OR CONCAT(@requesting_id, @row_owner, @uid) COLLATE Latin1_General_100_BIN2
+           LIKE CONCAT(N'%[', NCHAR(1), N'-', NCHAR(31), NCHAR(127), N'-', NCHAR(159), N']%')
+            THROW 50000, N'sqlsem: bad request: requesting_id and uid must be printable text', 1;
+        EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
+        BEGIN TRY
+            IF NOT EXISTS (SELECT 1 FROM {schema}.parking WHERE queue_name = @queue)
+                INSERT INTO {schema}.parking (queue_name) VALUES (@queue);
+            BEGIN TRANSACTION;
+            UPDATE {schema}.parking WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;  -- one after the other
+            -- What limits say is true until the end of this transaction: as in task_of_turn.
+            SELECT @limited = 1 FROM {schema}.queue_setting WITH (HOLDLOCK) WHERE queue_name = @queue;
+            IF @limited = 1
+                UPDATE {schema}.queue_setting WITH (ROWLOCK) SET claims = claims + 1 WHERE queue_name = @queue;
+            EXEC {schema}.parking_member @queue, @parking OUTPUT;
+            SELECT TOP (1) @order = task_order FROM {schema}.task WITH (INDEX (task_open))
+            WHERE queue_name = @queue AND is_open = CAST(1 AS bit) ORDER BY task_order;
+            WHILE @found IS NULL AND @look < 2 AND @asked > 0
+            BEGIN
+                SET @look = @look + 1;
+                EXEC {schema}.look_at_lines @queue;
+                EXEC {schema}.parked_task @queue, @parking, @order, @found OUTPUT;
+                IF @found IS NULL AND @look = 1
+                    EXEC @asked = {schema}.ask_for_locks @queue, @parking, @order;
+            END;
+            IF @found IS NOT NULL
+            BEGIN
+                SELECT @locks = lock_count, @key = COALESCE(task_key, N'') FROM {schema}.task WHERE task_id = @found;
+                SET @count = 0;
+                WHILE @number < @locks
+                BEGIN
+                    SET @number = @number + 1;
+                    SELECT @resource = resource_id, @position = queue_position, @access = access_type, @limit = concurrency_limit,
+                           @weight = weight
+                    FROM {schema}.task_lock WHERE task_id = @found AND number = @number;
+                    UPDATE {schema}.entry
+                    SET member_id = @member, requesting_id = @requesting_id, owner = @row_owner,
+                        request_uid = CONCAT(@row_uid, N'.', @number), granted_at = SYSUTCDATETIME(), attended_until = NULL
+                    WHERE resource_id = @resource AND queue_position = @position AND member_id = @parking AND revoked_at IS NULL;
+                    SET @written = @@ROWCOUNT;
+                    -- Whether it may go in still: a reader ahead that has begun to upgrade since sees that it is granted, or we
+                    -- see that one (begin_upgrade).
+                    SELECT @eligible = eligible FROM {schema}.ahead(@resource, @position, @access, @limit, @weight, NULL);
+                    SET @count = @count + @written * @eligible;
+                END;
+                IF @count = @locks
+                BEGIN
+                    UPDATE {schema}.task WITH (ROWLOCK)
+                    SET status = N'running', attempt = attempt + 1, member_id = @member, owner = @owner, claim_uid = @uid,
+                        claimed_at = SYSUTCDATETIME(), host = @host, pid = @pid, login = ORIGINAL_LOGIN()
+                    WHERE task_id = @found AND status = N'pending';
+                    SET @count = @@ROWCOUNT;
+                    UPDATE {schema}.task_lock SET parked = 0 WHERE task_id = @found;
+                    EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
+                    IF @code = 0
+                        SET @count = 0;
+                END
+                ELSE
+                    SET @count = 0;
+            END;
+            IF @found IS NOT NULL AND @count = 0
+                ROLLBACK TRANSACTION;  -- it is just being taken away, or kept out
+            ELSE
+            BEGIN
+                COMMIT TRANSACTION;
+                SET @task = @found;
+            END;
+        END TRY
+        BEGIN CATCH
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+            -- Somebody is in the way, or was faster: it is looked at the next time.
+            IF ERROR_NUMBER() NOT IN (1205, 1222, 2601, 2627)
+                THROW;
+        END CATCH;
+    END;
+    SELECT @lease = lease_ms FROM {schema}.member WHERE member_id = @member;
+    SET @number = 0;
+    WHILE @task IS NOT NULL AND @lease IS NULL
+    BEGIN
+        SET @name = NULL;
+        SELECT @name = CONCAT(N'sqlsem.{schema}.entry.', queue_position) FROM {schema}.task_lock
+        WHERE task_id = @task AND number = @number + 1;
+        IF @name IS NULL
+            BREAK;
+        SET @number = @number + 1;
+        -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
+        IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
+            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                @LockTimeout = 50, @DbPrincipal = @principal;
+    END;
+    IF @answer = 1
+        SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts,
+               l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight
+        FROM {schema}.task AS t JOIN {schema}.task_lock AS l ON l.task_id = t.task_id
+        WHERE t.task_id = @task ORDER BY l.number;
+END;
+GO
+
+-- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 8 of many resources.
+IF OBJECT_ID(N'{schema}.suspect_lines') IS NULL EXEC (N'CREATE PROCEDURE {schema}.suspect_lines AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.suspect_lines @queue nvarchar(255)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @some TABLE (place int IDENTITY NOT NULL PRIMARY KEY, resource_id nvarchar(255) NOT NULL);
+    DECLARE @place int = 0, @most int, @resource nvarchar(255), @code int;
+    INSERT INTO @some (resource_id)
+    SELECT TOP (8) w.resource_id
+    FROM (SELECT DISTINCT resource_id FROM {schema}.task_lock WITH (READPAST, READCOMMITTEDLOCK)
+          WHERE queue_name = @queue AND parked = 1 AND waits = 1) AS w
+    ORDER BY NEWID();
+    SET @most = @@ROWCOUNT;
+    WHILE @place < @most
+    BEGIN
+        SET @place = @place + 1;
+        SELECT @resource = resource_id FROM @some WHERE place = @place;
+        EXEC @code = {schema}.suspect_all @resource, -1;
+    END;
+END;
+GO
+
+-- The locks of these tasks (a JSON array of their numbers), for people to look at.
+IF OBJECT_ID(N'{schema}.show_task_locks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_task_locks AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.show_task_locks @tasks nvarchar(max)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @all int;
+    DECLARE @asked TABLE (task_id bigint NOT NULL PRIMARY KEY);
+    EXEC @all = {schema}.sees_all;
+    INSERT INTO @asked (task_id) SELECT DISTINCT CAST(value AS bigint) FROM OPENJSON(@tasks);
+    SELECT l.task_id, l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight
+    FROM @asked AS a JOIN {schema}.task AS t WITH (READPAST, READCOMMITTEDLOCK) ON t.task_id = a.task_id
+    JOIN {schema}.task_lock AS l WITH (READPAST, READCOMMITTEDLOCK) ON l.task_id = a.task_id
+    WHERE @all = 1 OR t.put_by = ORIGINAL_LOGIN()
+    ORDER BY l.task_id, l.number;
+END;
+GO

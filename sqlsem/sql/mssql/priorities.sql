@@ -1,0 +1,207 @@
+-- sqlsem, priorities for SQL Server. May be run again at any time, also while locks are held. How it is kept that who holds what
+-- follows from the rule alone, and that nobody starves, in PostgreSQL's priorities.sql.
+
+SET QUOTED_IDENTIFIER ON;
+SET ANSI_NULLS ON;
+GO
+
+-- Resources whose requests have priorities, and the seconds of waiting that one step of priority is worth.
+IF OBJECT_ID(N'{schema}.priorities') IS NULL EXEC (N'CREATE PROCEDURE {schema}.priorities AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.priorities
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SELECT resource_id, ageing_ms / CAST(1000 AS float) AS ageing FROM {schema}.resource WHERE ageing_ms IS NOT NULL;
+END;
+GO
+
+-- The moment by which a request stands in a line: that of asking, less the ageing for each step of priority.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.before_place;
+DROP FUNCTION IF EXISTS {schema}.ranked_at;
+GO
+CREATE FUNCTION {schema}.ranked_at(@at datetime2(6), @priority int, @ageing int) RETURNS datetime2(6) AS
+BEGIN
+    DECLARE @ms bigint = CAST(@priority AS bigint) * @ageing;
+    RETURN DATEADD(millisecond, -CAST(@ms % 1000 AS int), DATEADD(second, -CAST(@ms / 1000 AS int), @at));
+END;
+GO
+-- The place right before one in a line, if there is any, and how many there are. A request without a place (@place NULL) comes
+-- after all of its own rank.
+CREATE FUNCTION {schema}.before_place(@line nvarchar(255), @place bigint, @at datetime2(6), @priority int, @ageing int)
+RETURNS TABLE AS RETURN (
+    SELECT TOP (1) r.queue_position AS before, COUNT(*) OVER () AS ahead
+    FROM (SELECT t.queue_position, {schema}.ranked_at(t.requested_at, t.weight - 1, @ageing) AS ranked_at
+          FROM {schema}.entry AS t WITH (READCOMMITTEDLOCK, ROWLOCK)
+          WHERE t.resource_id = @line AND t.access_type = N'read' AND t.concurrency_limit = 100 AND t.member_id IS NOT NULL
+            AND t.revoked_at IS NULL AND t.queue_position <> COALESCE(@place, -1)) AS r
+    WHERE r.ranked_at < {schema}.ranked_at(@at, @priority, @ageing)
+       OR (r.ranked_at = {schema}.ranked_at(@at, @priority, @ageing)
+           AND r.queue_position < COALESCE(@place, 9223372036854775807))
+    ORDER BY r.ranked_at DESC, r.queue_position DESC
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Asks for a resource with priorities, and asks again; @place: the place that an earlier call has returned. What comes of it:
+--   @granted = 1    @position is the number, and the place is given back
+--   @granted = 0    @position is the place; @before the one right before it, if any, and @ahead how many there are
+--   no @position    nothing is left: @try, and it was not free; or the place is gone
+-- With the @uid of a call whose answer was lost it finds what that did. With @attended_ms a place goes after so long, should
+-- attended_until not be moved on.
+IF OBJECT_ID(N'{schema}.take_turn') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_turn AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.take_turn
+    @member bigint, @requesting_id nvarchar(255), @owner nvarchar(255), @uid nvarchar(60), @try bit,
+    @resource nvarchar(400), @access nvarchar(100), @limit int, @weight int, @note nvarchar(1000), @priority int, @place bigint,
+    @patience int = 1000, @position bigint = NULL OUTPUT, @granted bit = NULL OUTPUT, @before bigint = NULL OUTPUT,
+    @ahead int = NULL OUTPUT, @answer bit = 0, @attended_ms int = NULL
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
+    SET XACT_ABORT ON;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: take_turn must not be called inside an open transaction; commit first and use autocommit', 1;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @line nvarchar(255) = LEFT(N'priority:' + @resource, 255), @gate nvarchar(255), @other nvarchar(255), @swap nvarchar(255),
+            @uid_place nvarchar(64) = CONCAT(@uid, N'.1'), @class int = @priority + 1, @ageing int, @own bigint, @at datetime2(6),
+            @eligible int, @code int, @looked int = 0, @name nvarchar(255), @freed nvarchar(255), @message nvarchar(1000),
+            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128), @dummy bit;
+    SET @position = NULL;
+    SET @granted = 0;
+    SET @before = NULL;
+    SET @ahead = 0;
+    IF @priority IS NULL OR @priority NOT BETWEEN 0 AND 99 OR DATALENGTH(@resource) > 492
+        THROW 50000, N'sqlsem: bad request: a priority is from 0 to 99, of a name with up to 246 characters', 1;
+    SELECT @ageing = ageing_ms FROM {schema}.resource WHERE resource_id = @resource;
+    IF @ageing IS NULL
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: no priorities are set for ''', @resource, N''', and the request names one; an operator sets them with: ',
+            N'sqlsem set ', @resource, N' --priorities --new; or ask without a priority');
+        EXEC {schema}.refuse 50009, @message;
+    END;
+    SET @gate = LEFT(N'sqlsem.{schema}.gate.' + @resource, 255);
+    SET @other = LEFT(N'sqlsem.{schema}.gate.' + @line, 255);
+    IF @other < @gate COLLATE Latin1_General_100_BIN2  -- as in register_all
+    BEGIN
+        SET @swap = @gate;
+        SET @gate = @other;
+        SET @other = @swap;
+    END;
+    -- Most looks end here, without the gate, under which nobody is tested for life.
+    IF @place IS NOT NULL
+        SELECT @own = queue_position, @at = requested_at FROM {schema}.entry
+        WHERE resource_id = @line AND queue_position = @place AND member_id = @member AND revoked_at IS NULL;
+    IF @own IS NOT NULL
+    BEGIN
+        SELECT @before = before, @ahead = ahead FROM {schema}.before_place(@line, @own, @at, @priority, @ageing);
+        IF @before IS NOT NULL
+        BEGIN
+            SET @position = @own;
+            EXEC @code = {schema}.suspect @line, @before, @member;
+            IF @code > 0
+                SET @before = NULL;
+        END
+        ELSE
+        BEGIN
+            SELECT @eligible = eligible FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, NULL);
+            IF @eligible = 0
+            BEGIN
+                SET @position = @own;
+                EXEC {schema}.suspect_all @resource, @member;
+            END;
+        END;
+    END;
+    BEGIN TRY
+        WHILE @position IS NULL
+        BEGIN
+            SET @own = NULL;
+            SET @at = NULL;
+            SET @before = NULL;
+            SET @ahead = 0;
+            BEGIN TRANSACTION;
+            EXEC @code = sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
+            IF @code >= 0
+                EXEC @code = sp_getapplock @other, N'Exclusive', N'Transaction', @patience, @principal;
+            IF @code < 0
+                THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
+            SELECT @position = queue_position, @granted = CASE WHEN revoked_at IS NULL THEN 1 ELSE 0 END FROM {schema}.entry
+            WHERE request_uid = @uid AND resource_id = @resource AND member_id = @member;
+            IF @position IS NOT NULL AND @granted = 0  -- taken away since, and its owner has its grace
+            BEGIN
+                SET @position = NULL;
+                COMMIT TRANSACTION;
+                BREAK;
+            END;
+            IF @position IS NULL
+            BEGIN
+                SELECT @own = queue_position, @at = requested_at FROM {schema}.entry
+                WHERE request_uid = @uid_place AND resource_id = @line AND member_id = @member AND revoked_at IS NULL;
+                IF @own IS NULL AND @place IS NOT NULL
+                BEGIN
+                    COMMIT TRANSACTION;
+                    BREAK;
+                END;
+                SET @at = COALESCE(@at, SYSUTCDATETIME());
+                SELECT @before = before, @ahead = ahead FROM {schema}.before_place(@line, @own, @at, @priority, @ageing);
+                IF @before IS NULL
+                    EXEC {schema}.register @member, @requesting_id, @owner, @uid, 1, @resource, @access, @limit, @weight, @note, 0,
+                        @position OUTPUT, @granted OUTPUT, @attended_ms = @attended_ms, @ranked = 1;
+                IF @position IS NOT NULL AND @own IS NOT NULL
+                BEGIN
+                    SELECT @host = host, @pid = pid, @program = program, @login = login FROM {schema}.member WHERE member_id = @member;
+                    DELETE FROM {schema}.entry
+                    OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
+                           deleted.member_id, deleted.owner, deleted.note, deleted.requested_at, deleted.granted_at,
+                           deleted.concurrency_limit, N'released', @host, @pid, @program, @login
+                    INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight,
+                                           member_id, owner, note, requested_at, granted_at,
+                                           concurrency_limit, outcome, host, pid, program, login)
+                    WHERE resource_id = @line AND queue_position = @own;
+                    SET @freed = CONCAT(N'sqlsem.{schema}.entry.', @own);
+                END
+                ELSE IF @position IS NULL AND @own IS NOT NULL
+                    SET @position = @own;
+                ELSE IF @position IS NULL AND @try = 0
+                BEGIN
+                    EXEC {schema}.register @member, @requesting_id, @owner, @uid_place, 0, @line, N'read', 100, @class, @note, 0,
+                        @position OUTPUT, @dummy OUTPUT, @attended_ms = @attended_ms, @ranked = 1;
+                    IF @attended_ms IS NOT NULL  -- only of a row that waits it is asked whether somebody attends to it
+                        UPDATE {schema}.entry SET granted_at = NULL WHERE resource_id = @line AND queue_position = @position;
+                END;
+            END;
+            COMMIT TRANSACTION;
+            IF @position IS NOT NULL OR @looked = 1
+                BREAK;
+            -- A try in vain: are those ahead alive?
+            SET @looked = 1;
+            IF @before IS NOT NULL
+                EXEC @code = {schema}.suspect @line, @before, @member;
+            ELSE
+                EXEC @code = {schema}.suspect_all @resource, @member;
+            IF @code = 0
+                BREAK;
+        END;
+    END TRY
+    BEGIN CATCH
+        IF @@TRANCOUNT > 0
+            ROLLBACK TRANSACTION;
+        IF @position IS NOT NULL
+           AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE queue_position = @position)
+        BEGIN
+            SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
+            EXEC {schema}.let_go @name;
+        END;
+        THROW;
+    END CATCH;
+    IF @freed IS NOT NULL
+        EXEC {schema}.let_go @freed;
+    IF @answer = 1
+        SELECT @position AS queue_position, @granted AS granted, @before AS before, @ahead AS ahead;
+END;
+GO

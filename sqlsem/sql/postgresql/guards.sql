@@ -1,0 +1,219 @@
+-- sqlsem, guarded tables, for PostgreSQL: a trigger lets nobody write who has not asserted, in the same transaction, a grant of
+-- the table's resource. May be run again at any time, after routines.sql. What it cannot see: docs/howto/guarded-tables.md.
+--
+-- What a transaction has pinned is noted in a setting of its own (note_pin), what a connection may count on for a while in
+-- another one (Grant.session). Anyone may write both, so neither is believed: the trigger pins what they name once more, by the
+-- same rules as `pin`. A note that is made up gains no more than to call `pin`.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- What only `pin` can say of a position: that this login may keep it while it is that member's. Needed when the row's member is
+-- gone, whose login it was.
+CREATE OR REPLACE FUNCTION {schema}.pin_seal(p_position bigint, p_member bigint) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT left(encode(sha256(convert_to(format('%s %s %s %s', k.secret, p_position, p_member, session_user), 'UTF8')), 'hex'), 32)
+            FROM {schema}.guard_key AS k);
+END
+$$;
+
+-- Notes, until the transaction (or the savepoint) ends, that it has pinned a row: its number, then positions with their seals.
+CREATE OR REPLACE FUNCTION {schema}.note_pin(p_position bigint, p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_number text := pg_current_xact_id()::text;
+    v_note   text := current_setting('sqlsem.{schema}_pinned', true);
+    v_entry  text := format('%s:%s', p_position, {schema}.pin_seal(p_position, p_member));
+BEGIN
+    IF split_part(v_note, ' ', 1) IS DISTINCT FROM v_number THEN
+        v_note := v_number;
+    ELSIF strpos(v_note, ' ' || v_entry) > 0 THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('sqlsem.{schema}_pinned', v_note || ' ' || v_entry, true);
+END
+$$;
+
+-- What a connection notes to count on a grant for a while: its position and whose it is, which changes when it is handed over.
+-- NULL: it is not there (any more).
+CREATE OR REPLACE FUNCTION {schema}.session_entry(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('%s:%s', queue_position, member_id) FROM {schema}.{table}
+    WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
+      AND member_id IS NOT NULL AND granted_at IS NOT NULL
+$$;
+
+-- The trigger of guarded tables, once a statement. Its argument is the resource.
+CREATE OR REPLACE FUNCTION {schema}.check_guard() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_pinned    text := coalesce(current_setting('sqlsem.{schema}_pinned', true), '');
+    v_session   text := coalesce(current_setting('sqlsem.{schema}_session', true), '');
+    v_positions bigint[] := '{}';
+    v_asserted  bigint[];
+    v_row       record;
+BEGIN
+    IF v_pinned ~ '^\d+( \d{1,18}:[0-9a-f]{32})+$' AND split_part(v_pinned, ' ', 1) = pg_current_xact_id()::text THEN
+        v_positions := ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest((string_to_array(v_pinned, ' '))[2:]) AS u (p));
+    ELSE
+        v_pinned := '';  -- of another transaction, or somebody's own words
+    END IF;
+    v_asserted := v_positions;
+    IF v_session ~ '^\d{1,18}:\d{1,18}( \d{1,18}:\d{1,18})*$' THEN
+        v_positions := v_positions || ARRAY(SELECT split_part(p, ':', 1)::bigint FROM unnest(string_to_array(v_session, ' ')) AS u (p));
+    END IF;
+    -- Who writes comes first, should a reader's grant be named, too. A row that stands, and is kept from now on, was never lost.
+    SELECT t.queue_position, t.access_type INTO v_row
+    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = TG_ARGV[0] AND t.queue_position = ANY (v_positions) AND t.granted_at IS NOT NULL
+      AND (t.queue_position = ANY (v_asserted)
+           OR strpos(format(' %s ', v_session), format(' %s:%s ', t.queue_position, t.member_id)) > 0)
+      AND CASE WHEN m.member_id IS NULL
+               THEN strpos(v_pinned, format(' %s:%s', t.queue_position, {schema}.pin_seal(t.queue_position, t.member_id))) > 0
+               WHEN m.login = session_user THEN true
+               ELSE {schema}.may_keep(m.login) END
+    ORDER BY t.access_type = 'write' DESC LIMIT 1
+    FOR SHARE OF t;
+    IF v_row.access_type = 'write' THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'sqlsem: % on %.% needs the lock % in its transaction, %', TG_OP, quote_ident(TG_TABLE_SCHEMA),
+        quote_ident(TG_TABLE_NAME), quote_literal(TG_ARGV[0]),
+        CASE WHEN FOUND THEN format('and position %s has access %s, not write', v_row.queue_position, v_row.access_type)
+             WHEN v_positions = '{}' THEN 'which has asserted none'
+             ELSE 'and what it has asserted is no grant of it that is (still) held' END
+        USING ERRCODE = '55000', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+              HINT = CASE WHEN FOUND THEN 'Take the lock for writing.'
+                          WHEN v_positions = '{}' THEN
+                              'Assert it after BEGIN: grant.assert_held(cursor), grant.session(connection) or CALL {schema}.assert_holding(…).'
+                          ELSE 'ROLLBACK: somebody else may be inside. Then take the lock again.' END;
+END
+$$;
+
+
+-- Putting guards, and taking them off: with the caller's rights -----------------------------------------------------
+
+-- A table and all that inherits from it: partitions of partitions, too. (A trigger of a statement is fired by the table that
+-- the statement names, and by no other.)
+CREATE OR REPLACE FUNCTION {schema}.family(p_table regclass) RETURNS SETOF regclass
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE member AS (
+        SELECT p_table::oid AS relation UNION SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.relation)
+    SELECT relation::regclass FROM member ORDER BY relation = p_table DESC, relation
+$$;
+
+-- The guards that there are, one a table.
+CREATE OR REPLACE FUNCTION {schema}.guards()
+RETURNS TABLE (relation regclass, resource_id text, trigger_name name, fires boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.tgrelid::regclass, convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), getdatabaseencoding()),
+           t.tgname, t.tgenabled IN ('O', 'A')
+    FROM pg_trigger AS t WHERE t.tgfoid = '{schema}.check_guard()'::regprocedure
+$$;
+
+-- Guards a table, with its partitions, or those that have come since; how many triggers were made or enabled.
+CREATE OR REPLACE FUNCTION {schema}.guard_table(p_table regclass, p_resource text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_what   record;
+    v_one    record;
+    v_number integer := 0;
+BEGIN
+    PERFORM {schema}.check_name('resource', p_resource);
+    SELECT c.relkind, c.relpersistence, n.nspname, n.nspname IN ('{schema}', 'pg_catalog', 'information_schema') AS ours,
+           (SELECT i.inhparent::regclass FROM pg_inherits AS i WHERE i.inhrelid = c.oid ORDER BY i.inhseqno LIMIT 1) AS parent
+    INTO v_what FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = p_table;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'sqlsem: there is no such table' USING ERRCODE = '42P01', HINT = 'Name it with its schema, quoted where it must be.';
+    ELSIF v_what.relkind NOT IN ('r', 'p') OR v_what.relpersistence = 't' OR v_what.ours THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be guarded: only ordinary and partitioned tables can, no views, temporary tables or tables of the system', p_table
+            USING ERRCODE = '42809';
+    ELSIF v_what.parent IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: % belongs to %, through which it can be written; guard that', p_table, v_what.parent
+            USING ERRCODE = '42809';
+    END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    FOR v_one IN
+        SELECT f.relation, c.relkind, g.resource_id, g.trigger_name, g.fires
+        FROM {schema}.family(p_table) AS f (relation) JOIN pg_class AS c ON c.oid = f.relation
+        LEFT JOIN {schema}.guards() AS g ON g.relation = f.relation
+    LOOP
+        IF v_one.resource_id IS NULL THEN
+            EXECUTE format('CREATE TRIGGER {schema}_guard BEFORE INSERT OR UPDATE OR DELETE%s ON %s FOR EACH STATEMENT '
+                           'EXECUTE FUNCTION {schema}.check_guard(%L)',
+                           CASE WHEN v_one.relkind <> 'f' THEN ' OR TRUNCATE' END, v_one.relation, p_resource);
+        ELSIF v_one.resource_id <> p_resource THEN
+            RAISE EXCEPTION 'sqlsem: % is guarded by % already', v_one.relation, quote_literal({schema}.plain(v_one.resource_id))
+                USING ERRCODE = '42710', HINT = format('First: SELECT {schema}.unguard_table(%L).', p_table);
+        ELSIF NOT v_one.fires THEN
+            EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', v_one.relation, v_one.trigger_name);
+        ELSE
+            CONTINUE;
+        END IF;
+        v_number := v_number + 1;
+    END LOOP;
+    RETURN v_number;
+END
+$$;
+
+-- Takes the guards off a table and its partitions; how many there were.
+CREATE OR REPLACE FUNCTION {schema}.unguard_table(p_table regclass) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_one    record;
+    v_number integer := 0;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_class WHERE oid = p_table) THEN
+        RAISE EXCEPTION 'sqlsem: there is no such table' USING ERRCODE = '42P01', HINT = 'Name it with its schema, quoted where it must be.';
+    END IF;
+    SELECT i.inhparent::regclass AS parent INTO v_one
+    FROM pg_inherits AS i JOIN {schema}.guards() AS g ON g.relation = i.inhparent WHERE i.inhrelid = p_table LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: % is guarded as a part of %', p_table, v_one.parent
+            USING ERRCODE = '42809', HINT = format('SELECT {schema}.unguard_table(%L) takes all of them off.', v_one.parent);
+    END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    FOR v_one IN
+        SELECT g.relation, g.trigger_name FROM {schema}.family(p_table) AS f (relation) JOIN {schema}.guards() AS g ON g.relation = f.relation
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', v_one.trigger_name, v_one.relation);
+        v_number := v_number + 1;
+    END LOOP;
+    RETURN v_number;
+END
+$$;
+
+-- The guarded tables, without the parts of guarded ones; and what is not in order with them.
+CREATE OR REPLACE FUNCTION {schema}.guarded_tables()
+RETURNS TABLE (schema_name name, table_name name, resource_id text, problem text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH g AS MATERIALIZED (SELECT * FROM {schema}.guards())
+    SELECT n.nspname, c.relname, g.resource_id,
+           CASE WHEN NOT g.fires THEN 'its trigger is disabled'
+                WHEN p.parent IS NOT NULL THEN format('it can be written through %s, which is not guarded', p.parent)
+                WHEN f.open IS NOT NULL THEN format('%s can be written directly: it is not guarded, by the same resource', f.open) END
+    FROM g JOIN pg_class AS c ON c.oid = g.relation JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    LEFT JOIN LATERAL (SELECT i.inhparent::regclass AS parent, u.relation IS NOT NULL AS known
+                       FROM pg_inherits AS i LEFT JOIN g AS u ON u.relation = i.inhparent AND u.resource_id = g.resource_id
+                       WHERE i.inhrelid = g.relation ORDER BY u.relation IS NOT NULL LIMIT 1) AS p ON true
+    CROSS JOIN LATERAL (SELECT min(f.relation::text) AS open
+                        FROM {schema}.family(g.relation) AS f (relation)
+                        WHERE NOT EXISTS (SELECT FROM g AS o WHERE o.relation = f.relation AND o.resource_id = g.resource_id AND o.fires)) AS f
+    WHERE p.known IS NOT TRUE
+    ORDER BY 1, 2
+$$;

@@ -1,0 +1,358 @@
+-- sqlsem, locks that travel, for PostgreSQL: whoever holds one hands it over, and who has the token adopts it: with the same
+-- position and fence, without a gap. May be run again at any time. Described in docs/handover.md.
+--
+-- From the one to the other the rows belong to a member in transit, which lives by a lease: where nobody adopts them in time,
+-- they go as all rows whose lease is over. So at every moment a row has one owner: the giver until hand_over commits, nobody
+-- who could work under it in between, and the adopter from the commit of adopt on.
+-- A row gets another requesting_id and uid each time: whatever the one before it still does (a late release, a repeated
+-- call) finds nothing.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- A token, of 244 random bits.
+CREATE OR REPLACE FUNCTION {schema}.new_token() RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT 'sqlsem-' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '') $$;
+
+CREATE OR REPLACE FUNCTION {schema}.token_hash(p_token text) RETURNS varchar
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT encode(sha256(convert_to(p_token, 'UTF8')), 'hex') $$;
+
+
+-- Hands rows of a member over, all or none, to who shows the token of p_hash within p_ttl_ms, as login p_to (NULL: the
+-- giver's). 0 done, -1 one of them is not held (any more). May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.hand_over_rows(
+    p_member bigint, p_positions bigint[], p_hash varchar, p_ttl_ms integer, p_to varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_member  {schema}.member;
+    v_row     record;
+    v_transit bigint;
+    v_count   integer := 0;
+    v_first   record;
+    v_freed   boolean;
+BEGIN
+    PERFORM {schema}.guard('hand_over');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    PERFORM {schema}.check_life('lease', p_ttl_ms);
+    IF (p_hash ~ '^[0-9a-f]{64}$') IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: the hash of a token is 64 hexadecimal digits' USING ERRCODE = '22023';
+    ELSIF p_to IS NOT NULL AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = p_to) THEN
+        RAISE EXCEPTION 'sqlsem: nothing can be handed over to %, as there is no such login', quote_literal({schema}.plain(p_to))
+            USING ERRCODE = '42501', HINT = 'Name a role of this server, or leave it out for the login of the giver.';
+    ELSIF EXISTS (SELECT FROM {schema}.handover WHERE token_hash = p_hash AND given_by = session_user) THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM {schema}.handover WHERE token_hash = ANY (ARRAY(
+        SELECT token_hash FROM {schema}.handover AS h
+        WHERE given_at < clock_timestamp() - interval '1 day'
+          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = h.member_id)
+        ORDER BY given_at LIMIT 100 FOR UPDATE SKIP LOCKED));
+    -- A sign of life, and a lock: until the commit nobody can take the giver for dead, and remove its rows.
+    UPDATE {schema}.member
+    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    WHERE member_id = p_member AND login = session_user
+    RETURNING * INTO v_member;
+    IF NOT FOUND THEN
+        RETURN -1;
+    END IF;
+    FOR v_row IN
+        SELECT * FROM {schema}.{table}
+        WHERE member_id = p_member
+          AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member) AS r
+                                          WHERE r.queue_position = ANY (p_positions)))
+        ORDER BY queue_position FOR UPDATE
+    LOOP
+        EXIT WHEN v_row.granted_at IS NULL OR v_row.revoked_at IS NOT NULL OR v_row.access_type = 'upgrade';
+        v_count := v_count + 1;
+        IF v_count = 1 THEN
+            v_first := v_row;
+        END IF;
+    END LOOP;
+    IF v_count = 0 OR v_count <> cardinality(p_positions) THEN
+        RETURN -1;
+    END IF;
+    -- What people see of it is who handed it over. It is no login's: nobody can renew it, or give it back, without the token.
+    INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, login, grace_ms, lease_ms, lease_until)
+    VALUES (NULL, NULL, v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program,
+            '', 0, p_ttl_ms, clock_timestamp() + p_ttl_ms * interval '1 millisecond')
+    RETURNING member_id INTO v_transit;
+    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
+                                  requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login)
+    SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
+           requested_at, granted_at, 'handed_over', concurrency_limit,
+           v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program, v_member.login
+    FROM {schema}.{table} WHERE member_id = p_member AND queue_position = ANY (p_positions);
+    UPDATE {schema}.{table} AS t
+    SET member_id = v_transit, requesting_id = format('in transit %s', v_transit),
+        owner = left('handed over by ' || coalesce(owner, requesting_id), 255), attended_until = NULL,
+        request_uid = format('in transit %s.%s', v_transit, queue_position), granted_at = clock_timestamp()
+    WHERE member_id = p_member AND queue_position = ANY (p_positions);
+    INSERT INTO {schema}.handover (token_hash, member_id, row_count, resource_id, queue_position, given_by, given_to, ttl_ms)
+    VALUES (p_hash, v_transit, v_count, v_first.resource_id, v_first.queue_position, session_user,
+            coalesce(p_to, session_user), p_ttl_ms);
+    -- Those who wait wake, and find a row with a lease, for which they look from time to time.
+    FOR v_row IN SELECT p AS queue_position FROM unnest(p_positions) AS p LOOP
+        v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
+    END LOOP;
+    RETURN 0;
+END
+$$;
+
+
+-- Has a member adopt what was handed over under a token. One row for each lock with code 0; or one row with the reason:
+--   -1  no such token                       -2  it was used: by whom and when
+--   -3  it is too late: the lease ran out, or an operator took a row away      -4  it is for another login
+-- May be repeated with the same p_uid.
+CREATE OR REPLACE FUNCTION {schema}.adopt_rows(
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_token text)
+RETURNS TABLE (code integer, words text, seconds float, resource_id varchar, queue_position bigint, access_type varchar,
+               concurrency_limit integer, weight integer, note varchar)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_given  {schema}.handover;
+    v_member {schema}.member;
+    v_count  integer;
+    v_row    record;
+BEGIN
+    PERFORM {schema}.guard('adopt');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    IF concat(p_requesting_id, p_owner, p_uid) ~ '[[:cntrl:]]' OR p_requesting_id IS NULL OR p_uid IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
+    END IF;
+    -- Alone: a registration of this member that is under way must not write a low-water mark above what comes here.
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member));
+    SELECT h.* INTO v_given FROM {schema}.handover AS h WHERE h.token_hash = {schema}.token_hash(p_token) FOR UPDATE;
+    IF NOT FOUND THEN
+        code := -1;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    resource_id := v_given.resource_id;
+    queue_position := v_given.queue_position;
+    seconds := extract(epoch FROM clock_timestamp() - coalesce(v_given.adopted_at, v_given.given_at));
+    IF session_user NOT IN (v_given.given_to, v_given.given_by)
+       AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_given.given_to AND pg_has_role(session_user, oid, 'MEMBER')) THEN
+        code := -4;
+        words := v_given.given_to;
+        RETURN NEXT;
+        RETURN;
+    ELSIF v_given.adopted_at IS NOT NULL AND (v_given.adopted_by <> p_member OR v_given.adopted_uid <> p_uid) THEN
+        code := -2;
+        words := v_given.adopter;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    UPDATE {schema}.member
+    SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    WHERE member_id = p_member AND login = session_user
+    RETURNING * INTO v_member;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
+    IF v_given.adopted_at IS NULL THEN
+        PERFORM {schema}.check_origin();
+        -- Who finds the lease over removes this row first, too: one of the two has it.
+        PERFORM FROM {schema}.member AS m WHERE m.member_id = v_given.member_id AND m.lease_until >= clock_timestamp() FOR UPDATE;
+        IF FOUND THEN
+            SELECT count(*) INTO v_count
+            FROM (SELECT FROM {schema}.{table} AS t
+                  WHERE t.member_id = v_given.member_id AND t.revoked_at IS NULL
+                    AND t.queue_position = ANY (ARRAY(SELECT r.queue_position FROM {schema}.rows_of(v_given.member_id) AS r))
+                  FOR UPDATE) AS kept;
+        END IF;
+        IF v_count IS DISTINCT FROM v_given.row_count THEN  -- too late; or of what an operator took a part away nobody has the rest
+            code := -3;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        DELETE FROM {schema}.member AS m WHERE m.member_id = v_given.member_id;
+        -- (Their positions are lower than those that this member has been given since.)
+        DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
+        UPDATE {schema}.{table} AS t
+        SET member_id = p_member, requesting_id = p_requesting_id, owner = p_owner,
+            request_uid = CASE v_given.row_count WHEN 1 THEN p_uid ELSE concat(p_uid, '.', n.number) END
+        FROM (SELECT r.queue_position AS place, row_number() OVER (ORDER BY r.queue_position) AS number
+              FROM {schema}.rows_of(v_given.member_id) AS r) AS n
+        WHERE t.member_id = v_given.member_id AND t.queue_position = n.place;
+        UPDATE {schema}.handover
+        SET adopted_at = clock_timestamp(), adopted_by = p_member, adopted_uid = p_uid,
+            adopter = format('%s:%s %s', v_member.host, coalesce(v_member.pid, v_member.backend_pid), v_member.program)
+        WHERE token_hash = v_given.token_hash;
+    END IF;
+    code := 0;
+    FOR v_row IN SELECT * FROM {schema}.rows_of(p_member) AS r
+                 WHERE r.request_uid = p_uid OR r.request_uid LIKE replace(p_uid, '_', '\_') || '.%' ORDER BY r.queue_position LOOP
+        IF v_member.lease_ms IS NULL THEN
+            -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
+            FOR v_try IN 1..20 LOOP
+                EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
+                PERFORM pg_sleep(0.001);
+            END LOOP;
+        END IF;
+        resource_id := v_row.resource_id;
+        queue_position := v_row.queue_position;
+        access_type := v_row.access_type;
+        concurrency_limit := v_row.concurrency_limit;
+        weight := v_row.weight;
+        note := v_row.note;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+
+-- For sessions ---------------------------------------------------------------------------------------------------------
+
+-- What a session's requester holds on a resource: its member, and whether that was made for this row alone.
+CREATE OR REPLACE FUNCTION {schema}.session_rows(
+    p_resource text, p_position bigint, p_requesting_id text, OUT member bigint, OUT queue_position bigint, OUT own boolean)
+RETURNS SETOF record
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.member_id, t.queue_position, m.pid IS NULL AND m.lease_ms IS NOT NULL
+    FROM {schema}.oldest_first(p_resource, 9223372036854775807) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.requesting_id = p_requesting_id AND m.login = session_user AND t.granted_at IS NOT NULL
+      AND (p_position IS NULL OR t.queue_position = p_position)
+$$;
+
+-- A member without rows that was made for one alone.
+CREATE OR REPLACE FUNCTION {schema}.leave_behind(p_member bigint) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM {schema}.member AS m
+    WHERE m.member_id = p_member AND m.pid IS NULL AND m.lease_ms IS NOT NULL AND m.login = session_user
+      AND NOT EXISTS (SELECT FROM {schema}.rows_of(p_member))
+$$;
+
+-- Hands over what this session holds on a resource (or one of its positions): whoever adopts the token within ttl_seconds, as
+-- login to_login (left out: this one), has it from then on.
+CREATE OR REPLACE PROCEDURE {schema}.hand_over(
+    resource text, queue_position bigint DEFAULT NULL, ttl_seconds double precision DEFAULT 60, to_login text DEFAULT NULL,
+    requesting_id text DEFAULT NULL, INOUT token text DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_row   record;
+    v_count integer := 0;
+    v_code  integer := -1;
+BEGIN
+    token := NULL;
+    CALL {schema}.stand_alone('hand_over');
+    PERFORM {schema}.check_name('resource', resource);
+    IF (ttl_seconds OPERATOR(pg_catalog.>=) 1 AND ttl_seconds OPERATOR(pg_catalog.<=) 2147483) IS NOT TRUE THEN  -- nor NaN
+        RAISE EXCEPTION 'sqlsem: ttl_seconds must be from 1 to 2147483, not %', coalesce(ttl_seconds::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+    FOR v_row IN SELECT * FROM {schema}.session_rows(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) LOOP
+        v_count := v_count OPERATOR(pg_catalog.+) 1;
+    END LOOP;
+    IF v_count OPERATOR(pg_catalog.>) 1 THEN
+        RAISE EXCEPTION 'sqlsem: this requester holds several on %; say which, by its queue_position', pg_catalog.quote_literal(resource)
+            USING ERRCODE = '22023';
+    ELSIF v_count OPERATOR(pg_catalog.=) 1 THEN
+        token := {schema}.new_token();
+        v_code := {schema}.hand_over_rows(v_row.member, ARRAY[v_row.queue_position], {schema}.token_hash(token),
+                                          pg_catalog.floor(ttl_seconds OPERATOR(pg_catalog.*) 1000::double precision)::integer,
+                                          to_login::varchar);
+        IF v_row.own THEN
+            PERFORM {schema}.leave_behind(v_row.member);
+        END IF;
+    END IF;
+    IF v_code OPERATOR(pg_catalog.<>) 0 THEN
+        RAISE EXCEPTION 'sqlsem: nothing is held (any more) on % by this requester', pg_catalog.quote_literal(resource)
+            USING ERRCODE = '55000', HINT = 'Only what is held can be handed over.';
+    END IF;
+    COMMIT;  -- a caller that fails later has given the lock away all the same, as anybody may have adopted it
+END
+$$;
+
+-- Adopts what was handed over: from now on it is this session's (or a lease's), to be given back by release. Of several
+-- locks under one token the first one is told; all are this session's, in the same requesting_id.
+CREATE OR REPLACE PROCEDURE {schema}.adopt(
+    token text, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
+    INOUT resource text DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_lease_ms integer;
+    v_member   bigint;
+    v_row      record;
+    v_id       text;
+BEGIN
+    resource := NULL;
+    queue_position := NULL;
+    fence := NULL;
+    CALL {schema}.stand_alone('adopt');
+    v_id := coalesce(requesting_id, {schema}.session_id());
+    PERFORM {schema}.check_name('requesting_id', v_id);
+    v_lease_ms := {schema}.check_lease(lease_seconds);
+    v_member := {schema}.session_member(v_lease_ms);
+    COMMIT;
+    FOR v_row IN SELECT * FROM {schema}.adopt_rows(v_member, v_id::varchar, session_user::varchar, {schema}.new_uid(), token) LOOP
+        IF v_row.code OPERATOR(pg_catalog.=) 0 THEN
+            EXIT WHEN queue_position IS NOT NULL;
+            resource := v_row.resource_id;
+            queue_position := v_row.queue_position;
+            fence := queue_position;
+        END IF;
+    END LOOP;
+    COMMIT;
+    IF queue_position IS NOT NULL THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.leave_behind(v_member);
+    COMMIT;
+    IF v_row.code OPERATOR(pg_catalog.=) -1 THEN
+        RAISE EXCEPTION 'sqlsem: this token is not known here' USING ERRCODE = '55000',
+            HINT = 'It is no token of this database, or was over more than a day ago; have the lock handed over again.';
+    ELSIF v_row.code OPERATOR(pg_catalog.=) -2 THEN
+        RAISE EXCEPTION 'sqlsem: this token was used % s ago: % adopted position % on %', pg_catalog.round(v_row.seconds::numeric, 1),
+            v_row.words, v_row.queue_position, pg_catalog.quote_literal(v_row.resource_id)
+            USING ERRCODE = '55000', HINT = 'A token can be used once; have the lock handed over again.';
+    ELSIF v_row.code OPERATOR(pg_catalog.=) -4 THEN
+        RAISE EXCEPTION 'sqlsem: position % on % was handed over to login %, not to %', v_row.queue_position,
+            pg_catalog.quote_literal(v_row.resource_id), v_row.words, session_user
+            USING ERRCODE = '42501', HINT = 'Adopt it as that login, or have it handed over to this one.';
+    END IF;
+    RAISE EXCEPTION 'sqlsem: it is too late to adopt position % on %: nobody did in time, or an operator took it away',
+        v_row.queue_position, pg_catalog.quote_literal(v_row.resource_id)
+        USING ERRCODE = '55000', HINT = 'Acquire the lock, or have it handed over again, for longer.';
+END
+$$;
+
+
+-- Locks that go with a transaction of the caller's ------------------------------------------------------------------
+
+-- Which database of which running server this is: no copy of it says the same, nor does it after another one has taken over.
+CREATE OR REPLACE FUNCTION {schema}.whereabouts() RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT concat_ws(' ', o.place, o.started, d.oid)
+    FROM {schema}.origin() AS o CROSS JOIN pg_database AS d WHERE d.datname = current_database()
+$$;
+
+-- In the transaction in which a lock shall go, and which has pinned it: a word that only the lock's process knows.
+CREATE OR REPLACE FUNCTION {schema}.leave_with(p_word varchar) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ INSERT INTO {schema}.departure (word) VALUES (p_word) $$;
+
+-- Whether that transaction has been committed.
+CREATE OR REPLACE FUNCTION {schema}.has_left(p_word varchar) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT EXISTS (SELECT FROM {schema}.departure WHERE word = p_word) $$;
+
+-- Its lock has gone, or nobody waits for it any more. Some words of those who have died go, too.
+CREATE OR REPLACE FUNCTION {schema}.forget_left(p_word varchar) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ DELETE FROM {schema}.departure WHERE word = p_word OR left_at < clock_timestamp() - interval '1 day' $$;

@@ -1,0 +1,160 @@
+-- sqlsem, what runs once per period, for PostgreSQL. May be run again at any time, after public.sql.
+--
+-- A run holds the mutex 'once:<name>'. It counts for the moment at which its turn came (granted_at), by the server's clock: a
+-- period is done when a run has been done whose turn came in it, or later. So nothing but times is kept. A clock that steps back
+-- runs nothing twice, and those that ask for periods of another length are answered as well. Periods are multiples of a length
+-- since 1970 in UTC, moved by an offset.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- Milliseconds since 1970, rounded down: moments and periods are compared as whole numbers.
+CREATE OR REPLACE FUNCTION {schema}.epoch_ms(p_at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT floor(extract(epoch FROM p_at) * 1000)::bigint $$;
+
+-- May it run in the period of a moment: that at which the row at p_position was granted, else now? NULL: there is no such row
+-- (any more).
+CREATE OR REPLACE FUNCTION {schema}.once_due(
+    p_name varchar, p_position bigint, p_requesting_id varchar, p_per_ms bigint, p_offset_ms bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_at bigint := {schema}.epoch_ms(clock_timestamp());
+BEGIN
+    IF p_position IS NOT NULL THEN
+        SELECT {schema}.epoch_ms(granted_at) INTO v_at FROM {schema}.{table}
+        WHERE resource_id = 'once:' || p_name AND queue_position = p_position AND requesting_id = p_requesting_id;
+        IF v_at IS NULL THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    RETURN NOT EXISTS (
+        SELECT FROM {schema}.once_run
+        WHERE once_name = p_name
+          AND {schema}.epoch_ms(granted_at) >= (v_at - p_offset_ms) / p_per_ms * p_per_ms + p_offset_ms);
+END
+$$;
+
+-- It is done, for the period in which the turn of that row came: 0; -1 where the row is not held (any more). May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.mark_once(p_name varchar, p_position bigint, p_requesting_id varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- Kept until the commit: nobody begins another run before this one is known.
+    IF NOT {schema}.pin('once:' || p_name, p_position, p_requesting_id) THEN
+        RETURN -1;
+    END IF;
+    INSERT INTO {schema}.once_run AS o (once_name, granted_at, done_at, queue_position, requesting_id, login)
+    SELECT p_name, t.granted_at, clock_timestamp(), t.queue_position, t.requesting_id, session_user
+    FROM {schema}.{table} AS t WHERE t.resource_id = 'once:' || p_name AND t.queue_position = p_position
+    ON CONFLICT (once_name) DO UPDATE
+    SET granted_at = greatest(o.granted_at, excluded.granted_at), done_at = excluded.done_at,
+        queue_position = excluded.queue_position, requesting_id = excluded.requesting_id, login = excluded.login;
+    RETURN 0;
+END
+$$;
+
+-- When it was done last, and by whom; and the server's time.
+CREATE OR REPLACE FUNCTION {schema}.once_last(p_name varchar)
+RETURNS TABLE (granted_at timestamptz, done_at timestamptz, queue_position bigint, requesting_id varchar, login name,
+               taken_at timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT granted_at, done_at, queue_position, requesting_id, login, clock_timestamp() FROM {schema}.once_run WHERE once_name = p_name
+$$;
+
+-- Forgets that it was done: it may run again in this period. 0 done, -1 there was nothing to forget.
+CREATE OR REPLACE FUNCTION {schema}.once_forget(name text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    DELETE FROM {schema}.once_run WHERE once_name = name;
+    RETURN CASE WHEN FOUND THEN 0 ELSE -1 END;
+END
+$$;
+
+
+-- For sessions -----------------------------------------------------------------------------------------------------
+
+-- Of a period, in ms.
+CREATE OR REPLACE FUNCTION {schema}.check_period(
+    p_name text, p_per double precision, p_offset double precision, OUT per_ms bigint, OUT offset_ms bigint)
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('name', p_name);
+    IF char_length(p_name) > 250 THEN
+        RAISE EXCEPTION 'sqlsem: name has % characters, at most 250 fit', char_length(p_name) USING ERRCODE = '22023';
+    ELSIF p_per IS NULL OR NOT (p_per >= 1 AND p_per <= 31622400) THEN  -- and so not NaN
+        RAISE EXCEPTION 'sqlsem: per_seconds of % must be from 1 to 31622400 (366 days), not %', quote_literal(p_name),
+            coalesce(p_per::text, 'NULL') USING ERRCODE = '22023';
+    ELSIF p_offset IS NULL OR NOT (p_offset >= 0 AND p_offset < p_per) THEN
+        RAISE EXCEPTION 'sqlsem: offset_seconds of % must be from 0 to less than per_seconds, %, not %', quote_literal(p_name),
+            p_per, coalesce(p_offset::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+    per_ms := round(p_per * 1000);
+    offset_ms := least(round(p_offset * 1000), per_ms - 1);
+END
+$$;
+
+-- Begins what shall run once per period; waits up to timeout_ms for one that runs already, as that may fail. code:
+--   0, 1 it is this session's, which ends it: once_done when it went well; if not, release('once:…', queue_position)
+--   2 it is done for this period: there is nothing to do     -1, -2, -3 as of acquire
+CREATE OR REPLACE PROCEDURE {schema}.once_begin(
+    name text, per_seconds double precision, offset_seconds double precision DEFAULT 0, timeout_ms integer DEFAULT -1,
+    note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
+    INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_per    bigint;
+    v_offset bigint;
+    v_id     text;
+    v_due    boolean;
+    v_stack  text;
+BEGIN
+    code := NULL;
+    queue_position := NULL;
+    fence := NULL;
+    CALL {schema}.stand_alone('once_begin');
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    SELECT p.per_ms, p.offset_ms INTO v_per, v_offset FROM {schema}.check_period(name, per_seconds, offset_seconds) AS p;
+    v_id := coalesce(requesting_id, {schema}.session_id());
+    IF NOT {schema}.once_due(name, NULL, NULL, v_per, v_offset) THEN
+        code := 2;
+        RETURN;
+    END IF;
+    -- Nothing is committed between the grant and what follows: no cancel can leave a row behind that nobody knows.
+    CALL {schema}.acquire_row(pg_catalog.concat('once:'::text, name), 1, 'write', 1, timeout_ms, note, v_id, lease_seconds, true,
+                              code, queue_position, fence);
+    IF code < 0 THEN
+        RETURN;
+    END IF;
+    v_due := {schema}.once_due(name, queue_position, v_id, v_per, v_offset);
+    IF v_due IS NOT TRUE THEN
+        PERFORM {schema}.release(pg_catalog.concat('once:'::text, name), queue_position, v_id);
+        code := CASE WHEN v_due IS NULL THEN -2 ELSE 2 END;
+        queue_position := NULL;
+        fence := NULL;
+    END IF;
+    IF NOT {schema}.is_outermost(v_stack) THEN
+        COMMIT;  -- the gate is not to be kept until a caller of ours commits
+    END IF;
+END
+$$;
+
+-- It went well: done for this period, and the lock given back. 0; -1 when the lock was lost before, and it is not done.
+CREATE OR REPLACE FUNCTION {schema}.once_done(name text, queue_position bigint, requesting_id text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_id text := coalesce(requesting_id, {schema}.session_id());
+BEGIN
+    PERFORM {schema}.check_name('name', name);
+    IF {schema}.mark_once(name, queue_position, v_id) <> 0 THEN
+        RETURN -1;
+    END IF;
+    RETURN {schema}.release_rows('once:' || name, queue_position, v_id);
+END
+$$;

@@ -1,0 +1,485 @@
+-- sqlsem, tasks with locks, for PostgreSQL. May be run again at any time, after tasks.sql. Described in docs/tasks.md.
+--
+-- A task with locks is parked: it is pending, and ready at the end of time (end_of_time), so that no other claim takes it. Instead
+-- of a process, rows of its own stand in the lines of its locks (task_lock), all put there in one transaction. They belong to the
+-- parking member of its queue, which lives by a lease. Who claims looks whose turn has come, and starts it: claim_parked.
+--
+-- Invariant: a parked task holds nothing. Its rows are granted, and become the worker's, in the transaction that claims it; they go
+-- in the one that ends the attempt. So no lock is ever had by nobody, whoever dies, and a parked task can keep others out only by
+-- its place in a line. That it has no longer than it can use it:
+--   * The lease is renewed by claims alone. Where no worker has been free to start anything for LEASE, anyone who waits behind such
+--     a row removes the member with its rows, as that of anyone dead; the tasks ask again at the next claim.
+--   * Whose turn comes and may not start (a lower order was opened, a limit is reached) leaves the lines, and asks again when it may.
+--   * A task asks when its time has come, its order is the lowest that is open, and its limits and rates have room. So nobody waits for a
+--     parked task that waits for anything but locks and a free worker.
+-- A task that has lost one of its rows (an operator released it) leaves the others, too, and asks again. What ends an attempt, or
+-- takes a parked task away, is told by a trigger (task_parks): so there is no way round it.
+--
+-- locks_left: how many of the rows still wait for their turn; NULL: it does not stand in the lines. What is true of a row once
+-- (nobody ahead keeps it out) stays true, but for a pause or another limit: so all are looked at again when it is claimed.
+-- Order of locks: the queue's row of parking, which one claim at a time has; members; gates, none of which is waited for; tasks,
+-- passing by those that are locked; rows of the queue.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+CREATE OR REPLACE FUNCTION {schema}.end_of_time() RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
+
+-- Refuses locks that cannot be: a list of {"resource": …, "access": …, "limit": …, "weight": …}, each resource once.
+CREATE OR REPLACE FUNCTION {schema}.check_locks(p_locks jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_lock record;
+BEGIN
+    IF jsonb_typeof(p_locks) <> 'array' OR jsonb_array_length(p_locks) NOT BETWEEN 1 AND 100
+       OR jsonb_path_exists(p_locks, '$[*] ? (@.type() != "object")') THEN
+        RAISE EXCEPTION 'sqlsem: the locks of a task are a JSON list of 1 to 100 objects, such as [{"resource": "customers", "access": "write", "limit": 1}]'
+            USING ERRCODE = '22023';
+    END IF;
+    FOR v_lock IN SELECT * FROM jsonb_to_recordset(p_locks) AS r (resource text, access text, "limit" numeric, weight numeric) LOOP
+        PERFORM {schema}.check_name('resource', v_lock.resource);
+        IF coalesce(v_lock.access, 'write') NOT IN ('write', 'read')
+           AND v_lock.access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
+            RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', quote_literal(v_lock.access)
+                USING ERRCODE = '22023';
+        ELSIF v_lock."limit" NOT BETWEEN 1 AND 2147483647 OR v_lock."limit" <> trunc(v_lock."limit")
+              OR NOT coalesce(v_lock.weight, 1) BETWEEN 1 AND coalesce(v_lock."limit", 2147483647)
+              OR v_lock.weight <> trunc(v_lock.weight)
+              OR coalesce(v_lock.access, 'write') <> 'write' AND v_lock."limit" IS DISTINCT FROM 1 THEN
+            RAISE EXCEPTION 'sqlsem: on % limit % with weight % cannot be: 1 <= weight <= limit, both whole, and limit 1 with another access than write',
+                quote_literal(v_lock.resource), v_lock."limit", v_lock.weight USING ERRCODE = '22023';
+        ELSIF v_lock."limit" IS NULL AND (SELECT o.cap FROM {schema}.set_for(v_lock.resource::varchar) AS o) IS NULL THEN
+            PERFORM {schema}.refuse(v_lock.resource::varchar, 'write', 'a task', NULL, 'a task', NULL, 1);
+        END IF;
+    END LOOP;
+    IF (SELECT count(*) <> count(DISTINCT r ->> 'resource') FROM jsonb_array_elements(p_locks) AS r) THEN
+        RAISE EXCEPTION 'sqlsem: the locks of a task name a resource twice; ask for it once, with a weight' USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Refuses tasks with locks from a login that may take none. (Not where a schedule puts them: that was asked when it was kept.)
+CREATE OR REPLACE FUNCTION {schema}.check_may_lock(p_tasks jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF jsonb_path_exists(p_tasks, '$[*].locks ? (@ != null)') AND NOT {schema}.has_role('user', 'operator') THEN
+        RAISE EXCEPTION 'sqlsem: % may not take locks, and so puts no tasks that do', session_user
+            USING ERRCODE = '42501', HINT = format('GRANT {schema}_user TO %I.', session_user);
+    END IF;
+END
+$$;
+
+-- Of tasks that were just put: what they ask for.
+CREATE OR REPLACE FUNCTION {schema}.keep_locks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS void
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO {schema}.task_lock (task_id, number, queue_name, resource_id, access_type, concurrency_limit, weight)
+    SELECT t.task_id, l.number, p_queue, l.lock ->> 'resource', coalesce(l.lock ->> 'access', 'write'),
+           (l.lock ->> 'limit')::integer, coalesce((l.lock ->> 'weight')::integer, 1)
+    FROM jsonb_array_elements(p_tasks) WITH ORDINALITY AS a (task, ordinal)
+    CROSS JOIN LATERAL jsonb_array_elements(CASE jsonb_typeof(a.task -> 'locks') WHEN 'array' THEN a.task -> 'locks' ELSE '[]' END)
+        WITH ORDINALITY AS l (lock, number)
+    JOIN {schema}.task AS t ON t.put_uid = p_uid || '.' || a.ordinal
+$$;
+
+-- Ends the rows of a task that belong to this member; what it has handed over, and adopted again, is not the task's any more.
+-- What an open transaction has pinned stays its owner's, who finds it there; but the parking member looks for nothing, so its rows
+-- are waited for.
+-- p_claim: how the uids of the rows begin that were claimed with the task; NULL: it stands in the lines.
+CREATE OR REPLACE FUNCTION {schema}.end_rows(p_task bigint, p_member bigint, p_claim text, p_outcome text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_row   record;
+    v_freed boolean;
+BEGIN
+    IF p_claim IS NULL THEN
+        PERFORM FROM {schema}.task_lock AS l
+        JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
+        WHERE l.task_id = p_task AND t.member_id = p_member
+        ORDER BY t.queue_position FOR UPDATE OF t;
+    END IF;
+    FOR v_row IN
+        WITH free AS (
+            SELECT t.resource_id, t.queue_position FROM {schema}.task_lock AS l
+            JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
+            WHERE l.task_id = p_task AND t.member_id = p_member AND (p_claim IS NULL OR starts_with(t.request_uid, p_claim))
+            FOR UPDATE OF t SKIP LOCKED),
+        gone AS (
+            DELETE FROM {schema}.{table} AS t USING free
+            WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
+        kept AS (
+            INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id, owner, note,
+                                          requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login, ended_by)
+            SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id, g.owner, g.note,
+                   g.requested_at, g.granted_at, CASE WHEN g.revoked_at IS NULL THEN p_outcome ELSE 'revoked' END, g.concurrency_limit,
+                   m.host, coalesce(m.pid, m.backend_pid), m.program, m.login, g.revoked_by
+            FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id)
+        SELECT g.queue_position, m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AS is_ours
+        FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id
+    LOOP
+        IF v_row.is_ours THEN
+            v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(v_row.queue_position));
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- A parked task stands in no line any more. (The caller sets locks_left.)
+CREATE OR REPLACE FUNCTION {schema}.leave_lines(p_task bigint, p_queue varchar) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.end_rows(p_task, (SELECT p.member_id FROM {schema}.parking AS p WHERE p.queue_name = p_queue), NULL, 'cancelled');
+    UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = p_task AND queue_position IS NOT NULL;
+END
+$$;
+
+-- An attempt at a task with locks has ended, by whatever statement, or a parked one is taken away, or pending again.
+CREATE OR REPLACE FUNCTION {schema}.task_parks() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF OLD.status = 'running' THEN
+        PERFORM {schema}.end_rows(OLD.task_id, OLD.member_id, concat(coalesce(OLD.claim_uid, 'parked ' || OLD.task_id), '.'), 'released');
+        UPDATE {schema}.task_lock SET queue_position = NULL, waits = false WHERE task_id = OLD.task_id;
+    ELSIF OLD.status = 'pending' AND NEW.status <> 'running' THEN
+        PERFORM {schema}.leave_lines(OLD.task_id, OLD.queue_name);
+        NEW.locks_left := NULL;
+    END IF;
+    IF NEW.status = 'pending' THEN
+        NEW.asks_at := CASE WHEN NEW.ready_at < {schema}.end_of_time() THEN NEW.ready_at ELSE clock_timestamp() END;
+        NEW.ready_at := {schema}.end_of_time();
+        NEW.locks_left := NULL;
+    END IF;
+    RETURN NEW;
+END
+$$;
+DO $$
+BEGIN
+    -- Only once: it locks the table.
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'task_parks' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER task_parks BEFORE UPDATE OF status ON {schema}.task FOR EACH ROW
+            WHEN (OLD.lock_count IS NOT NULL AND OLD.status IS DISTINCT FROM NEW.status)
+            EXECUTE FUNCTION {schema}.task_parks();
+    END IF;
+END
+$$;
+
+-- Somebody deletes a parked task by hand.
+CREATE OR REPLACE FUNCTION {schema}.task_goes() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.leave_lines(OLD.task_id, OLD.queue_name);
+    RETURN OLD;
+END
+$$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'task_goes' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER task_goes BEFORE DELETE ON {schema}.task FOR EACH ROW
+            WHEN (OLD.lock_count IS NOT NULL AND OLD.status = 'pending')
+            EXECUTE FUNCTION {schema}.task_goes();
+    END IF;
+END
+$$;
+
+-- The parking member of a queue, whose row of parking the caller has locked, with a lease that has begun of late.
+CREATE OR REPLACE FUNCTION {schema}.parking_member(p_queue varchar, p_member bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_lease constant integer := 60000;  -- ms; LEASE above
+BEGIN
+    UPDATE {schema}.member SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + v_lease * interval '1 millisecond'
+    WHERE member_id = p_member AND lease_until < clock_timestamp() + v_lease * interval '0.875 millisecond';
+    IF FOUND OR EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member) THEN
+        RETURN p_member;
+    END IF;
+    PERFORM {schema}.check_origin();
+    -- It is no login's: nobody can renew it, or give its rows back, but these routines.
+    INSERT INTO {schema}.member (program, login, grace_ms, lease_ms, lease_until)
+    VALUES ('parked tasks', '', 0, v_lease, clock_timestamp() + v_lease * interval '1 millisecond')
+    RETURNING member_id INTO p_member;
+    UPDATE {schema}.parking AS p SET member_id = p_member WHERE p.queue_name = p_queue;
+    -- Whatever stood in the lines went with the one before.
+    UPDATE {schema}.task_lock AS l SET queue_position = NULL, waits = false
+    FROM {schema}.task AS t
+    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left IS NOT NULL
+      AND l.task_id = t.task_id;
+    UPDATE {schema}.task AS t SET locks_left = NULL
+    WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left IS NOT NULL;
+    RETURN p_member;
+END
+$$;
+
+-- Whether the limits and rates of a queue, and of this key, have room for one more. p_asked: those count, too, that stand in the lines.
+CREATE OR REPLACE FUNCTION {schema}.has_room(p_queue varchar, p_key varchar, p_asked boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_setting {schema}.queue_setting;
+    v_most    integer;
+    v_all     bigint;
+    v_key     bigint;
+    v_asks    bigint;
+    v_key_asks bigint;
+BEGIN
+    SELECT * INTO v_setting FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue;
+    IF NOT FOUND THEN
+        RETURN true;
+    END IF;
+    v_most := CASE WHEN p_key <> '' THEN coalesce((SELECT k.task_limit FROM {schema}.queue_key AS k
+                                                   WHERE k.queue_name = p_queue AND k.task_key = p_key), v_setting.key_limit) END;
+    SELECT count(*), count(*) FILTER (WHERE t.task_key = p_key), count(*) FILTER (WHERE t.asks),
+           count(*) FILTER (WHERE t.asks AND t.task_key = p_key)
+    INTO v_all, v_key, v_asks, v_key_asks
+    FROM (SELECT t.task_key, false AS asks FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id
+          UNION ALL
+          SELECT t.task_key, true FROM {schema}.task AS t
+          WHERE p_asked AND t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
+            AND t.locks_left IS NOT NULL) AS t;
+    RETURN coalesce(v_all < v_setting.task_limit, true) AND coalesce(v_key < v_most, true)
+           AND {schema}.may_start(p_queue, coalesce(p_key, ''), v_asks, v_key_asks, false);
+END
+$$;
+
+-- Puts the rows of parked tasks into the lines of their locks: of those that could run but for them, the first ones. How many.
+CREATE OR REPLACE FUNCTION {schema}.ask_for_locks(p_queue varchar, p_parking bigint, p_order integer) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_task     record;
+    v_lock     record;
+    v_position bigint;
+    v_count    integer := 0;
+    v_full     text[] := '{}';  -- keys without room
+BEGIN
+    FOR v_task IN
+        SELECT t.task_id, t.task_key, t.note, t.attempt, t.lock_count FROM {schema}.task AS t
+        WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL
+          AND t.task_order = p_order AND t.locks_left IS NULL AND t.asks_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.task_priority, t.task_id
+        FOR UPDATE OF t SKIP LOCKED
+    LOOP
+        CONTINUE WHEN v_task.task_key = ANY (v_full);
+        IF NOT {schema}.has_room(p_queue, v_task.task_key, true) THEN
+            EXIT WHEN NOT {schema}.has_room(p_queue, '', true);
+            v_full := v_full || v_task.task_key::text;
+            CONTINUE;
+        END IF;
+        -- No gate is waited for, as others may wait for what this transaction has. A limit that the server has must stay.
+        CONTINUE WHEN NOT (
+            SELECT bool_and(pg_try_advisory_xact_lock({schema}.lock_class(0), g.key)
+                            AND (g.named OR pg_try_advisory_xact_lock_shared({schema}.lock_class(5), 2)))
+            FROM (SELECT DISTINCT hashtext(l.resource_id) AS key, l.concurrency_limit IS NOT NULL AS named
+                  FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY 1) AS g);
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.task_lock AS l CROSS JOIN LATERAL {schema}.set_for(l.resource_id) AS o
+                              WHERE l.task_id = v_task.task_id AND l.concurrency_limit IS NULL AND o.cap IS NULL);
+        FOR v_lock IN SELECT * FROM {schema}.task_lock AS l WHERE l.task_id = v_task.task_id ORDER BY l.number LOOP
+            INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                          request_uid, note)
+            VALUES (v_lock.resource_id, format('task %s', v_task.task_id), v_lock.access_type, v_lock.concurrency_limit,
+                    v_lock.weight, p_parking, left(format('task %s of %s', v_task.task_id, p_queue), 255),
+                    format('parked %s.%s.%s', v_task.task_id, v_lock.number, pg_current_xact_id()), v_task.note)
+            RETURNING queue_position INTO v_position;
+            DELETE FROM {schema}.low_water WHERE resource_id = v_lock.resource_id AND mark > v_position;  -- numbers went back
+            UPDATE {schema}.task_lock SET queue_position = v_position, waits = true
+            WHERE task_id = v_task.task_id AND number = v_lock.number;
+        END LOOP;
+        UPDATE {schema}.task SET locks_left = v_task.lock_count WHERE task_id = v_task.task_id;
+        v_count := v_count + 1;
+        EXIT WHEN v_count >= 100;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+
+-- Looks whose turn has come. Of requests of one kind, who stands behind one that may not go in may not either.
+CREATE OR REPLACE FUNCTION {schema}.look_at_lines(p_queue varchar) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_kind record;
+    v_one  record;
+BEGIN
+    FOR v_kind IN
+        SELECT DISTINCT l.resource_id, l.access_type, l.weight, l.concurrency_limit FROM {schema}.task_lock AS l
+        WHERE l.queue_name = p_queue AND l.waits
+    LOOP
+        FOR v_one IN
+            SELECT l.task_id, l.number, l.queue_position FROM {schema}.task_lock AS l
+            WHERE l.queue_name = p_queue AND l.waits AND l.resource_id = v_kind.resource_id AND l.access_type = v_kind.access_type
+              AND l.weight = v_kind.weight AND l.concurrency_limit IS NOT DISTINCT FROM v_kind.concurrency_limit
+            ORDER BY l.queue_position
+        LOOP
+            EXIT WHEN NOT (SELECT a.eligible FROM {schema}.ahead(v_kind.resource_id, v_one.queue_position, v_kind.access_type,
+                                                                 v_kind.concurrency_limit, v_kind.weight, NULL) AS a);
+            PERFORM FROM {schema}.task AS t WHERE t.task_id = v_one.task_id AND t.status = 'pending' FOR UPDATE OF t SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;  -- it is just being taken away
+            UPDATE {schema}.task_lock SET waits = false WHERE task_id = v_one.task_id AND number = v_one.number;
+            UPDATE {schema}.task SET locks_left = locks_left - 1 WHERE task_id = v_one.task_id;
+        END LOOP;
+    END LOOP;
+END
+$$;
+
+-- Of the parked tasks whose turn has come the first one, locked, if it may start; others leave the lines.
+CREATE OR REPLACE FUNCTION {schema}.parked_task(p_queue varchar, p_parking bigint, p_order integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_task   record;
+    v_rows   record;
+    v_locked integer;
+BEGIN
+    FOR v_task IN
+        SELECT t.task_id, t.task_order, t.task_key, t.lock_count FROM {schema}.task AS t
+        WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL AND t.locks_left = 0
+        ORDER BY t.task_order, t.task_priority, t.task_id
+        FOR UPDATE OF t SKIP LOCKED
+    LOOP
+        -- What is found of its rows stays true to the end of this transaction: nobody takes one away, and a reader ahead does
+        -- not begin to upgrade (begin_upgrade). Nobody is waited for who is just doing so.
+        PERFORM FROM {schema}.task_lock AS l
+        JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
+        WHERE l.task_id = v_task.task_id AND t.member_id = p_parking
+        FOR NO KEY UPDATE OF t SKIP LOCKED;
+        GET DIAGNOSTICS v_locked = ROW_COUNT;
+        SELECT count(*) AS there, count(*) FILTER (WHERE r.revoked_at IS NULL) AS count,
+               count(*) FILTER (WHERE r.eligible) AS free INTO v_rows
+        FROM (SELECT a.eligible, t.revoked_at FROM {schema}.task_lock AS l
+              JOIN {schema}.{table} AS t ON t.resource_id = l.resource_id AND t.queue_position = l.queue_position
+              CROSS JOIN LATERAL {schema}.ahead(l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight, NULL) AS a
+              WHERE l.task_id = v_task.task_id AND t.member_id = p_parking) AS r;
+        CONTINUE WHEN v_locked < v_rows.there;
+        IF v_rows.count < v_task.lock_count OR v_task.task_order <> p_order
+           OR NOT {schema}.has_room(p_queue, v_task.task_key, false) THEN
+            PERFORM {schema}.leave_lines(v_task.task_id, p_queue);
+            UPDATE {schema}.task SET locks_left = NULL WHERE task_id = v_task.task_id;
+        ELSIF v_rows.free < v_task.lock_count THEN  -- a resource was paused, or has another limit now
+            UPDATE {schema}.task_lock SET waits = true WHERE task_id = v_task.task_id;
+            UPDATE {schema}.task SET locks_left = v_task.lock_count WHERE task_id = v_task.task_id;
+        ELSE
+            RETURN v_task.task_id;
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Claims a parked task whose turn has come; task_id is NULL where there is none, or another claim is looking just now. Its locks are
+-- this member's from then on: [[resource, position, access, limit, weight], …], with this requesting_id, and p_row_owner as who in
+-- that process has them. With p_again (the first reply may have been lost) the claim of the same p_uid is found again.
+CREATE OR REPLACE FUNCTION {schema}.claim_parked(
+    p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_requesting_id varchar, p_row_owner varchar,
+    OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
+    OUT failures integer, OUT max_attempts integer, OUT locks text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_parking bigint;
+    v_order   integer;
+    v_task    bigint;
+    v_lease   integer;
+    v_lock    record;
+BEGIN
+    IF p_again THEN
+        v_task := (SELECT r.task_id FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id
+                   WHERE r.member_id = p_member AND r.claim_uid = p_uid AND t.lock_count IS NOT NULL);
+    END IF;
+    IF v_task IS NULL THEN
+        -- (Without a look at the member: where nothing is parked, this costs no more.)
+        IF NOT EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending'
+                       AND t.lock_count IS NOT NULL) THEN
+            RETURN;
+        END IF;
+        PERFORM {schema}.require_read_committed('a claim');
+        IF concat(p_requesting_id, p_row_owner, p_uid) ~ '[[:cntrl:]]' OR p_requesting_id IS NULL THEN
+            RAISE EXCEPTION 'sqlsem: bad request: requesting_id and uid must be printable text' USING ERRCODE = '22023';
+        END IF;
+        PERFORM {schema}.require_member(p_member);
+        INSERT INTO {schema}.parking (queue_name) VALUES (p_queue) ON CONFLICT DO NOTHING;
+        SELECT p.member_id INTO v_parking FROM {schema}.parking AS p WHERE p.queue_name = p_queue FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND OR NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext('turns.' || p_queue)) THEN
+            RETURN;
+        END IF;
+        -- What limits say is true until the end of this transaction: as in task_of_turn.
+        PERFORM FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND AND EXISTS (SELECT FROM {schema}.queue_setting AS s WHERE s.queue_name = p_queue) THEN
+            RETURN;
+        END IF;
+        -- Alone: a registration of this member that is under way must not write a low-water mark above what comes here.
+        IF NOT pg_try_advisory_xact_lock({schema}.lock_class(7), {schema}.lock_key(p_member)) THEN
+            RETURN;
+        END IF;
+        v_parking := {schema}.parking_member(p_queue, v_parking);
+        v_order := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
+        FOR v_look IN 1..2 LOOP
+            PERFORM {schema}.look_at_lines(p_queue);
+            v_task := {schema}.parked_task(p_queue, v_parking, v_order);
+            EXIT WHEN v_task IS NOT NULL OR v_look = 2 OR {schema}.ask_for_locks(p_queue, v_parking, v_order) = 0;
+        END LOOP;
+        IF v_task IS NULL OR NOT {schema}.may_start(
+            p_queue, (SELECT coalesce(t.task_key, '') FROM {schema}.task AS t WHERE t.task_id = v_task), 0, 0, true) THEN
+            RETURN;
+        END IF;
+        -- (Their positions may be lower than those that this member has been given since.)
+        DELETE FROM {schema}.low_water AS l WHERE l.resource_id = {schema}.member_key(p_member);
+        UPDATE {schema}.{table} AS t
+        SET member_id = p_member, requesting_id = p_requesting_id, owner = p_row_owner,
+            request_uid = concat(coalesce(p_uid, 'parked ' || v_task), '.', l.number, CASE WHEN p_uid IS NULL THEN '.' || pg_current_xact_id() END),
+            granted_at = clock_timestamp(), attended_until = NULL
+        FROM {schema}.task_lock AS l
+        WHERE l.task_id = v_task AND t.resource_id = l.resource_id AND t.queue_position = l.queue_position;
+        UPDATE {schema}.task AS t
+        SET status = 'running', attempt = t.attempt + 1, member_id = p_member, owner = p_owner, claim_uid = p_uid,
+            claimed_at = clock_timestamp(), host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login
+        FROM {schema}.member AS m
+        WHERE t.task_id = v_task AND m.member_id = p_member;
+    END IF;
+    SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+    INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
+    FROM {schema}.task AS t WHERE t.task_id = v_task;
+    v_lease := (SELECT m.lease_ms FROM {schema}.member AS m WHERE m.member_id = p_member);
+    FOR v_lock IN SELECT l.queue_position FROM {schema}.task_lock AS l WHERE l.task_id = v_task AND v_lease IS NULL LOOP
+        -- (Who waits shares it for an instant, to see whether it is free. It only spares them looking.)
+        FOR v_try IN 1..20 LOOP
+            EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(v_lock.queue_position));
+            PERFORM pg_sleep(0.001);
+        END LOOP;
+    END LOOP;
+    locks := (SELECT json_agg(json_build_array(l.resource_id, l.queue_position, l.access_type, l.concurrency_limit, l.weight)
+                              ORDER BY l.number)
+              FROM {schema}.task_lock AS l WHERE l.task_id = v_task);
+END
+$$;
+
+-- Tests those who keep parked tasks of a queue out, as nobody waits for these who would: on 16 of many resources.
+CREATE OR REPLACE FUNCTION {schema}.suspect_lines(p_queue varchar) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_resource varchar;
+    v_written  boolean;
+BEGIN
+    FOR v_resource IN
+        SELECT l.resource_id FROM {schema}.task_lock AS l WHERE l.queue_name = p_queue AND l.waits
+        GROUP BY 1 ORDER BY random() LIMIT 16
+    LOOP
+        v_written := {schema}.suspect_all(v_resource, NULL);
+    END LOOP;
+END
+$$;

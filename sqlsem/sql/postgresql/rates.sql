@@ -1,0 +1,493 @@
+-- sqlsem, rates, for PostgreSQL: so much in so long. May be run again at any time, after public.sql.
+--
+-- Who waits for a rate waits in the queue of a mutex, resource 'rate:' and its name. Who is at its head takes what it needs as
+-- soon as that is there, and leaves. What was taken is written down by hundredths of each window (slots): a slot counts until
+-- all of it is out of the window, so in no stretch of time of that length the limit is passed; at the worst a hundredth of
+-- the window is waited for too long. Whatever is taken counts for every window that anybody has declared for the rate.
+-- With a burst there is a bucket besides, which leaks evenly (GCRA): https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
+-- Times are of the server's clock. Where that has gone back, what stands in its future is moved back with it.
+--
+-- Who would wait for an instant only (p_ahead, 500 ms) does so without standing in the line: it is promised its share for the
+-- moment at which there is room, which is written down there as used, and sleeps until then. What comes later is promised no
+-- earlier moment (promised_ms), so this is in the order of asking, too; and no hand-over lies between one and the next.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- The present in milliseconds since 1970, as rates count it.
+CREATE OR REPLACE FUNCTION {schema}.clock_ms() RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+-- The length of a slot of a window. (So simple that the planner inlines it.)
+CREATE OR REPLACE FUNCTION {schema}.slot_ms(p_window_ms bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (p_window_ms OPERATOR(pg_catalog.+) 99::bigint) OPERATOR(pg_catalog./) 100::bigint $$;
+
+-- Refuses what is no rate's name: so nobody takes from the starts of a work queue's tasks, or gives any of them back (may_start).
+CREATE OR REPLACE FUNCTION {schema}.check_rate_name(p_resource text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('rate', p_resource);
+    IF p_resource NOT LIKE 'rate:_%' THEN
+        RAISE EXCEPTION 'sqlsem: % is no rate; the resource of a rate is ''rate:'' and its name', quote_literal(p_resource)
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Refuses what can be no rate.
+CREATE OR REPLACE FUNCTION {schema}.check_rate(
+    p_resource text, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_what text;
+BEGIN
+    PERFORM {schema}.check_rate_name(p_resource);
+    v_what := CASE
+        WHEN coalesce(cardinality(p_limits), 0) = 0 OR cardinality(p_limits) IS DISTINCT FROM cardinality(p_windows)
+            OR cardinality(p_limits) > 10 OR array_ndims(p_limits) <> 1 OR array_ndims(p_windows) <> 1
+            THEN 'needs from 1 to 10 limits, and a window for each'
+        WHEN (SELECT count(DISTINCT w) <> count(*) FROM unnest(p_windows) AS w) THEN 'names a window twice, or NULL'
+        WHEN (SELECT bool_or((w BETWEEN 1 AND 2147483647) IS NOT TRUE) FROM unnest(p_windows) AS w)
+            THEN 'has a window that is not from 1 to 2147483647 ms'
+        WHEN (SELECT bool_or((l BETWEEN 1 AND 2147483647) IS NOT TRUE) FROM unnest(p_limits) AS l)
+            THEN 'has a limit that is not from 1 to 2147483647'
+        WHEN (p_cost >= 1) IS NOT TRUE THEN format('is asked for %s; the cost must be 1 or more', coalesce(p_cost::text, 'NULL'))
+        WHEN (SELECT p_cost > min(l) FROM unnest(p_limits) AS l)
+            THEN format('is asked for %s, which can never fit into its limit of %s', p_cost, (SELECT min(l) FROM unnest(p_limits) AS l))
+        WHEN p_burst IS NOT NULL AND cardinality(p_limits) <> 1 THEN 'has a burst and several windows; a burst goes with one window'
+        WHEN p_burst < 1 OR p_burst > p_limits[1] THEN format('has a burst that is not from 1 to its limit, but %s', p_burst)
+        WHEN p_cost > p_burst THEN format('is asked for %s, which can never fit into its burst of %s', p_cost, p_burst)
+    END;
+    IF v_what IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: % %', quote_literal(p_resource), v_what USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Makes the windows known that are not yet, and puts right what a clock that went back has left in the future. A window that is
+-- new begins with what others say was used of late: no sooner than it was.
+CREATE OR REPLACE FUNCTION {schema}.begin_rate(p_resource varchar, p_limits bigint[], p_windows bigint[], p_now bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_new      record;
+    v_other    bigint;
+    v_promised bigint;
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.rate_window WHERE resource_id = p_resource AND seen_ms > p_now) THEN
+        -- (What is promised for later is used so much later still.)
+        WITH ahead AS (
+            DELETE FROM {schema}.rate_slot AS s USING {schema}.rate_window AS w
+            WHERE s.resource_id = p_resource AND w.resource_id = s.resource_id AND w.window_ms = s.window_ms
+              AND s.slot > p_now / {schema}.slot_ms(s.window_ms)
+            RETURNING s.window_ms, s.used,
+                      greatest(p_now, least((s.slot + 1) * {schema}.slot_ms(s.window_ms) - 1, greatest(w.seen_ms, w.promised_ms))
+                                      - greatest(0, w.seen_ms - p_now)) / {schema}.slot_ms(s.window_ms) AS slot)
+        INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
+        SELECT p_resource, a.window_ms, a.slot, sum(a.used) FROM ahead AS a GROUP BY a.window_ms, a.slot
+        ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = s.used + excluded.used;
+        UPDATE {schema}.rate_window
+        SET full_us = full_us - (seen_ms - p_now) * 1000, promised_ms = promised_ms - (seen_ms - p_now), seen_ms = p_now
+        WHERE resource_id = p_resource AND seen_ms > p_now;
+    END IF;
+    FOR v_new IN
+        SELECT n.window_ms, n.rate_limit FROM unnest(p_windows, p_limits) AS n (window_ms, rate_limit)
+        WHERE NOT EXISTS (SELECT FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = n.window_ms)
+    LOOP
+        -- The shortest of those that are longer, or else the longest.
+        SELECT w.window_ms, w.promised_ms INTO v_other, v_promised FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource
+        ORDER BY w.window_ms < v_new.window_ms, abs(w.window_ms - v_new.window_ms) LIMIT 1;
+        IF FOUND THEN
+            INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
+            SELECT p_resource, v_new.window_ms, o.slot, sum(o.used)
+            FROM (SELECT least(greatest(p_now, v_promised), (slot + 1) * {schema}.slot_ms(window_ms) - 1)
+                         / {schema}.slot_ms(v_new.window_ms) AS slot, used
+                  FROM {schema}.rate_slot
+                  WHERE resource_id = p_resource AND window_ms = v_other
+                    AND slot >= (p_now - v_new.window_ms) / {schema}.slot_ms(window_ms)) AS o
+            GROUP BY o.slot
+            ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = greatest(s.used, excluded.used);
+        END IF;
+        INSERT INTO {schema}.rate_window (resource_id, window_ms, rate_limit, seen_ms, promised_ms)
+        VALUES (p_resource, v_new.window_ms, v_new.rate_limit, p_now, v_promised)
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+END
+$$;
+
+-- Writes down that so much is used at p_at_us, now or soon (or, negative, given back of what was used then), for all windows of
+-- a rate.
+CREATE OR REPLACE FUNCTION {schema}.use_rate(p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_now constant bigint := p_now_us / 1000;
+    v_at  constant bigint := p_at_us / 1000;
+BEGIN
+    UPDATE {schema}.rate_window AS w
+    SET seen_ms = greatest(w.seen_ms, v_now),
+        promised_ms = CASE WHEN v_at > v_now THEN greatest(w.promised_ms, v_at) ELSE w.promised_ms END,
+        full_us = CASE WHEN p_used > 0
+                       THEN CASE WHEN w.full_us IS NOT NULL
+                                 THEN least(greatest(w.full_us, p_at_us) + ceil(p_used::numeric * w.window_ms * 1000 / w.rate_limit),
+                                            4611686018427387904)::bigint END  -- (a debt may be so large that it is never paid)
+                       -- (Of what has leaked since nothing is left that could be given back.)
+                       ELSE w.full_us - greatest(0, least(floor(-p_used::numeric * w.window_ms * 1000 / w.rate_limit), 4611686018427387904)::bigint
+                                                    - greatest(0, p_now_us - least(p_then, v_now) * 1000)) END
+    WHERE w.resource_id = p_resource;
+    IF p_used > 0 THEN
+        INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, used)
+        SELECT p_resource, w.window_ms, v_at / {schema}.slot_ms(w.window_ms), p_used
+        FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource
+        ON CONFLICT (resource_id, window_ms, slot) DO UPDATE SET used = s.used + excluded.used;
+    ELSE
+        UPDATE {schema}.rate_slot SET used = greatest(0, used + p_used)
+        WHERE resource_id = p_resource AND slot = p_then / {schema}.slot_ms(window_ms);
+    END IF;
+    -- What is over.
+    DELETE FROM {schema}.rate_slot WHERE resource_id = p_resource AND slot < (v_now - window_ms) / {schema}.slot_ms(window_ms);
+END
+$$;
+
+-- After how many ms so much may be had of a rate whose windows are known (begin_rate): when enough is out of each window, the
+-- bucket of a burst has room, and nobody has been promised anything for later.
+CREATE OR REPLACE FUNCTION {schema}.rate_wait(
+    p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint, p_now_us bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_now  constant bigint := p_now_us / 1000;
+    v_wait bigint;
+    v_full bigint;
+    v_room bigint;
+BEGIN
+    SELECT greatest(0, max(n.until_ms) - v_now,
+                    (SELECT max(w.promised_ms) FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource) - v_now) INTO v_wait
+    FROM (SELECT CASE WHEN t.total + p_cost > d.rate_limit THEN (
+                     -- The slots leave one after the other.
+                     SELECT min((f.slot + 1) * {schema}.slot_ms(d.window_ms) + d.window_ms)
+                     FROM (SELECT s.slot, sum(s.used) OVER (ORDER BY s.slot) AS gone FROM {schema}.rate_slot AS s
+                           WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
+                             AND s.slot >= (v_now - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS f
+                     WHERE t.total - f.gone + p_cost <= d.rate_limit) END AS until_ms
+          FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
+          CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0) AS total FROM {schema}.rate_slot AS s
+                              WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
+                                AND s.slot >= (v_now - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS t) AS n;
+    IF p_burst IS NOT NULL THEN
+        -- How far before the moment at which the bucket is empty again this may be had.
+        v_room := floor((p_burst - p_cost)::numeric * p_windows[1] * 1000 / p_limits[1]);
+        SELECT w.full_us INTO v_full FROM {schema}.rate_window AS w
+        WHERE w.resource_id = p_resource AND w.window_ms = p_windows[1];
+        IF v_full IS NULL THEN
+            UPDATE {schema}.rate_window SET full_us = p_now_us WHERE resource_id = p_resource AND window_ms = p_windows[1];
+        ELSE
+            v_wait := greatest(v_wait, ceil((v_full - v_room - p_now_us) / 1000.0)::bigint);
+        END IF;
+    END IF;
+    RETURN v_wait;
+END
+$$;
+
+-- How much may be had at that moment.
+CREATE OR REPLACE FUNCTION {schema}.rate_room(
+    p_resource varchar, p_limits bigint[], p_windows bigint[], p_burst bigint, p_at_us bigint) RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT least(min(d.rate_limit - t.total),
+                 (SELECT p_burst - ceil(greatest(0, w.full_us - p_at_us)::numeric * p_limits[1] / (p_windows[1] * 1000))
+                  FROM {schema}.rate_window AS w WHERE w.resource_id = p_resource AND w.window_ms = p_windows[1]))::bigint
+    FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
+    CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0) AS total FROM {schema}.rate_slot AS s
+                        WHERE s.resource_id = p_resource AND s.window_ms = d.window_ms
+                          AND s.slot >= (p_at_us / 1000 - d.window_ms) / {schema}.slot_ms(d.window_ms)) AS t
+$$;
+
+-- Takes from a rate, for several, one after the other: as many as may have it at once, or as soon as each of them may be
+-- promised it (p_ahead, ms). times: when, for each of those that were served, by the clock of the server, in ms; wait_ms: how long
+-- the first one has to wait, or whoever was first and got nothing. To be called under the gate of its resource (or another lock that all
+-- who take from it hold), in a statement after that one. Takes nothing where p_only_look.
+CREATE OR REPLACE FUNCTION {schema}.take_tokens(
+    p_resource varchar, p_costs bigint[], p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
+    p_only_look boolean DEFAULT false, p_ahead bigint[] DEFAULT '{}', OUT wait_ms bigint, OUT times bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_us    bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+    v_first integer := 1;  -- of those that get it at the same moment
+    v_next  integer;
+    v_wait  bigint;
+    v_total bigint;
+    v_room  bigint;
+BEGIN
+    times := '{}';
+    PERFORM {schema}.begin_rate(p_resource, p_limits, p_windows, v_us / 1000);
+    WHILE v_first <= cardinality(p_costs) LOOP
+        v_wait := {schema}.rate_wait(p_resource, p_costs[v_first], p_limits, p_windows, p_burst, v_us);
+        wait_ms := coalesce(wait_ms, v_wait);
+        EXIT WHEN p_only_look OR v_wait > coalesce(p_ahead[v_first], 0);
+        IF v_first = 1 THEN
+            UPDATE {schema}.rate_window AS w SET rate_limit = d.rate_limit
+            FROM unnest(p_windows, p_limits) AS d (window_ms, rate_limit)
+            WHERE w.resource_id = p_resource AND w.window_ms = d.window_ms AND w.rate_limit <> d.rate_limit;
+        END IF;
+        v_total := p_costs[v_first];
+        v_next := v_first + 1;
+        IF v_next <= cardinality(p_costs) THEN
+            v_room := {schema}.rate_room(p_resource, p_limits, p_windows, p_burst, v_us + v_wait * 1000);
+            WHILE v_next <= cardinality(p_costs) AND v_total + p_costs[v_next] <= v_room AND v_wait <= coalesce(p_ahead[v_next], 0) LOOP
+                v_total := v_total + p_costs[v_next];
+                v_next := v_next + 1;
+            END LOOP;
+        END IF;
+        PERFORM {schema}.use_rate(p_resource, v_total, v_us, NULL, v_us + v_wait * 1000);
+        times := times || array_fill(v_us / 1000 + v_wait, ARRAY[v_next - v_first]);
+        v_first := v_next;
+    END LOOP;
+END
+$$;
+
+-- Takes from a rate, at one's turn. code:
+--   0 taken, for times[1], which comes in wait_ms   1 not enough is there, for wait_ms at least
+--   -1 others wait before the caller, or an operator has paused the rate   -2 the caller's row is gone
+-- p_position: the caller's row in the queue of p_resource, if it has one; without, it takes only where nobody waits.
+-- p_more: what others want that wait with the caller. As many of them as may have it get it, one after the other; times says
+-- when, for the caller and for these. The row goes when all are served.
+-- p_ahead: for how many ms each of them would rather sleep than wait in the line (see the head of this file).
+CREATE OR REPLACE FUNCTION {schema}.take_rate(
+    p_resource varchar, p_cost bigint, p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
+    p_position bigint DEFAULT NULL, p_requesting_id varchar DEFAULT NULL, p_more bigint[] DEFAULT '{}', p_ahead bigint[] DEFAULT '{}',
+    OUT code integer, OUT wait_ms bigint, OUT times bigint[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_first bigint;
+BEGIN
+    times := '{}';
+    PERFORM {schema}.check_rate(p_resource, p_cost, p_limits, p_windows, p_burst);
+    -- (What can never fit would wait for nothing, and be had at once.)
+    IF EXISTS (SELECT FROM unnest(p_more) AS m
+               WHERE (m BETWEEN 1 AND least(p_burst, (SELECT min(l) FROM unnest(p_limits) AS l))) IS NOT TRUE) THEN
+        RAISE EXCEPTION 'sqlsem: what others want of % must be 1 or more each, and fit into its limits; not %',
+            quote_literal(p_resource), p_more USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.guard('take_rate');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    WHILE p_position IS NULL LOOP  -- the dead are in nobody's way
+        v_first := (SELECT o.queue_position FROM {schema}.oldest_first(p_resource, 9223372036854775807) AS o LIMIT 1);
+        EXIT WHEN v_first IS NULL OR NOT {schema}.suspect(p_resource, v_first, -1);
+    END LOOP;
+    IF p_position IS NOT NULL
+       AND NOT EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                       WHERE t.resource_id = p_resource AND t.queue_position = p_position
+                         AND t.requesting_id = p_requesting_id AND t.revoked_at IS NULL AND m.login = session_user) THEN
+        code := -2;
+    ELSIF v_first IS NOT NULL
+          OR p_position IS NOT NULL AND EXISTS (SELECT FROM {schema}.oldest_first(p_resource, p_position))
+          OR (SELECT o.paused_at IS NOT NULL FROM {schema}.set_for(p_resource) AS o) THEN
+        code := -1;
+    ELSE
+        SELECT t.wait_ms, t.times INTO wait_ms, times
+        FROM {schema}.take_tokens(p_resource, array_prepend(p_cost, p_more), p_limits, p_windows, p_burst, false,
+                                  -- (At most so long: else nobody could say who waits, nor take a place away.)
+                                  ARRAY(SELECT least(a.ms, 500) FROM unnest(p_ahead) WITH ORDINALITY AS a (ms, nr) ORDER BY a.nr)) AS t;
+        code := CASE WHEN times = '{}' THEN 1 ELSE 0 END;
+        IF cardinality(times) > cardinality(p_more) AND p_position IS NOT NULL THEN
+            PERFORM {schema}.release(p_resource, p_position, p_requesting_id, 'released'::varchar);
+        END IF;
+    END IF;
+END
+$$;
+
+-- What was taken at p_taken_ms has cost more than that (or less: negative). More counts as used now, and may go beyond the limit;
+-- then nobody takes anything until enough of it is out of the window. Less is given back, where it counts still.
+CREATE OR REPLACE FUNCTION {schema}.settle_rate(p_resource varchar, p_taken_ms bigint, p_more bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_us bigint;
+BEGIN
+    PERFORM {schema}.check_rate_name(p_resource);
+    IF (p_taken_ms >= 0 AND p_more BETWEEN -2147483647 AND 2147483647) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be settled by % of what was taken at %', quote_literal(p_resource),
+            coalesce(p_more::text, 'NULL'), coalesce(p_taken_ms::text, 'NULL') USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.guard('settle_rate');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
+    v_us := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+    PERFORM {schema}.begin_rate(p_resource, '{}', '{}', v_us / 1000);
+    PERFORM {schema}.use_rate(p_resource, p_more, v_us, p_taken_ms, v_us);
+END
+$$;
+
+-- Every rate's windows, and how much of each is used just now.
+CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
+RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT w.resource_id, w.window_ms, w.rate_limit, coalesce(sum(s.used), 0)::bigint,
+           greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float
+    FROM {schema}.rate_window AS w
+    CROSS JOIN (SELECT {schema}.clock_ms() AS now_ms) AS n
+    LEFT JOIN {schema}.rate_slot AS s ON s.resource_id = w.resource_id AND s.window_ms = w.window_ms
+                                         AND s.slot >= (n.now_ms - w.window_ms) / {schema}.slot_ms(w.window_ms)
+    WHERE w.resource_id LIKE 'rate:%' AND (p_resource IS NULL OR w.resource_id = p_resource)  -- (not what starts of tasks are)
+    GROUP BY w.resource_id, w.window_ms, w.rate_limit, w.seen_ms, n.now_ms
+    ORDER BY w.resource_id, w.window_ms
+$$;
+
+
+-- For sessions -----------------------------------------------------------------------------------------------------
+
+-- Somebody who is first in the line of a rate still waits: for another ten seconds at least.
+CREATE OR REPLACE FUNCTION {schema}.attend_head(p_resource text, p_position bigint, p_requesting_id text) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE {schema}.{table} AS t SET attended_until = clock_timestamp() + interval '10 seconds'
+    FROM {schema}.member AS m
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+      AND t.resource_id LIKE 'rate:%' AND m.member_id = t.member_id AND m.login = session_user
+$$;
+
+-- Sleeps until the moment comes for which something was taken. Cancelled meanwhile it gives that back.
+CREATE OR REPLACE PROCEDURE {schema}.sleep_until_due(p_resource text, p_cost bigint, p_taken_ms bigint, p_wait_ms bigint)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_cancelled text;
+BEGIN
+    BEGIN
+        PERFORM pg_catalog.pg_sleep(p_wait_ms::double precision / 1000);
+    EXCEPTION WHEN query_canceled THEN  -- also statement_timeout
+        GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
+        PERFORM {schema}.settle_rate(p_resource::varchar, p_taken_ms, -p_cost);
+    END;
+    COMMIT;
+    IF v_cancelled IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: take from % was cancelled and has given back what it had been promised: %',
+            pg_catalog.quote_literal(pg_catalog.substr(p_resource, 6)), v_cancelled USING ERRCODE = '57014';
+    END IF;
+END
+$$;
+
+-- Takes from a rate, waiting up to timeout_ms for it, in the order of asking: at most rate_limit in any per_ms, by everybody
+-- together. more_limits, more_per_ms: further windows. code:
+--   0 taken at once   1 taken after waiting   -1 time is up   -2 its place in the line was taken away by an operator
+-- taken_ms is what settle wants to know. (It commits, as acquire does; every name in it is qualified, as there.)
+CREATE OR REPLACE PROCEDURE {schema}.take(
+    rate text, rate_limit bigint, per_ms bigint, cost bigint DEFAULT 1, timeout_ms integer DEFAULT -1, burst bigint DEFAULT NULL,
+    more_limits bigint[] DEFAULT '{}', more_per_ms bigint[] DEFAULT '{}', note text DEFAULT NULL, requesting_id text DEFAULT NULL,
+    INOUT code integer DEFAULT NULL, INOUT taken_ms bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_started   timestamptz := pg_catalog.clock_timestamp();
+    v_resource  text := pg_catalog.concat('rate:', rate);
+    v_limits    bigint[] := pg_catalog.array_prepend(rate_limit, more_limits);
+    v_windows   bigint[] := pg_catalog.array_prepend(per_ms, more_per_ms);
+    v_id        text;
+    v_left      integer;
+    v_position  bigint;
+    v_fence     bigint;
+    v_wait      bigint;
+    v_cancelled text;
+BEGIN
+    code := NULL;
+    taken_ms := NULL;
+    CALL {schema}.stand_alone('take');
+    PERFORM {schema}.check_name('rate', rate);
+    v_id := coalesce(requesting_id, {schema}.session_id());
+    IF (timeout_ms >= -1) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not %', coalesce(timeout_ms::text, 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
+    SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
+    FROM {schema}.take_rate(v_resource, cost, v_limits, v_windows, burst,
+                            p_ahead => ARRAY[CASE WHEN timeout_ms >= 0 THEN timeout_ms ELSE 500 END]::bigint[]) AS t;
+    COMMIT;
+    IF code = 0 THEN
+        CALL {schema}.sleep_until_due(v_resource, cost, taken_ms, v_wait);
+        code := CASE WHEN v_wait > 0 THEN 1 ELSE 0 END;
+        RETURN;
+    ELSIF timeout_ms = 0 THEN
+        code := -1;
+        RETURN;
+    END IF;
+    v_left := CASE WHEN timeout_ms > 0 THEN greatest(1, {schema}.time_left(timeout_ms, v_started)) ELSE -1 END;
+    -- The row is never there without an end: COMMIT must stand outside of the blocks that tidy up after a cancel, and a row left
+    -- between the two goes when nobody has attended to it.
+    CALL {schema}.acquire_row(v_resource, 1, 'write', 1, v_left, note, v_id, NULL, true, code, v_position, v_fence);
+    IF code < 0 THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.attend_head(v_resource, v_position, v_id);
+    COMMIT;
+    LOOP
+        v_left := {schema}.time_left(timeout_ms, v_started);
+        BEGIN
+            PERFORM pg_catalog.set_config('lock_timeout'::text, '3s'::text, true);  -- (then it is attended to)
+            SELECT t.code, t.wait_ms, t.times[1] INTO code, v_wait, taken_ms
+            FROM {schema}.take_rate(v_resource, cost, v_limits, v_windows, burst, v_position, v_id,
+                                    p_ahead => ARRAY[coalesce(v_left, 500)]::bigint[]) AS t;
+        EXCEPTION WHEN lock_not_available THEN
+            code := -1;
+        WHEN query_canceled THEN
+            GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
+        END;
+        COMMIT;
+        EXIT WHEN v_cancelled IS NOT NULL OR code IN (0, -2) OR v_left = 0;
+        BEGIN
+            PERFORM pg_catalog.pg_sleep(
+                least(CASE WHEN code = 1 THEN v_wait ELSE 500 END, coalesce(v_left, 4000), 4000)::double precision / 1000);
+        EXCEPTION WHEN query_canceled THEN  -- also statement_timeout
+            GET STACKED DIAGNOSTICS v_cancelled = MESSAGE_TEXT;
+        END;
+        IF v_cancelled IS NULL THEN
+            PERFORM {schema}.attend_head(v_resource, v_position, v_id);
+        END IF;
+        COMMIT;
+        EXIT WHEN v_cancelled IS NOT NULL;
+    END LOOP;
+    IF v_cancelled IS NOT NULL OR code IN (1, -1) THEN
+        PERFORM {schema}.release(v_resource::varchar, v_position, v_id::varchar,
+                                 CASE WHEN v_cancelled IS NULL THEN 'timeout' ELSE 'cancelled' END::varchar);
+        COMMIT;
+        taken_ms := NULL;
+    END IF;
+    IF v_cancelled IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: take from % was cancelled and has left the line: %', pg_catalog.quote_literal(rate), v_cancelled
+            USING ERRCODE = '57014';
+    ELSIF code = 0 THEN
+        CALL {schema}.sleep_until_due(v_resource, cost, taken_ms, v_wait);
+    END IF;
+    code := CASE code WHEN 0 THEN 1 WHEN -2 THEN -2 ELSE -1 END;
+END
+$$;
+
+-- Says what was used in the end of what take has taken (cost, at taken_ms): less is given back, more counts as used now.
+CREATE OR REPLACE FUNCTION {schema}.settle(rate text, taken_ms bigint, cost bigint, actual bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('rate', rate);
+    IF (cost >= 1 AND actual >= 0) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: settle wants what was taken, 1 or more, and what it has cost, 0 or more; not % and %',
+            coalesce(cost::text, 'NULL'), coalesce(actual::text, 'NULL') USING ERRCODE = '22023';
+    ELSIF actual <> cost THEN
+        PERFORM {schema}.settle_rate(concat('rate:', rate)::varchar, taken_ms, actual - cost);
+    END IF;
+END
+$$;

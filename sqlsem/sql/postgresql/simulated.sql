@@ -1,0 +1,98 @@
+-- sqlsem, a PostgreSQL database for simulations (sqlsem.testing.postgres). Never run any of this in a database that is used.
+--
+-- In that database alone the system's clock, its sleep, and those advisory locks that are waited for are replaced by functions
+-- of the same names, before the tables and routines are installed: so these are the very ones that ship, and their time is that
+-- of the simulation. The locks themselves stay the server's. Who has to wait for one says so beforehand, and stops
+-- when it has got it; who sleeps says for how long, and stops. Whoever runs the simulation hears that (INFO), and lets it go on by
+-- cancelling the statement that it has stopped in, which is caught here. To cancel who waits for a lock means that lock_timeout is over.
+
+-- name: prepare
+CREATE SCHEMA simulated;
+-- Microseconds since 1970; each call is one later, so that no two things happen at one time.
+CREATE SEQUENCE simulated.clock MINVALUE 0;
+ALTER FUNCTION pg_catalog.clock_timestamp() RENAME TO clock_timestamp_of_the_host;
+CREATE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+AS $$ SELECT '1970-01-01 00:00:00+00'::timestamptz + nextval('simulated.clock'::regclass) * interval '1 microsecond' $$;
+
+ALTER FUNCTION pg_catalog.pg_sleep(double precision) RENAME TO pg_sleep_of_the_host;
+CREATE FUNCTION pg_catalog.pg_sleep(p_seconds double precision) RETURNS void LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    RAISE INFO 'simulated: stops %', greatest(p_seconds, 0);
+    PERFORM pg_catalog.pg_sleep_of_the_host(3600);
+EXCEPTION WHEN query_canceled THEN
+    NULL;
+END
+$$;
+
+DO $all$
+DECLARE
+    v_name text;
+BEGIN
+    FOREACH v_name IN ARRAY ARRAY['advisory_xact_lock', 'advisory_xact_lock_shared', 'advisory_lock_shared'] LOOP
+        EXECUTE format('ALTER FUNCTION pg_catalog.pg_%1$s(integer, integer) RENAME TO real_%1$s', v_name);
+        EXECUTE format($one$
+CREATE FUNCTION pg_catalog.pg_%1$s(p_class integer, p_key integer) RETURNS void LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    v_limit text := current_setting('lock_timeout');
+BEGIN
+    IF pg_catalog.pg_try_%1$s(p_class, p_key) THEN
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM set_config('lock_timeout', '0', true);
+        RAISE INFO 'simulated: waits %%', v_limit;
+        PERFORM pg_catalog.real_%1$s(p_class, p_key);
+        PERFORM set_config('lock_timeout', v_limit, true);
+    EXCEPTION WHEN query_canceled THEN
+        RAISE EXCEPTION 'canceling statement due to lock timeout' USING ERRCODE = '55P03';
+    END;
+    PERFORM pg_catalog.pg_sleep(0);
+END
+$$
+$one$, v_name);
+    END LOOP;
+END
+$all$;
+
+-- name: begin
+-- Each schedule finds the tables as they were when they were new. (TRUNCATE makes new files, which takes long: only now and then.)
+DO $$
+DECLARE
+    v_table record;
+    v_anew  boolean := random() < 0.03;
+BEGIN
+    PERFORM set_config('session_replication_role', 'replica', true);  -- in any order
+    FOR v_table IN
+        SELECT c.oid::regclass::text AS name, pg_get_serial_sequence(c.oid::regclass::text, a.attname) AS sequence
+        FROM pg_class AS c LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> ''
+        WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r' AND c.relname <> 'setting'
+    LOOP
+        EXECUTE CASE WHEN v_anew THEN 'TRUNCATE ' || v_table.name || ' CASCADE' ELSE 'DELETE FROM ' || v_table.name END;
+        PERFORM setval(v_table.sequence::regclass, 1, false) WHERE v_table.sequence IS NOT NULL;
+    END LOOP;
+END
+$$
+
+-- name: set_clock
+SELECT setval('simulated.clock', greatest(%s, CASE WHEN %s THEN last_value ELSE 0 END)) FROM simulated.clock
+
+-- name: lots
+SELECT setseed(%s)
+
+-- name: let_go
+SELECT pg_cancel_backend(%s)
+
+-- name: blocked
+SELECT p FROM unnest(%s::integer[]) AS p WHERE pg_blocking_pids(p) <> '{}'
+
+-- name: terminate
+SELECT pg_terminate_backend(%s)
+
+-- name: lives
+SELECT count(*) FROM pg_stat_get_activity(%s)
+
+-- name: rows
+SELECT q.resource_id, q.queue_position, m.host, q.requesting_id, q.granted_at IS NOT NULL, q.revoked_at IS NOT NULL
+FROM {schema}.{table} AS q LEFT JOIN {schema}.member AS m ON m.member_id = q.member_id ORDER BY q.resource_id, q.queue_position
