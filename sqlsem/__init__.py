@@ -30,9 +30,12 @@ from sqlsem.errors import (
     Timeout,
     Unavailable,
 )
-from sqlsem.locks import Lock, all_of, limit, mutex, read, stage, write
+from sqlsem.leading import Leader, Term, leader
+from sqlsem.locks import Lock, adopt, all_of, limit, mutex, read, stage, write
 from sqlsem.model import Duration
+from sqlsem.periodic import Once, Run, once
 from sqlsem.printable import CleanFilter
+from sqlsem.rates import Rate, RateGrant, rate
 from sqlsem.rounds import Round, round
 from sqlsem.tasks import Call, Queue, Shell, Sql, Task, Worker, queue
 
@@ -49,13 +52,18 @@ __all__ = [
     "Deadlock",
     "Duration",
     "Grant",
+    "Leader",
     "Lock",
     "LockLost",
     "LockOrderWarning",
     "NotHeld",
+    "Once",
     "Queue",
+    "Rate",
+    "RateGrant",
     "Round",
     "RoundFailed",
+    "Run",
     "SchemaError",
     "Shell",
     "Sql",
@@ -64,19 +72,24 @@ __all__ = [
     "Task",
     "TaskFailed",
     "TaskInterrupted",
+    "Term",
     "Timeout",
     "Unavailable",
     "Worker",
+    "adopt",
     "aio",
     "all_of",
     "configure",
     "connect",
     "default",
     "default_url",
+    "leader",
     "limit",
     "mutex",
     "on",
+    "once",
     "queue",
+    "rate",
     "read",
     "round",
     "stage",

@@ -7,23 +7,32 @@ from typing import TYPE_CHECKING
 
 from sqlsem import engines, rounds, tasks
 from sqlsem.core import terms
+from sqlsem.core.grants import Grant
+from sqlsem.core.holdings import LostCallback
+from sqlsem.core.leading import Candidacy
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import (
     ConnectOptions,
     GroupOptions,
     LockOptions,
     QueueOptions,
+    RateOptions,
     RoundOptions,
     check_options,
 )
+from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.process import Process
 from sqlsem.core.terms import Name
 from sqlsem.engines.base import Creator, Engine, Options
 from sqlsem.engines.roles import RoundSession, Session, TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.locks import Lock
+from sqlsem.leading import Leader, Told
+from sqlsem.locks import Lock, adopt_in
 from sqlsem.model import Duration, Schedule, check_duration
+from sqlsem.model_rates import Windows
+from sqlsem.periodic import Once
+from sqlsem.rates import Rate
 from sqlsem.rounds import Round
 from sqlsem.tasks import Queue
 
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
 
     from sqlsem.aio import AsyncLocks  # at run time when it is first used: programs without asyncio need not load it
 
-__all__ = ["Coordinator", "connect"]
+__all__ = ["Coordinator", "connect", "coordinator_of"]
 
 
 class Coordinator(Operators):
@@ -100,7 +109,7 @@ class Coordinator(Operators):
         """See `sqlsem.mutex`."""
         return Lock(terms.mutex(name, options, self.process))
 
-    def limit(self, name: Name, limit: int, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
+    def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
         return Lock(terms.limit(name, limit, weight, options, self.process))
 
@@ -116,9 +125,52 @@ class Coordinator(Operators):
         """See `sqlsem.stage`."""
         return Lock(terms.stage(name, order, options, self.process))
 
-    def all_of(self, *several: Lock, **options: Unpack[GroupOptions]) -> Lock:
+    def rate(
+        self,
+        name: Name,
+        limit: int | Windows,
+        per: Duration | None = None,
+        *,
+        cost: int = 1,
+        burst: int | None = None,
+        **options: Unpack[RateOptions],
+    ) -> Rate:
+        """See `sqlsem.rate`."""
+        return Rate(terms.rate(name, limit, per, cost, burst, options, self.process))
+
+    def all_of(self, *several: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
         return Lock(terms.all_of(several, options, self.process))
+
+    def adopt(self, token: str, *, on_lost: LostCallback | None = None) -> Grant:
+        """See `sqlsem.adopt`."""
+        return adopt_in(self.process, token, on_lost)
+
+    def leader(
+        self,
+        name: str,
+        info: str | None = None,
+        *,
+        on_started: Told | None = None,
+        on_stopped: Told | None = None,
+        timeout: Duration | None = None,
+        handle_sigterm: bool = True,
+    ) -> Leader:
+        """See `sqlsem.leader`."""
+        return Leader(Candidacy(name, info, timeout, self.process), on_started, on_stopped, handle_sigterm)
+
+    def once(
+        self,
+        name: str,
+        per: Duration,
+        *,
+        offset: Duration = 0,
+        note: str | None = None,
+        timeout: Duration | None = None,
+        on_lost: LostCallback | None = None,
+    ) -> Once:
+        """See `sqlsem.once`."""
+        return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, self.process))
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """See `sqlsem.queue`."""
@@ -186,6 +238,14 @@ class Coordinator(Operators):
 
     def __repr__(self) -> str:
         return repr(self.process)
+
+
+def coordinator_of(process: Process) -> Coordinator:
+    """What users get of a process that was made otherwise. (For the package; programs have no use for it.)"""
+    made = Coordinator.__new__(Coordinator)
+    Operators.__init__(made, process)
+    made.on = process.signals.on
+    return made
 
 
 def connect(url: engines.Database, **options: Unpack[ConnectOptions]) -> Coordinator:

@@ -6,31 +6,37 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.core import terms
-from sqlsem.core.acquire import Acquisition, locked
+from sqlsem import runtime
+from sqlsem.core import defaults, terms
+from sqlsem.core.acquire import locked
+from sqlsem.core.blocking import require_no_loop
 from sqlsem.core.callers import this_thread
+from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant
-from sqlsem.core.holdings import Holding, abandon
+from sqlsem.core.handover import Adoption
+from sqlsem.core.holdings import Holding, LostCallback, abandon
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
+from sqlsem.core.process import Process
+from sqlsem.core.ranked import kind_of
+from sqlsem.core.rating import GroupTaking, Taking, split
 from sqlsem.core.steps import carry_out, drive
-from sqlsem.core.terms import Name, Terms
+from sqlsem.core.terms import Ask, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration, Request
+from sqlsem.model import Duration
+from sqlsem.model_rates import RateRequest
+from sqlsem.rates import Rate, RateGrant
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from typing_extensions import Unpack
 
     from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
 
-__all__ = ["Lock", "all_of", "limit", "mutex", "read", "stage", "write"]
+__all__ = ["Lock", "adopt", "adopt_in", "all_of", "limit", "mutex", "read", "stage", "write"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +91,7 @@ class Lock:
         """
         self._require_no_loop("aio.mutex(…).locked()")
         process = self.terms.process
-        return drive(locked(process, self.terms.requests), process.perform)
+        return drive(locked(process, split(self.terms.requests)[0]), process.perform)
 
     def release(self, n: int = 1) -> None:
         """Give back what this thread acquired last with this lock. Of a `limit`, as of a semaphore, a thread that has
@@ -140,10 +146,10 @@ class Lock:
         return stack[-1]
 
     def _stack(self) -> list[Grant]:
-        stack: list[Grant] = self._mine.__dict__.setdefault("stack", [])
+        stack: list[Grant] = runtime.namespace(self._mine).setdefault("stack", [])
         return stack
 
-    def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
+    def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
         """Have all of the requests, or None. The grant is on our stack before anything can interrupt."""
         self._require_no_loop("aio.mutex(…).acquire()")
         terms, process = self.terms, self.terms.process
@@ -153,17 +159,20 @@ class Lock:
         def grant(holding: Holding, waited: float) -> Grant:
             return Grant(process, holding, waited)
 
-        acquisition = Acquisition(process, terms, requests, timeout, this_thread(), grant, self._stack())
-        return carry_out(acquisition, process.perform)
+        caller, (locks, rates) = this_thread(), split(requests)
+        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, self._stack())
+        if not rates:
+            return carry_out(acquisition, process.perform)
+
+        def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
+            return Taking(process, rate, left, caller, RateGrant.made_by(process))
+
+        return carry_out(GroupTaking(acquisition, taking, rates, timeout), process.perform)
 
     def _require_no_loop(self, instead: str) -> None:
-        if _in_event_loop() and not _in_notebook_cell():
-            raise ConfigurationError(
-                f"{self!r} would block the event loop that runs in this thread; use 'async with', "
-                f"await sqlsem.{instead}, or a thread (asyncio.to_thread)"
-            )
+        require_no_loop(self, f"use 'async with', await sqlsem.{instead}")
 
-    def _enter(self, requests: Sequence[Request]) -> Grant:
+    def _enter(self, requests: Sequence[Ask]) -> Grant:
         grant = self._acquire(requests, self.terms.timeout)
         if grant is None:
             raise self.terms.too_late(requests)
@@ -184,7 +193,10 @@ class Lock:
         try:
             stack = self._stack()
             grant = stack[-1] if stack else None
-            self._release()
+            if grant is not None and grant.holding.handed_over:
+                stack.pop()  # it is somebody else's, as it should be
+            else:
+                self._release()
         except BaseException as struck:
             self._abandon_last(grant)
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
@@ -227,34 +239,6 @@ class Lock:
         return f"<Lock {self.terms}>"
 
 
-def _in_event_loop() -> bool:
-    """Whether one runs in this thread. None does where asyncio was never imported."""
-    if "asyncio" not in sys.modules:
-        return False
-    try:
-        sys.modules["asyncio"].get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_notebook_cell() -> bool:
-    """Whether a cell of a notebook calls us, and not a task. IPython runs cells in its event loop, and whatever blocks
-    in a cell blocks that, as everybody there knows; a task must not.
-    """
-    if "IPython" not in sys.modules:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module == "IPython.core.interactiveshell":
-            return True
-        if module.startswith("asyncio."):
-            return False
-        frame = frame.f_back
-    return False
-
-
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     """One at a time, everywhere, in the order of asking.
 
@@ -263,6 +247,8 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
         options: All of them may be left out:
 
             - ``note``: Words for anyone who looks at the queue (``sqlsem ls``).
+            - ``priority``: 0 to 99, where an operator has set priorities for the resource (``sqlsem set etl
+              --priorities``): higher ones go before lower ones that wait. See the guide to priorities.
             - ``timeout``: How long ``with`` waits before `Timeout`: seconds, ``"10m"``, a `timedelta`; None (the
               default) for ever.
             - ``reentrant``: Let a thread that holds it take it again.
@@ -282,12 +268,16 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.mutex(name, options))
 
 
-def limit(name: Name, limit: int, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
+def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
     """At most ``limit`` at a time, everywhere; ``weight`` takes several of them at once. A semaphore: a thread that has
     one may take another one while there is room.
 
     A heavy request at the head of the queue holds back lighter ones behind it, so it is never starved. Where others
     declare another limit for the same resource, the lowest of those in the queue ahead counts. Options as for `mutex`.
+
+    Without a number the limit is the server's: an operator sets it (``sqlsem set etl --limit 5``, also for many at
+    once: ``sqlsem set 'tenant:*' --limit 4``), and raises or lowers it while programs run. Where none is set, asking
+    raises `ConfigurationError`, which names that command.
 
     >>> @sqlsem.limit("etl", 3)  # doctest: +SKIP
     ... def load(table): ...
@@ -310,8 +300,11 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.stage(name, order, options))
 
 
-def all_of(*locks: Lock, **options: Unpack[GroupOptions]) -> Lock:
+def all_of(*locks: Lock | Rate, **options: Unpack[GroupOptions]) -> Lock:
     """Several locks as one: all numbers are taken at once, so that two such locks never wait for each other.
+
+    Rates may be among them: what is asked of those is taken when all locks are had, and given back when the time is up
+    before all is there. `Grant.settle` says what it has cost.
 
     The locks must be on different resources of one database; what they say of ``timeout``, ``reentrant``, ``on_lost``
     and ``cancel_on_lost`` does not count here: give these options to all_of.
@@ -320,3 +313,33 @@ def all_of(*locks: Lock, **options: Unpack[GroupOptions]) -> Lock:
     ...     move()
     """
     return Lock(terms.all_of(locks, options))
+
+
+def adopt(token: str, *, on_lost: LostCallback | None = None, coordinator: Coordinated | None = None) -> Grant:
+    """Take over the lock that was handed over under this token (`Grant.hand_over`, ``EXEC sqlsem.hand_over``): with the
+    position and the fence that it has, and from then on as if it had been acquired here, by this thread.
+
+    Args:
+        token: What ``hand_over`` has returned.
+        on_lost: Called with the grant, from another thread, when the lock is lost.
+        coordinator: Which database; left out, the default one. It must be the one that the lock is in.
+
+    Raises:
+        NotHeld: The token is not known there, was used before (by whom and when is told), or it is too late.
+        ConfigurationError: It is for another login, or no token at all.
+        Unavailable: The database is out of reach.
+
+    >>> with sqlsem.adopt(os.environ["TOKEN"]) as grant:  # doctest: +SKIP
+    ...     load(fence=grant.fence)
+    """
+    return adopt_in(defaults.process_of(coordinator), token, on_lost)
+
+
+def adopt_in(process: Process, token: str, on_lost: LostCallback | None) -> Grant:
+    """`adopt`, in one database."""
+    require_no_loop("adopt()", "use await sqlsem.aio.adopt(…)")
+
+    def grant(holding: Holding, waited: float) -> Grant:
+        return Grant(process, holding, waited)
+
+    return carry_out(Adoption(process, token, on_lost, this_thread(), grant), process.perform)

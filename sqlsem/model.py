@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import math
 import re
-import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,16 @@ from sqlsem.model_tasks import (
     End,
     NewTask,
     QueueCounts,
+    QueueLimit,
     QueueState,
+    QueueWait,
     Schedule,
     TaskEntry,
+    TaskLock,
     plain,
+    task_locks,
 )
+from sqlsem.runtime import monotonic
 
 __all__ = [
     "MAX_INT",
@@ -41,6 +45,7 @@ __all__ = [
     "Duration",
     "End",
     "Entry",
+    "GuardedTable",
     "NewTask",
     "Operation",
     "PartEnd",
@@ -49,18 +54,22 @@ __all__ = [
     "Past",
     "Pulse",
     "QueueCounts",
+    "QueueLimit",
     "QueueState",
+    "QueueWait",
     "Request",
     "Resource",
     "RoundEntry",
     "Schedule",
     "TaskEntry",
+    "TaskLock",
     "Ticket",
     "Upgrading",
     "check_count",
     "check_duration",
     "check_name",
     "monotonic",
+    "task_locks",
 ]
 
 #: Excludes everything, and is excluded by everything.
@@ -75,18 +84,6 @@ MAX_NAME = 255
 MAX_LABEL = 64
 MAX_NOTE = 1000
 MAX_INT = 2**31 - 1
-
-
-def monotonic() -> float:
-    """Seconds on a clock that never goes back and, where the system has one, also counts time asleep.
-
-    Used only to stop trusting ourselves (never compared with a database's clock): a laptop that slept must not
-    believe that no time passed, so Linux's CLOCK_BOOTTIME is preferred to CLOCK_MONOTONIC.
-    """
-    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
-
-
-_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def _utf16_length(text: str) -> int:
@@ -175,7 +172,8 @@ class Request:
     """What is asked of one resource: who may be inside beside me.
 
     ``access`` is ``"write"`` (excludes all) or a label that shares with itself: ``"read"``, ``"stage:200"``.
-    ``limit`` is the weight that may be inside in all, my own included; None says nothing about it.
+    ``limit`` is the weight that may be inside in all, my own included; None says nothing about it: what the server has
+    set for the resource counts (`fits`: ``cap``), and where that is nothing, nobody can register so.
 
     >>> Request("etl", limit=3, weight=2).weight
     2
@@ -186,6 +184,8 @@ class Request:
     limit: int | None = 1
     weight: int = 1
     note: str | None = None
+    #: From 0 to 99, higher ones first, where an operator has set priorities.
+    priority: int | None = None
 
     def __post_init__(self) -> None:
         check_name("The resource name", self.resource)
@@ -203,6 +203,11 @@ class Request:
                 f"lower the weight or raise the limit",
                 resource=self.resource,
             )
+        if self.priority is not None:
+            check_count(f"The priority of a request for {self.resource!r}", self.priority, 0, 99)
+            check_name(
+                "The name of a resource with priorities", self.resource, MAX_NAME - 9
+            )  # (that of its line is longer)
         if self.note is not None:
             if not isinstance(self.note, str):
                 raise ConfigurationError(f"The note must be a string, not {type(self.note).__name__}")
@@ -281,7 +286,7 @@ class Request:
         """A few words for messages: ``limit 3 on 'etl'``."""
         kind = self.access
         if self.access == WRITE:
-            kind = "mutex" if self.limit == 1 else "no limit" if self.limit is None else f"limit {self.limit}"
+            kind = "mutex" if self.limit == 1 else "limit" if self.limit is None else f"limit {self.limit}"
         return f"{kind} on {self.resource!r}"
 
 
@@ -327,6 +332,11 @@ class Entry:
     missing_for: float | None  # since somebody noticed that the beacon is missing, or since the last sign of life
     grace: float | None = None
 
+    @property
+    def in_transit(self) -> bool:
+        """Whether it was handed over, and nobody has adopted it yet."""
+        return self.requesting_id.startswith("in transit ") and (self.owner or "").startswith("handed over by ")
+
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
         return plain(self)
@@ -362,6 +372,20 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardedTable:
+    """A table into which only a transaction can write that has asserted a grant of ``resource``."""
+
+    schema: str
+    table: str
+    resource: str
+    problem: str | None = None  # why some can write past the guard
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What an operator did (``sqlsem history --operations``)."""
 
@@ -371,7 +395,7 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'revoke', 'reap'; of a task 'retry' or 'cancel'
+    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a task 'retry' or 'cancel'
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None
     queue: str | None  # or a work queue, and a task of it
@@ -397,12 +421,14 @@ class Resource:
     paused_at: datetime | None = None
     paused_by: str | None = None  # a login, as is the next
     cap_by: str | None = None
+    pattern: str | None = None  # ``tenant:*``, where the cap is that one's, and not the resource's own
+    ageing: float | None = None  # with priorities: the seconds of waiting that a step of priority is worth
 
-    def set_by(self, row: Sequence[Any] | None) -> Resource:
-        """With who set it, from a row: resource, cap, paused_at, stale_after, paused_by, cap_by."""
-        if row is None:
-            return self
-        return dataclasses.replace(self, paused_at=row[2], paused_by=row[4], cap_by=row[5])
+    @property
+    def whose_cap(self) -> str:
+        """Words to put after the cap, such as ``" by anna, for tenant:*"``."""
+        by = f" by {self.cap_by}" if self.cap_by else ""
+        return by if self.pattern is None else f"{by}, for {self.pattern}"
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

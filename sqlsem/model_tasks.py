@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Attempt", "Claimed", "End", "NewTask", "QueueCounts", "QueueState", "Schedule", "TaskEntry", "plain"]
+__all__ = [
+    "Attempt",
+    "Claimed",
+    "End",
+    "NewTask",
+    "QueueCounts",
+    "QueueLimit",
+    "QueueState",
+    "QueueWait",
+    "Schedule",
+    "TaskEntry",
+    "TaskLock",
+    "plain",
+    "task_locks",
+]
 
 
 def plain(value: Any) -> dict[str, Any]:
@@ -19,7 +35,29 @@ def plain(value: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class NewTask:
+class TaskLock:
+    """A lock that a task was put with."""
+
+    resource: str
+    access: str = "write"  # as of a request
+    limit: int | None = 1  # None: the server's
+    weight: int = 1
+    position: int | None = None  # of its row in the queue of the resource; None: it has none now
+
+    def as_option(self) -> dict[str, Any]:
+        """What is asked, as databases understand it."""
+        return {"resource": self.resource, "access": self.access, "limit": self.limit, "weight": self.weight}
+
+
+def task_locks(rows: str | None) -> tuple[TaskLock, ...]:
+    """Those of a task, as databases answer: a JSON list of resource, position, access, limit and weight of each."""
+    return tuple(
+        TaskLock(resource, access, limit, weight, position)
+        for resource, position, access, limit, weight in json.loads(rows or "[]")
+    )
+
+
+class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to make, and there may be a hundred thousand.)
     """A task to be put; durations in seconds. ``body`` is text: SQL, a command, or JSON."""
 
     kind: str  # 'sql', 'shell', 'call', 'json'
@@ -33,16 +71,49 @@ class NewTask:
     time_limit: float | None = None
     unique: str | None = None  # a key: it is only put when no other one with this key is open
     replace: str | None = None  # a key: it is put in the place of the one that has it
+    key: str | None = None  # whose it is: workers share themselves out between the keys
+    priority: int = 0  # among those of its key; lower ones first
+    locks: tuple[TaskLock, ...] = ()  # what it needs to run
 
     def as_options(self) -> dict[str, Any]:
-        """All but what it does, as schedules keep it."""
-        kept = {
-            **{"order": self.order, "after_ms": round(self.after * 1000), "max_attempts": self.max_attempts},
-            **{"backoff_ms": round(self.backoff * 1000), "on_failure": self.on_failure, "note": self.note},
-            "time_limit_ms": None if self.time_limit is None else max(1, round(self.time_limit * 1000)),
-            **{"unique": self.unique, "replace": self.replace},
-        }
-        return {name: value for name, value in kept.items() if value is not None}
+        """What is asked beside what it does, as schedules keep it and databases understand it: what is not as usual."""
+        asked: dict[str, Any] = {}
+        if self.order:
+            asked["order"] = self.order
+        if self.after:
+            asked["after_ms"] = round(self.after * 1000)
+        if self.max_attempts != 1:
+            asked["max_attempts"] = self.max_attempts
+        if self.backoff != 1.0:
+            asked["backoff_ms"] = round(self.backoff * 1000)
+        if self.on_failure != "stop":
+            asked["on_failure"] = self.on_failure
+        if self.time_limit is not None:
+            asked["time_limit_ms"] = max(1, round(self.time_limit * 1000))
+        if self.priority:
+            asked["priority"] = self.priority
+        if self.locks:
+            asked["locks"] = [one.as_option() for one in self.locks]
+        asked.update(
+            (name, text) for name in ("note", "unique", "replace", "key") if (text := getattr(self, name)) is not None
+        )
+        return asked
+
+    def alike(self, kind: str, body: str) -> NewTask:
+        """Another one, put in the same way."""
+        return NewTask(kind, body, *self[2:])
+
+    @classmethod
+    def as_asked(cls, tasks: Sequence[NewTask]) -> list[dict[str, Any]]:
+        """What is asked of each, as databases understand it. (Those put together have the same options, mostly.)"""
+        asked: list[dict[str, Any]] = []
+        before: NewTask | None = None
+        options: dict[str, Any] = {}
+        for one in tasks:
+            if before is None or one[2:] != before[2:]:
+                before, options = one, one.as_options()
+            asked.append({"kind": one.kind, "body": one.body, **options})
+        return asked
 
     @classmethod
     def of_options(cls, kind: str, body: str, kept: dict[str, Any]) -> NewTask:
@@ -52,6 +123,7 @@ class NewTask:
             *(kind, body, kept.get("order", 0), kept.get("after_ms", 0) / 1000, kept.get("max_attempts", 1)),
             *(kept.get("backoff_ms", 1000) / 1000, kept.get("on_failure", "stop"), kept.get("note")),
             *(None if limit is None else limit / 1000, kept.get("unique"), kept.get("replace")),
+            *(kept.get("key"), kept.get("priority", 0), tuple(TaskLock(**one) for one in kept.get("locks", ()))),
         )
 
 
@@ -67,6 +139,7 @@ class Claimed:
     attempt: int  # how often it has been claimed
     failures: int
     max_attempts: int
+    locks: tuple[TaskLock, ...] = ()  # what it holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +195,36 @@ class QueueCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """What operators have set of a work queue, or of one of its keys (``sqlsem queues limits``)."""
+
+    queue: str
+    task_key: str | None  # None: of the queue
+    task_limit: int | None  # so many tasks run at a time: of the queue, or of this key
+    key_limit: int | None  # of each key, where it has none of its own
+    weight: int | None  # the key's share of the workers; None: 1
+    set_at: datetime
+    set_by: str | None  # a login
+    task_rate: int | None = None  # so many are started in any ``task_per`` seconds: of the queue, or of this key
+    task_per: float | None = None
+    key_rate: int | None = None  # and of each key, where it has none of its own, in any ``key_per`` seconds
+    key_per: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWait:
+    """A work queue, or one of its keys, whose rate a claim has found used up."""
+
+    queue: str
+    task_key: str | None  # None: the queue
+    seconds: float  # until there is room in it again
+
+
+@dataclass(frozen=True, slots=True)
 class TaskEntry:
     """One task as people see it (``sqlsem tasks``). Durations are seconds by the database's clock."""
 
@@ -154,6 +257,14 @@ class TaskEntry:
     unique: str | None = None
     cancel_asked_at: datetime | None = None
     cancel_asked_by: str | None = None  # a login
+    key: str | None = None
+    priority: int = 0
+    locks: tuple[TaskLock, ...] = ()  # what it was put with
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits for its locks, or is about to."""
+        return self.status == "pending" and bool(self.locks)
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

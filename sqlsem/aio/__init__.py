@@ -9,154 +9,60 @@ What has to be done is known to `sqlsem.core`; here it is only awaited, by `sqls
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
-from sqlsem.core import terms
-from sqlsem.core.acquire import Acquisition, locked
-from sqlsem.core.convert import Upgrade, downgrade
-from sqlsem.core.grants import asserting, checking
-from sqlsem.core.holdings import BaseGrant, Holding, abandon
+from sqlsem.aio.grants import Grant
+from sqlsem.aio.leading import Leader, Term, Told
+from sqlsem.aio.periodic import Once, Run
+from sqlsem.aio.rates import Rate, RateGrant
+from sqlsem.core import defaults, terms
+from sqlsem.core.acquire import locked
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.handover import Adoption
+from sqlsem.core.holdings import Holding, LostCallback, abandon
+from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import LooseGrants
-from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions
+from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
+from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.process import Process
-from sqlsem.core.steps import Operations
-from sqlsem.core.terms import HasTerms, Name, Terms
+from sqlsem.core.ranked import kind_of
+from sqlsem.core.rating import GroupTaking, Taking, split
+from sqlsem.core.steps import Verb
+from sqlsem.core.terms import Ask, HasTerms, Name, Terms
 from sqlsem.errors import ConfigurationError, NotHeld
-from sqlsem.model import Duration, Request
+from sqlsem.model import Duration
+from sqlsem.model_rates import RateRequest, Windows
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["AsyncLocks", "Grant", "Lock", "all_of", "limit", "mutex", "read", "stage", "write"]
+__all__ = [
+    "AsyncLocks",
+    "Grant",
+    "Leader",
+    "Lock",
+    "Once",
+    "Rate",
+    "RateGrant",
+    "Run",
+    "Term",
+    "adopt",
+    "all_of",
+    "leader",
+    "limit",
+    "mutex",
+    "once",
+    "rate",
+    "read",
+    "stage",
+    "write",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-
-class Grant(BaseGrant):
-    """What a task has while inside; see `sqlsem.Grant`. What asks the database is awaited, in the loop of the task."""
-
-    def __init__(self, driver: Driver, holding: Holding, waited: float, cancel_on_lost: bool) -> None:
-        super().__init__(holding, waited)
-        self._driver = driver
-        self._cancel_on_lost = cancel_on_lost
-        self._task: asyncio.Task[Any] | None = None  # whom to cancel
-        self._cancelled_before = 0
-        self._cancelled = False
-        self._event: asyncio.Event | None = None
-        self._wanted: asyncio.Event | None = None
-        driver.grants.add(self)
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lock is lost. Answered from memory. After this process was paused for long it may be, as long as
-        the database has not been heard again; then this is True too. (`check` asks.)
-        """
-        holding, member = self.holding, self._driver.process.member
-        if holding.why_lost is None and not holding.released and member.doubtful():
-            member.urge()
-            return True
-        return holding.why_lost is not None
-
-    @property
-    def lost_event(self) -> asyncio.Event:
-        """An event that is set when the lock is lost, to be awaited in the loop of the task."""
-        if self._event is None:
-            self._event = asyncio.Event()
-            self.holding.when_lost.append(functools.partial(self._driver.soon, self._event.set))
-            if self.holding.why_lost is not None:
-                self._event.set()
-        return self._event
-
-    @property
-    def wanted(self) -> asyncio.Event:
-        """As `sqlsem.Grant.wanted`, to be awaited in the loop of the task."""
-        if self._wanted is None:
-            self._wanted = asyncio.Event()
-            soon = functools.partial(self._driver.soon, self._wanted.set)
-            self._driver.process.wanted.add(self.holding, self._wanted.is_set, soon)
-        return self._wanted
-
-    async def check(self) -> None:
-        """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
-        self._driver.require_here(self)
-        await self._drive(checking(self._driver.process, self.holding))
-
-    async def assert_held(self, cursor: Any) -> None:
-        """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
-        ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
-        """
-        self._driver.require_here(self)
-
-        async def awaited(answer: Any) -> Any:
-            return await answer if inspect.isawaitable(answer) else answer
-
-        await drive(asserting(self._driver.process, self.holding, cursor), awaited)
-
-    async def upgrade(self, timeout: Duration | None = None) -> None:
-        """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
-        self._driver.require_here(self)
-        driver = self._driver
-        await driver.carry_out(Upgrade(driver.process, self.holding, timeout, Signal(driver)))
-
-    async def downgrade(self) -> None:
-        """As `sqlsem.Grant.downgrade`."""
-        self._driver.require_here(self)
-        await self._drive(downgrade(self._driver.process, self.holding))
-
-    async def release(self) -> None:
-        """Give the lock back, from any task. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        self._driver.require_here(self)
-        self._disarm(None)
-        await self._drive(self._driver.process.holdings.give_back(self))
-
-    async def _drive(self, steps: Operations[T]) -> T:
-        return await drive(steps, self._driver.perform)
-
-    def _arm(self) -> None:
-        """The task has what it wanted: from here on, a loss cancels it."""
-        if self._cancel_on_lost and self._task is None:
-            self._task = asyncio.current_task()
-            assert self._task is not None
-            self._cancelled_before = _cancelling(self._task)
-            self.holding.when_lost.append(self._cancel_soon)
-            if self.holding.why_lost is not None:
-                self._cancel_soon()
-
-    def _cancel_soon(self) -> None:
-        self._driver.soon(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None and not self._cancelled and not self.holding.released:
-            self._cancelled = True
-            self._task.cancel(f"the lock on {self.resource!r} is lost")
-
-    def _disarm(self, exc: BaseException | None) -> bool:
-        """On the way out: no more cancelling. Whether ``exc`` is the cancellation that we asked for, and no other's.
-        (What was asked for has struck by now, as the task runs on.)
-        """
-        task = self._task
-        if task is None or self.holding.depth > 1:
-            return False
-        self._task = None
-        self.holding.when_lost.remove(self._cancel_soon)
-        if not self._cancelled:
-            return False
-        if sys.version_info >= (3, 11) and task.uncancel() > self._cancelled_before:
-            return False  # somebody else wants it to end as well
-        return isinstance(exc, asyncio.CancelledError)
-
-
-def _cancelling(task: asyncio.Task[Any]) -> int:
-    if sys.version_info >= (3, 11):
-        return task.cancelling()
-    return 0
 
 
 class Lock:
@@ -200,7 +106,7 @@ class Lock:
     async def locked(self) -> bool:
         """See `sqlsem.Lock.locked`."""
         driver = Driver.of(self.terms.process)
-        return await drive(locked(driver.process, self.terms.requests), driver.perform)
+        return await drive(locked(driver.process, split(self.terms.requests)[0]), driver.perform)
 
     async def release(self, n: int = 1) -> None:
         """Give back what this task acquired last with this lock. Of a `limit`, a task that has nothing of it gives back
@@ -230,7 +136,7 @@ class Lock:
     @staticmethod
     def _may_release(grant: Grant) -> bool:
         """Of what other tasks acquired: what is of this loop."""
-        return grant._driver.loop is asyncio.get_running_loop()
+        return grant.driver.loop is asyncio.get_running_loop()
 
     @property
     def grant(self) -> Grant:
@@ -248,7 +154,7 @@ class Lock:
     def _stack(self) -> list[Grant]:
         return self._mine.setdefault(this_task(), [])
 
-    async def _acquire(self, requests: Sequence[Request], timeout: float | None) -> Grant | None:
+    async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
         terms, keep = self.terms, self._stack()
         driver = Driver.of(terms.process)
         await driver.enter()
@@ -256,14 +162,22 @@ class Lock:
         def grant(holding: Holding, waited: float) -> Grant:
             return Grant(driver, holding, waited, terms.cancel_on_lost)
 
-        had = await driver.carry_out(
-            Acquisition(driver.process, terms, requests, timeout, this_caller(), grant, keep, lambda: Signal(driver))
-        )
+        process, caller, (locks, rates) = driver.process, this_caller(), split(requests)
+
+        def signal() -> Signal:
+            return Signal(driver)
+
+        def taking(rate: RateRequest, left: float | None) -> Taking[RateGrant]:
+            return Taking(process, rate, left, caller, RateGrant.made_by(driver), signal)
+
+        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, keep, signal)
+        verb: Verb[Grant | None] = GroupTaking(acquisition, taking, rates, timeout) if rates else acquisition
+        had = await driver.carry_out(verb)
         if had is not None:
-            had._arm()
+            had.arm()
         return had
 
-    async def _enter(self, requests: Sequence[Request]) -> Grant:
+    async def _enter(self, requests: Sequence[Ask]) -> Grant:
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
             raise self.terms.too_late(requests)
@@ -275,9 +189,12 @@ class Lock:
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
         stack = self._stack()
         # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
-        lost = stack[-1]._disarm(exc) if stack else False
+        lost = stack[-1].disarm(exc) if stack else False
         try:
-            await self._release()
+            if stack and stack[-1].holding.handed_over:
+                stack.pop()
+            else:
+                await self._release()
         except Exception as struck:
             # What went wrong inside matters more, unless it came of the loss.
             if exc is None or lost:
@@ -302,6 +219,34 @@ class Lock:
         return f"<aio.Lock {self.terms}>"
 
 
+async def adopt(
+    token: str,
+    *,
+    on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
+    coordinator: Coordinated | None = None,
+) -> Grant:
+    """As `sqlsem.adopt`. ``cancel_on_lost=True`` also cancels this task when the lock is lost.
+
+    >>> async with await sqlsem.aio.adopt(token) as grant:  # doctest: +SKIP
+    ...     await load(fence=grant.fence)
+    """
+    process = defaults.process_of(coordinator)
+    return await _adopt(process, token, on_lost, cancel_on_lost)
+
+
+async def _adopt(process: Process, token: str, on_lost: LostCallback | None, cancel_on_lost: bool) -> Grant:
+    driver = Driver.of(process)
+    await driver.enter()
+
+    def grant(holding: Holding, waited: float) -> Grant:
+        return Grant(driver, holding, waited, cancel_on_lost)
+
+    had = await driver.carry_out(Adoption(process, token, on_lost, this_caller(), grant))
+    had.arm()
+    return had
+
+
 # -- making locks ---------------------------------------------------------------------------------------------------
 
 
@@ -312,7 +257,7 @@ def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.mutex(name, options))
 
 
-def limit(name: Name, limit: int, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
+def limit(name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[ModuleLockOptions]) -> Lock:
     """See `sqlsem.limit` and `mutex`."""
     return Lock(terms.limit(name, limit, weight, options))
 
@@ -332,9 +277,66 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
     return Lock(terms.stage(name, order, options))
 
 
+def rate(
+    name: Name,
+    limit: int | Windows,
+    per: Duration | None = None,
+    *,
+    cost: int = 1,
+    burst: int | None = None,
+    **options: Unpack[ModuleRateOptions],
+) -> Rate:
+    """See `sqlsem.rate`."""
+    return Rate(terms.rate(name, limit, per, cost, burst, options))
+
+
 def all_of(*several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
     """See `sqlsem.all_of` and `mutex`."""
     return Lock(terms.all_of(several, options))
+
+
+def leader(
+    name: str,
+    info: str | None = None,
+    *,
+    on_started: Told | None = None,
+    on_stopped: Told | None = None,
+    timeout: Duration | None = None,
+    handle_sigterm: bool = True,
+    cancel_on_lost: bool = True,
+    coordinator: Coordinated | None = None,
+) -> Leader:
+    """See `sqlsem.leader`. The callbacks may be coroutine functions, and are called in the loop; after a loss, too, so
+    nothing may block that. ``cancel_on_lost``: cancel the task when the term is lost; its block then ends with
+    `LockLost`. On SIGTERM, where the program has no handler, the task is cancelled, and its block ends with
+    ``SystemExit(143)``.
+
+    >>> async with sqlsem.aio.leader("scheduler") as term:  # doctest: +SKIP
+    ...     await schedule(term.fence)
+    """
+    candidacy = Candidacy(name, info, timeout, None, coordinator)
+    return Leader(candidacy, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+
+
+def once(
+    name: str,
+    per: Duration,
+    *,
+    offset: Duration = 0,
+    note: str | None = None,
+    timeout: Duration | None = None,
+    on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
+    coordinator: Coordinated | None = None,
+) -> Once:
+    """See `sqlsem.once`, and `mutex` for ``cancel_on_lost``.
+
+    >>> async with sqlsem.aio.once("report", per="1d") as run:  # doctest: +SKIP
+    ...     if run:
+    ...         await send_report()
+    """
+    period = Period(name, per, offset)
+    return Once(Periodic(period, note, timeout, on_lost, None, coordinator, cancel_on_lost), Lock)
 
 
 class AsyncLocks:
@@ -347,7 +349,7 @@ class AsyncLocks:
         """See `sqlsem.mutex`."""
         return Lock(terms.mutex(name, options, self._process))
 
-    def limit(self, name: Name, limit: int, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
+    def limit(self, name: Name, limit: int | None = None, *, weight: int = 1, **options: Unpack[LockOptions]) -> Lock:
         """See `sqlsem.limit`."""
         return Lock(terms.limit(name, limit, weight, options, self._process))
 
@@ -363,10 +365,57 @@ class AsyncLocks:
         """See `sqlsem.stage`."""
         return Lock(terms.stage(name, order, options, self._process))
 
+    def rate(
+        self,
+        name: Name,
+        limit: int | Windows,
+        per: Duration | None = None,
+        *,
+        cost: int = 1,
+        burst: int | None = None,
+        **options: Unpack[RateOptions],
+    ) -> Rate:
+        """See `sqlsem.rate`."""
+        return Rate(terms.rate(name, limit, per, cost, burst, options, self._process))
+
     def all_of(self, *several: HasTerms, **options: Unpack[GroupOptions]) -> Lock:
         """See `sqlsem.all_of`. The locks must be this coordinator's."""
         return Lock(terms.all_of(several, options, self._process))
 
+    def leader(
+        self,
+        name: str,
+        info: str | None = None,
+        *,
+        on_started: Told | None = None,
+        on_stopped: Told | None = None,
+        timeout: Duration | None = None,
+        handle_sigterm: bool = True,
+        cancel_on_lost: bool = True,
+    ) -> Leader:
+        """See `sqlsem.aio.leader`."""
+        candidacy = Candidacy(name, info, timeout, self._process)
+        return Leader(candidacy, Lock, on_started, on_stopped, handle_sigterm, cancel_on_lost)
+
+    def once(
+        self,
+        name: str,
+        per: Duration,
+        *,
+        offset: Duration = 0,
+        note: str | None = None,
+        timeout: Duration | None = None,
+        on_lost: LostCallback | None = None,
+        cancel_on_lost: bool = False,
+    ) -> Once:
+        """See `sqlsem.aio.once`."""
+        period = Period(name, per, offset)
+        return Once(Periodic(period, note, timeout, on_lost, self._process, None, cancel_on_lost), Lock)
+
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
         await asyncio.get_running_loop().run_in_executor(None, self._process.close)
+
+    async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
+        """See `sqlsem.aio.adopt`."""
+        return await _adopt(self._process, token, on_lost, cancel_on_lost)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
 import threading
 import weakref
@@ -35,7 +36,7 @@ from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "drive", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "drive", "this_caller", "this_task"]
 
 log = logging.getLogger("sqlsem")
 S = TypeVar("S")
@@ -337,3 +338,8 @@ class Driver:
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.warning("%r was still held when its event loop ended, and is given back", grant)
                 abandon(grant)
+
+
+async def awaited(answer: Any) -> Any:
+    """What a callback or a cursor's method has returned: its result, where that has to be awaited."""
+    return await answer if inspect.isawaitable(answer) else answer

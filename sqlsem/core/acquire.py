@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-from sqlsem import deadlocks
+from sqlsem import deadlocks, runtime
 from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
 from sqlsem.core.holdings import BaseGrant, Holding
@@ -18,6 +18,7 @@ from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep, Verify
 from sqlsem.core.terms import Terms
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.ranking import is_place, line_of
 from sqlsem.errors import Deadlock, LockLost, SqlsemError
 from sqlsem.events import Behind, Deadlocked, Lost, TimedOut, Waiting
 from sqlsem.model import MAX_NAME, Entry, Request, Resource, Ticket, monotonic
@@ -54,22 +55,22 @@ class Acquisition(WaitingVerb, Generic[G]):
         caller: Caller,
         make_grant: Callable[[Holding, float], G],
         keep: list[G],
-        new_event: Callable[[], threading.Event] = threading.Event,
+        new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
         process.require_open()
         super().__init__(process, caller, timeout)
         self._terms = terms
-        self._requests = tuple(requests)
-        self._owner = caller.owner
-        self._uid = process.new_uid()
+        self.requests = tuple(requests)
+        self.owner = caller.owner
+        self.uid = process.new_uid()
         self._make_grant = make_grant
         self._keep = keep
-        self._new_event = new_event
-        self._tickets: list[Ticket] = []
-        self._sent = False  # may have rows in the database
-        self._withdrawn = False  # a call that is still under way in another thread must leave none behind
-        self._waiters: dict[int, Waiter] = {}
-        self._trace: Trace | None = None
+        self.new_event = new_event
+        self.tickets: list[Ticket] = []
+        self.sent = False  # may have rows in the database
+        self.withdrawn = False  # a call that is still under way in another thread must leave none behind
+        self.waiters: dict[int, Waiter] = {}
+        self.trace: Trace | None = None
         self._suspected: bool | None = None  # whether others may wait for its owner, while it waits
 
     def run(self) -> Operations[G | None]:
@@ -79,15 +80,15 @@ class Acquisition(WaitingVerb, Generic[G]):
         """
         holdings = self.process.holdings
         if self._terms.reentrant:
-            again = cast("G | None", holdings.again(self._requests, self.caller))
+            again = cast("G | None", holdings.again(self.requests, self.caller))
             if again is not None:
                 self._keep.append(again)
                 return again
         signals = self.process.signals
         if signals.tracer is not None:
-            self._trace = signals.follow(self._requests, self.caller)
+            self.trace = signals.follow(self.requests, self.caller)
         try:
-            had = not holdings.refuse(self._requests, self.caller, self._terms.reentrant, self.timeout)
+            had = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
             if had:
                 self._watch_order()
                 had = not (yield from self._is_refused_by_those_above())
@@ -98,66 +99,66 @@ class Acquisition(WaitingVerb, Generic[G]):
             self._tell(Deadlocked, why=str(exc))
             raise
         now = monotonic()
-        holding = Holding(holdings, self._requests, self._tickets, self.caller, self._terms.on_lost, now, self._trace)
+        holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, now, self.trace)
         grant = self._make_grant(holding, now - self.began)
         holdings.add(grant)
         yield from self._require_rows(holding)
         self._keep.append(grant)
         holding.told = True
-        if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self._waiters else logging.DEBUG):
-            holdings.tell_granted(holding, grant.waited, self._waiters)
+        if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
+            holdings.tell_granted(holding, grant.waited, self.waiters)
         return grant
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
-        uid = self._uid
+        uid = self.uid
         self._disown()
         try:
-            if self._sent:
+            if self.sent:
                 yield Call("cancel", lambda session, me: session.cancel(me, uid, outcome), min(1.0, self.budget))
-                self._sent = False
+                self.sent = False
         except SqlsemError as exc:
             if not self.process.closed:
                 log.warning("Could not withdraw a request at once: %s", exc)
         finally:
-            self._forget_rows()
-        for ticket in self._tickets:
-            self.process.lines.nudge(ticket.resource)
+            self.forget_rows()
+        for ticket in self.tickets:
+            self.process.nudge(ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more: the next good ping does it all."""
         self._disown()
-        self._forget_rows()
+        self.forget_rows()
 
     def _disown(self) -> None:
-        self._withdrawn = True
-        for grant in self.process.holdings.with_tickets(self.caller, self._tickets):
+        self.withdrawn = True
+        for grant in self.process.holdings.with_tickets(self.caller, self.tickets):
             self.process.holdings.forget(grant)
             if self.process.signals.wants("released", logging.DEBUG):
                 self.process.holdings.tell_released(grant.holding)
             if grant in self._keep:
                 self._keep.remove(grant)
 
-    def _forget_rows(self) -> None:
-        self.member.forget(self._tickets)
-        if self._sent:
+    def forget_rows(self) -> None:
+        self.member.forget(self.tickets)
+        if self.sent:
             self.member.disown()
 
     def done(self) -> None:
         """Leave the local queues, and let the next of ours come forward. Repeatable."""
-        self.member.settled(self._uid)
-        if self._trace is not None:
-            self.process.signals.asked(self._trace)
-        if not self._waiters:  # never waited
+        self.member.settled(self.uid)
+        if self.trace is not None:
+            self.process.signals.asked(self.trace)
+        if not self.waiters:  # never waited
             return
         if self._suspected is not False:  # (not known yet where an interrupt came in between)
-            self.process.watch.remove(self._tickets)
-        self.process.lines.leave(self._waiters.values())
+            self.process.watch.remove(self.tickets)
+        self.process.lines.leave(self.waiters.values())
 
     def tell(self, found: deadlocks.Found) -> None:
         """This request has to be given up; from another thread."""
         super().tell(found)
-        for waiter in list(self._waiters.values()):
+        for waiter in list(self.waiters.values()):
             waiter.event.set()
 
     # -- before anything is asked -------------------------------------------------------------------------------
@@ -165,14 +166,14 @@ class Acquisition(WaitingVerb, Generic[G]):
     def _watch_order(self) -> None:
         if lockorder.current is not None and self.timeout != 0:
             held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
-            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self._requests])
+            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self.requests])
 
     def _is_refused_by_those_above(self) -> Operations[bool]:
         """Whether those under whom this process runs hold what it wants, until it ends."""
         above = yield from self.process.above.find()
         if above:
-            self._owner += f" under {above[-1].position}"
-            return (yield from nesting.refuse(above, self._requests, self.timeout))
+            self.owner += f" under {above[-1].position}"
+            return (yield from nesting.refuse(above, self.requests, self.timeout))
         return False
 
     # -- taking numbers -----------------------------------------------------------------------------------------
@@ -190,40 +191,53 @@ class Acquisition(WaitingVerb, Generic[G]):
                     yield from self.withdraw("timeout")
                     return False
 
+    def requesting_id(self) -> str:
+        """Who asks, with the mark of a trace."""
+        requesting_id = self.process.requesting_id(self.caller)
+        if self.trace is not None and len(requesting_id) + len(self.trace.mark) <= MAX_NAME:
+            requesting_id += self.trace.mark
+        return requesting_id
+
     def _register(self) -> Operations[bool]:
-        member, requesting_id = self.member, self.process.requesting_id(self.caller)
-        if self._trace is not None and len(requesting_id) + len(self._trace.mark) <= MAX_NAME:
-            requesting_id += self._trace.mark
+        member, requesting_id = self.member, self.requesting_id()
 
         def register(session: Session, member_id: int) -> bool:
             # Another thread may withdraw meanwhile. Each sets its own flag first and reads the other's then:
-            #     here      _sent = True        read _withdrawn   register   read _withdrawn
-            #     withdraw  _withdrawn = True   read _sent        cancel
+            #     here      sent = True        read withdrawn   register   read withdrawn
+            #     withdraw  withdrawn = True   read sent        cancel
             # So either nothing is registered, or one of the two removes the rows, or the next ping does.
-            self._sent = True
-            if self._withdrawn:
+            self.sent = True
+            if self.withdrawn:
                 return False
-            tickets = session.register(
-                member_id, requesting_id, self._owner, self._uid, self._requests, self.timeout == 0
-            )
-            self._tickets = tickets or []
-            member.add(self._tickets)
-            if self._withdrawn:
-                self._forget_rows()
+            # (Not before: while others of ours queue for the main session, a ping must find the strangers.)
+            member.registering(self.uid)
+            tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
+            self.tickets = tickets or []
+            member.add(self.tickets)
+            if self.withdrawn:
+                self.forget_rows()
             return tickets is not None
 
         try:
-            member.registering(self._uid)
             there: bool = yield Call("acquire", register, self.budget, sign=True)
-            return there
         finally:
-            member.settled(self._uid)
+            member.settled(self.uid)
+        if there and len(self.tickets) < len(self.requests):
+            # Found by a second attempt, as the answer to the first was lost.
+            numbered = {ticket.resource for ticket in self.tickets}
+            gone = next(request.resource for request in self.requests if request.resource not in numbered)
+            raise LockLost(
+                f"The request for {gone!r} was taken out of the queue before its number was known here (by an "
+                f"operator, or because the database was out of reach for too long); ask again",
+                resource=gone,
+            )
+        return there
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _wait_for_all(self) -> Operations[bool]:
         """Whether all were granted in time. A grant, once due, stays due, so one is waited for after the other."""
-        for ticket in self._tickets:
+        for ticket in self.tickets:
             granted: bool | None = ticket.granted
             while not granted:
                 if self.seconds_left() <= 0:
@@ -231,7 +245,7 @@ class Acquisition(WaitingVerb, Generic[G]):
                     return False
                 granted = yield from self._wait_for(ticket)
                 if granted is None:
-                    self._tell_place_lost(ticket)
+                    self.tell_place_lost(ticket)
                     raise LockLost(
                         f"The request for {ticket.resource!r} at position {ticket.position} was taken out of the queue "
                         f"while it waited (by an operator, or because the database was out of reach for too long); "
@@ -243,10 +257,10 @@ class Acquisition(WaitingVerb, Generic[G]):
     def _wait_for(self, ticket: Ticket) -> Operations[bool | None]:
         """Wait for a slice: True when it is granted, False when not yet, None when the row is gone."""
         self.process.require_open()
-        lines, waiter = self.process.lines, self._waiters.get(ticket.position)
+        lines, waiter = self.process.lines, self.waiters.get(ticket.position)
         if waiter is None:
-            (request,) = (one for one in self._requests if one.resource == ticket.resource)
-            waiter = self._waiters[ticket.position] = Waiter(ticket, request, self._new_event())
+            (request,) = (one for one in self.requests if one.resource == ticket.resource)
+            waiter = self.waiters[ticket.position] = Waiter(ticket, request, self.new_event())
             lines.enter(waiter)
             self.process.wanted.came(ticket.resource, ticket.position)
             if self.process.signals.wants("waiting", logging.INFO):
@@ -254,7 +268,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         if not self.member.knows(ticket):
             return None  # lost while we waited
         if self._suspected is None:
-            self._suspected = self.process.watch.add(self, self._tickets, self.caller.number)
+            self._suspected = self.process.watch.add(self, self.tickets, self.caller.number)
         place = lines.place(waiter)
         if place is Place.ANSWERED:
             self.checked(waiter.answer)
@@ -300,7 +314,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         """While we waited, the main session may have been lost, and our rows with it."""
         if self.member.doubtful():
             yield Verify()
-        missing = [ticket.position for ticket in self._tickets if not self.member.knows(ticket)]
+        missing = [ticket.position for ticket in self.tickets if not self.member.knows(ticket)]
         if missing:
             self.process.lose(missing, "its row was removed before it could be used")
             holding.require()
@@ -309,21 +323,21 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _tell(self, event: type[TimedOut | Deadlocked], **more: Any) -> None:
         """What has become of it: not had."""
-        signals, tickets = self.process.signals, {ticket.resource: ticket.position for ticket in self._tickets}
+        signals, tickets = self.process.signals, {ticket.resource: ticket.position for ticket in self.tickets}
         if signals.wants(event.name, event.level):
             waited = self.waited()
-            for request in self._requests:
+            for request in self.requests:
                 position = tickets.get(request.resource)
                 about = signals.about(request, position, self.caller)
-                if event is TimedOut and position in self._waiters:
-                    more["behind"] = self._waiters[position].behind
-                signals.tell(event(**about, waited=waited, **more), self._trace)
+                if event is TimedOut and position in self.waiters:
+                    more["behind"] = self.waiters[position].behind
+                signals.tell(event(**about, waited=waited, **more), self.trace)
 
-    def _tell_place_lost(self, ticket: Ticket) -> None:
-        (request,) = (one for one in self._requests if one.resource == ticket.resource)
+    def tell_place_lost(self, ticket: Ticket) -> None:
+        (request,) = (one for one in self.requests if one.resource == ticket.resource)
         about = self.process.signals.about(request, ticket.position, self.caller)
         lost = Lost(**about, held=None, why="its row was taken out of the queue while it waited")
-        self.process.signals.tell(lost, self._trace)
+        self.process.signals.tell(lost, self.trace)
 
     def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
         """That it waits, and behind whom. Only for one that nobody of ours stands before is the database asked that."""
@@ -337,7 +351,7 @@ class Acquisition(WaitingVerb, Generic[G]):
                 log.debug("Cannot see who is ahead: %s", exc)
         waiter.behind = behind
         about = process.signals.about(waiter.request, ticket.position, self.caller)
-        process.signals.tell(Waiting(**about, behind=behind), self._trace)
+        process.signals.tell(Waiting(**about, behind=behind), self.trace)
 
 
 def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:
@@ -346,6 +360,9 @@ def locked(process: Process, requests: Sequence[Request]) -> Operations[bool]:
 
     def look(session: Session, _: int) -> tuple[list[list[Entry]], dict[str, Resource]]:
         entries = [session.entries(request.resource) for request in requests]
+        for request, ahead in zip(requests, entries, strict=True):
+            if request.priority is not None:
+                ahead.extend(filter(is_place, session.entries(line_of(request.resource))))
         return entries, {one.resource: one for one in session.resources()}
 
     entries, settings = yield Call("look", look)

@@ -8,6 +8,7 @@ import socket
 import threading
 from dataclasses import dataclass
 
+from sqlsem import runtime
 from sqlsem.engines.base import this_program
 from sqlsem.events import Behind
 from sqlsem.model import Request, Ticket
@@ -39,10 +40,12 @@ def new_number() -> int:
 
 def this_thread() -> Caller:
     """The thread that calls."""
-    number: int | None = getattr(_threads, "number", None)
-    if number is None:
-        number = _threads.number = new_number()
-    return Caller("thread", number, threading.current_thread().name)
+    kept = runtime.namespace(_threads)
+    known: Caller | None = kept.get("caller")
+    name = threading.current_thread().name
+    if known is None or known.name != name:
+        known = kept["caller"] = Caller("thread", new_number() if known is None else known.number, name)
+    return known
 
 
 def ours(request: Request, ticket: Ticket, state: str, seconds: float, caller: Caller | None = None) -> Behind:

@@ -60,6 +60,10 @@ class Claim:
         self._ended = False
         claims.add(self)
 
+    def close_by(self, closing: Ending) -> None:
+        """What ends it from now on, where nobody else does. (For the package.)"""
+        self._closing = closing
+
     @property
     def is_open(self) -> bool:
         """Whether it is still to be ended."""
@@ -169,7 +173,7 @@ class Claims:
         """It is open, and the pulse must not rest."""
         with self._lock:
             self._known.add(claim)
-        self.member.stir()
+        self.member.add(())
 
     def discard(self, claim: Claim) -> None:
         """It has ended."""

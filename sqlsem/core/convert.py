@@ -100,7 +100,7 @@ class Upgrade(WaitingVerb):
             if not self.process.closed:
                 log.warning("Could not withdraw the upgrade of %r at once: %s", self._holding, exc)
                 self.drop()
-        self.process.lines.nudge(self._ticket.resource)
+        self.process.nudge(self._ticket.resource)
 
     def drop(self) -> None:
         """As `withdraw`, where nothing can be carried out any more."""
@@ -150,7 +150,7 @@ class Upgrade(WaitingVerb):
         if only_if_free and begun is not Upgrading.DONE:
             self._begun = False  # nothing was changed
         if begun is Upgrading.BEGUN:
-            self.process.lines.nudge(self._ticket.resource)  # it may have let in one of ours
+            self.process.nudge(self._ticket.resource)  # it may have let in one of ours
         elif begun is Upgrading.NOT_YET and not only_if_free:
             yield Sleep(self._waiter, next(self._pauses))
         return begun
@@ -193,7 +193,7 @@ def downgrade(process: Process, holding: Holding) -> Operations[None]:
             raise
         if not there:
             _lose(process, holding)
-        process.lines.nudge(holding.resource)
+        process.nudge(holding.resource)
 
 
 def _to_reader(holding: Holding) -> Callable[[Session, int], bool]:

@@ -9,17 +9,17 @@ from typing import Any
 
 from sqlsem.errors import ConfigurationError
 
-__all__ = ["cursor_of", "refuse_autocommit", "refused"]
+__all__ = ["IDLE", "cursor_of", "refuse_autocommit", "refused"]
 
 #: psycopg's name for a connection without a transaction (`psycopg.pq.TransactionStatus.IDLE`).
-_IDLE = 0
+IDLE = 0
 _ADVICE = (
     "it guards what is written until that transaction ends; begin one (psycopg: with connection.transaction(), Django: "
     "transaction.atomic(), SQLAlchemy: with engine.begin(); else BEGIN, or autocommit off)"
 )
 
 
-def cursor_of(given: Any) -> Any:
+def cursor_of(given: Any, what: str = "assert_held") -> Any:
     """The DB-API cursor of what may be a ``Session`` or ``Connection`` of SQLAlchemy, with its transaction begun."""
     if hasattr(given, "execute") and hasattr(given, "get_bind") and callable(getattr(given, "connection", None)):
         given = given.connection()  # a Session; its transaction begins here
@@ -31,13 +31,13 @@ def cursor_of(given: Any) -> Any:
     # (That of asyncio runs its calls in a greenlet, which nobody has made here.)
     if getattr(given.dialect, "is_async", False):
         raise ConfigurationError(
-            f"assert_held cannot use {type(given).__name__} of SQLAlchemy with an asyncio driver; give it a cursor of "
+            f"{what} cannot use {type(given).__name__} of SQLAlchemy with an asyncio driver; give it a cursor of "
             f"the driver's own connection"
         )
     return proxied.cursor()
 
 
-def refuse_autocommit(cursor: Any) -> None:
+def refuse_autocommit(cursor: Any, what: str = "assert_held") -> None:
     """Raise `ConfigurationError` where each statement is a transaction of its own, as far as the driver can tell."""
     connection = getattr(cursor, "connection", None)
     if connection is None:
@@ -46,7 +46,7 @@ def refuse_autocommit(cursor: Any) -> None:
         return
     status = getattr(getattr(connection, "info", None), "transaction_status", None)
     if status is not None:  # psycopg
-        alone = bool(getattr(connection, "autocommit", False)) and status == _IDLE
+        alone = bool(getattr(connection, "autocommit", False)) and status == IDLE
     elif hasattr(connection, "in_transaction"):  # sqlite3
         by_itself = connection.isolation_level is None and getattr(connection, "autocommit", None) is not False
         alone = (by_itself or getattr(connection, "autocommit", None) is True) and not connection.in_transaction
@@ -54,13 +54,13 @@ def refuse_autocommit(cursor: Any) -> None:
         return  # SQL Server asks for itself
     if alone:
         raise ConfigurationError(
-            f"assert_held was given a cursor in autocommit mode, outside of a transaction, where it protects nothing: "
+            f"{what} was given a cursor in autocommit mode, outside of a transaction, where it protects nothing: "
             f"{_ADVICE}"
         )
 
 
-def refused(exc: Exception) -> ConfigurationError | None:
+def refused(exc: Exception, what: str = "assert_held") -> ConfigurationError | None:
     """What the database's own refusal means, if this is it."""
     if "sqlsem: asserting needs an open transaction" in str(exc):
-        return ConfigurationError(f"assert_held was given a cursor outside of a transaction: {_ADVICE}")
+        return ConfigurationError(f"{what} was given a cursor outside of a transaction: {_ADVICE}")
     return None

@@ -69,6 +69,9 @@ class DeadlockWatch(Lookout):
         told: set[int] = set()
         while self._suspects and member.member_id is not None and monotonic() < deadline:
             found = session.find_deadlock(member.member_id) if member.engine.has(DeadlockSearch) else None
+            if found is not None and self._forgotten(found):
+                member.disown()
+                return
             if found is None and self._above.held:
                 found = nesting.find_deadlock(session, member.member_id)
             if found is None:
@@ -83,3 +86,12 @@ class DeadlockWatch(Lookout):
                 suspect.tell(found)
             if member.closing.wait(0.02):
                 return
+
+    def _forgotten(self, found: Found) -> bool:
+        """Whether a row of ours in it is one that nobody here knows: a call that was broken off left it, and a ping is
+        to remove it. Then there is no deadlock: the same thread may well wait behind what it has given up.
+        """
+        member = self.member
+        ours = [step for step in found.steps if step.member == member.member_id]
+        with self.state_lock:
+            return any(position not in member.tickets for step in ours for position in (step.ahead, step.position))

@@ -7,15 +7,15 @@ import functools
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import wrapt
 
-from sqlsem.core.terms import Terms
+from sqlsem.core.terms import Ask, Terms
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import Request
 
-__all__ = ["hold", "hold_awaiting", "is_coroutine"]
+__all__ = ["hold", "hold_awaiting", "is_coroutine", "run_once", "run_once_awaiting"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +90,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return name
 
 
-def hold(function: F, terms: Terms, enter: Callable[[Sequence[Request]], object], leave: Callable[..., object]) -> F:
+def hold(function: F, terms: Terms, enter: Callable[[Sequence[Ask]], object], leave: Callable[..., object]) -> F:
     """A function, each call of which holds the lock of these terms. ``leave`` is as ``__exit__``."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,21 +101,25 @@ def hold(function: F, terms: Terms, enter: Callable[[Sequence[Request]], object]
             leave(type(exc), exc, None)
             raise
         leave(None, None, None)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise ConfigurationError(
-                f"{_name_of(function)} returned a coroutine, whose body would run when the lock is gone; decorate a "
-                f"coroutine function ('async def'), or use 'async with' inside it"
-            )
-        return result
+        return _refuse_coroutine(function, result)
 
     return cast(F, _Decorated(function, guarded))
+
+
+def _refuse_coroutine(function: Callable[..., Any], result: Any) -> Any:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ConfigurationError(
+            f"{_name_of(function)} returned a coroutine, whose body would run when the lock is gone; decorate a "
+            f"coroutine function ('async def'), or use 'async with' inside it"
+        )
+    return result
 
 
 def hold_awaiting(
     function: F,
     terms: Terms,
-    enter: Callable[[Sequence[Request]], Awaitable[object]],
+    enter: Callable[[Sequence[Ask]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
     """As `hold`, for a coroutine function."""
@@ -129,5 +133,25 @@ def hold_awaiting(
             raise
         await leave(None, None, None)
         return result
+
+    return cast(F, _Decorated(function, guarded))
+
+
+def run_once(function: F, once: AbstractContextManager[object | None]) -> F:
+    """A function that is called where ``once`` gives a run, and else returns None."""
+
+    def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with once as run:
+            return None if run is None else _refuse_coroutine(function, wrapped(*args, **kwargs))
+
+    return cast(F, _Decorated(function, guarded))
+
+
+def run_once_awaiting(function: F, once: AbstractAsyncContextManager[object | None]) -> F:
+    """As `run_once`, for a coroutine function."""
+
+    async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        async with once as run:
+            return None if run is None else await wrapped(*args, **kwargs)
 
     return cast(F, _Decorated(function, guarded))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from sqlsem import runtime
 from sqlsem.core.process import Process
 
-__all__ = ["Coordinated", "process_of", "provide"]
+__all__ = ["Coordinated", "process_of", "provide", "provide_here"]
 
 
 class Coordinated(Protocol):
@@ -23,6 +25,7 @@ def _nobody() -> Coordinated:
 
 
 _default: Callable[[], Coordinated] = _nobody
+_threads = threading.local()
 
 
 def provide(default: Callable[[], Coordinated]) -> None:
@@ -31,6 +34,11 @@ def provide(default: Callable[[], Coordinated]) -> None:
     _default = default
 
 
+def provide_here(coordinator: Coordinated) -> None:
+    """The default one of the thread that calls (a simulated one, which stands for a process of its own)."""
+    runtime.namespace(_threads)["coordinator"] = coordinator
+
+
 def process_of(coordinator: Coordinated | None) -> Process:
     """Of this coordinator; None: of the default one, as it is now."""
-    return (coordinator or _default()).process
+    return (coordinator or runtime.namespace(_threads).get("coordinator") or _default()).process

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
+from sqlsem import runtime
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
-from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.handover import TTL_SECONDS, handing_over
+from sqlsem.core.holdings import BaseGrant, Holding, abandon
+from sqlsem.core.leaving import leaving, placed
 from sqlsem.core.process import Process
+from sqlsem.core.settling import rate_of, settling
+from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking"]
+
+log = logging.getLogger("sqlsem")
 
 
 def checking(process: Process, holding: Holding) -> Operations[None]:
@@ -37,12 +46,14 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
                 raise
             raise refusal from exc
         if not there:
+            yield from placed(process, cursor, "assert_held")
             process.lose([ticket.position], "its row is no longer in the table")
             holding.require()
 
 
 class Grant(BaseGrant):
-    """What one has while inside: made by acquiring, ended by releasing. Safe to use from several threads.
+    """What one has while inside: made by acquiring, or by `sqlsem.adopt`, ended by releasing, or at the end of its own
+    ``with`` block. Safe to use from several threads.
 
     Attributes:
         resource: The resource's name (of the first one, for ``all_of``).
@@ -74,7 +85,7 @@ class Grant(BaseGrant):
         if self._event is None:
             with self._process.state_lock:
                 if self._event is None:
-                    event = threading.Event()
+                    event = runtime.event()
                     self.holding.when_lost.append(event.set)
                     self._event = event
             if self.holding.why_lost is not None:
@@ -95,7 +106,7 @@ class Grant(BaseGrant):
         """
         event = self._wanted
         if event is None:
-            event = self.__dict__.setdefault("_wanted", threading.Event())  # one, whoever else comes here
+            event = self.__dict__.setdefault("_wanted", runtime.event())  # one, whoever else comes here
             self._process.wanted.add(self.holding, event.is_set, event.set)
         return event
 
@@ -120,6 +131,54 @@ class Grant(BaseGrant):
         """
         drive(asserting(self._process, self.holding, cursor), lambda answer: answer)
 
+    def release_with(self, cursor: Any) -> None:
+        """Have the lock go when the transaction of ``cursor`` is committed, and stay when it is rolled back (also to a
+        savepoint before this call). Until then it is kept, as by `assert_held`. It goes within milliseconds of the
+        commit, never before it. Leaving the block, and `release`, then do nothing; before the commit they are no other
+        than ever, and wait for the transaction. Acquired once more after this call (``reentrant``), it
+        does not go before that has ended.
+
+        ``cursor`` is a DB-API cursor on the *same database* (psycopg, pyodbc, sqlite3, Django) with a transaction open,
+        or a ``Connection`` or ``Session`` of SQLAlchemy; of the same login as the lock.
+
+        Raises `LockLost`, and `ConfigurationError` for a cursor in autocommit mode, one on another database, and a lock
+        that is held several times (``reentrant``).
+
+        >>> with sqlsem.mutex("ledger") as grant, connection.transaction():  # doctest: +SKIP
+        ...     cursor.execute("UPDATE ledger SET …")
+        ...     grant.release_with(cursor)
+        """
+        drive(leaving(self._process, self, cursor), lambda answer: answer)
+
+    @contextlib.contextmanager
+    def session(self, connection: Any) -> Iterator[None]:
+        """While the block lasts, every transaction on this connection counts as one that has asserted the grant, in
+        tables that are guarded (``sqlsem guard``): from its first write into one of them it keeps the lock until its
+        end. Nothing is asked of the database meanwhile, and no other code has to be changed.
+
+        ``connection`` is one on the *same database*, outside of a transaction: of psycopg, pyodbc, or a ``Connection``
+        of SQLAlchemy or Django. What is written without the lock, or after it was lost, is refused by the database, as
+        an error of the driver's.
+
+        Raises `LockLost`, and `ConfigurationError` for a connection in a transaction or through a pooler, and for an
+        engine without guarded tables.
+
+        >>> with sqlsem.mutex("ledger") as grant, grant.session(connection):  # doctest: +SKIP
+        ...     book(connection)
+        """
+        process, line = self._process, connection_of(connection)
+        noted = drive(beginning(process, self.holding, line), lambda answer: answer)
+        try:
+            yield
+        except BaseException:
+            # What the body raised is what its caller has to hear of; the lock ends soon, and the note with it.
+            try:
+                drive(ending_session(process, line, noted), lambda answer: answer)
+            except Exception as exc:
+                log.info("The note of %r in a connection's session could not be taken back: %s", self, exc)
+            raise
+        drive(ending_session(process, line, noted), lambda answer: answer)
+
     def upgrade(self, timeout: Duration | None = None) -> None:
         """Become the writer, without letting go: wait until all other readers have left, while nobody new is let in.
 
@@ -137,7 +196,7 @@ class Grant(BaseGrant):
         ...         grant.upgrade(timeout=60)
         ...         reload()
         """
-        carry_out(Upgrade(self._process, self.holding, timeout, threading.Event()), self._process.perform)
+        carry_out(Upgrade(self._process, self.holding, timeout, runtime.event()), self._process.perform)
 
     def downgrade(self) -> None:
         """Become a reader, without letting go: readers that wait right behind are let in, writers are not.
@@ -146,6 +205,51 @@ class Grant(BaseGrant):
         `LockLost`.
         """
         drive(downgrade(self._process, self.holding), self._process.perform)
+
+    def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
+        """Give the lock to whoever shows the token that is returned, to `sqlsem.adopt` or ``EXEC sqlsem.adopt``: in
+        another process, on another host, in another language. It keeps its position and its fence, and nobody gets in
+        between.
+
+        From this call on it is held no more here; its block ends without an error. A lock of several resources goes as
+        a whole. A token is good for one adoption.
+
+        Args:
+            ttl: How long it waits to be adopted, from 1 second on. When nobody did, the lock is free, as if its holder
+                had died.
+            to: The login of the database that may adopt it; left out, the one that this program uses. (The giver's
+                login may always take it back.)
+
+        Raises:
+            LockLost: It was lost before; or what came of the call is not known (the call was interrupted, or the
+                database was out of reach): then it is lost here, and free at the latest when the time is up.
+            NotHeld: It was released, or handed over before.
+            ConfigurationError: It is held several times (``reentrant``), is being upgraded, or there is no such login.
+            Unavailable: The database is out of reach.
+
+        >>> with sqlsem.mutex("nightly") as grant:  # doctest: +SKIP
+        ...     start_job(token=grant.hand_over(ttl="5m"))
+        """
+        return drive(handing_over(self._process, self, ttl, to), self._process.perform)
+
+    def __enter__(self) -> Grant:
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        try:
+            if not self.holding.handed_over:
+                self.release()
+        except BaseException as struck:
+            if not self.holding.released:
+                abandon(self)
+            if exc is None or not isinstance(struck, Exception):  # as of a lock's block
+                raise
+
+    def settle(self, actual: int, *, rate: str | None = None) -> None:
+        """Say what was used of a rate that was taken with the lock (`sqlsem.all_of`); see `RateGrant.settle`.
+        ``rate``: its name, where there are several. Raises `ConfigurationError` where there is none of that name.
+        """
+        drive(settling(rate_of(self.rates, rate, self), actual), self._process.perform)
 
     def release(self) -> None:
         """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller, ours
@@ -30,6 +30,19 @@ MOST_AHEAD = 64
 LostCallback = Callable[[Any], object]
 
 
+class Departing(Protocol):
+    """What may give a grant back by itself."""
+
+    def settle(self) -> bool:
+        """Whether it has; if not, it does not any more."""
+
+    def again(self) -> bool:
+        """The grant is had once more, unless it has left; it stays until that has ended."""
+
+    def also(self, word: str) -> None:
+        """Do so by this word, too."""
+
+
 class Holding:
     """What stands behind a grant: its rows, and what has become of them."""
 
@@ -37,7 +50,9 @@ class Holding:
         "caller",
         "conversions",
         "converting",
+        "departure",
         "depth",
+        "handed_over",
         "is_loose",
         "on_lost",
         "pid",
@@ -72,9 +87,11 @@ class Holding:
         self.trace = trace
         self.told = False  # that it was granted, and not yet that it has ended
         self.released = False
+        self.handed_over = False  # to somebody else: then it is released, too
         self.is_loose = False  # anybody may release it, through its lock
         self.converting = False
         self.conversions = 0  # grows with each attempt at one
+        self.departure: Departing | None = None  # with a transaction of the caller's
         self.why_lost: str | None = None
         self.when_lost: list[Callable[[], object]] = []  # must not block: called under the lock of all states
         self.on_lost = on_lost
@@ -108,11 +125,18 @@ class Holding:
                 f"was done since may have run beside another holder",
                 resource=self.resource,
             )
+        if self.handed_over:
+            raise NotHeld(
+                f"The lock on {self.resource!r} was handed over; who has the token has it (sqlsem.adopt)",
+                resource=self.resource,
+            )
         if self.released:
             raise NotHeld(f"The lock on {self.resource!r} has been released", resource=self.resource)
 
     def __repr__(self) -> str:
-        state = "released" if self.released else "lost" if self.why_lost else "held"
+        state = "lost" if self.why_lost else "held"
+        if self.released:
+            state = "handed over" if self.handed_over else "released"
         return f"<Grant {self.resource!r} at {self.tickets[0].position}, {state}>"
 
 
@@ -127,6 +151,8 @@ class BaseGrant:
         self.position = self.fence = first.position
         self.positions = {ticket.resource: ticket.position for ticket in holding.tickets}
         self.waited = waited
+        #: What was taken with it of rates, by their names.
+        self.rates: Mapping[str, Any] = {}
 
     def __reduce__(self) -> str:
         raise NotHeld(
@@ -197,7 +223,11 @@ class Holdings:
             (request,) = requests
             for grant, held in self._held_of(caller, request.resource):
                 if held.access in ("write", request.access) and held.weight >= request.weight:
-                    grant.holding.depth += 1
+                    departure = grant.holding.departure
+                    if departure is None:
+                        grant.holding.depth += 1
+                    elif not departure.again():
+                        continue
                     return grant
         return None
 
@@ -265,7 +295,14 @@ class Holdings:
     # -- releasing ----------------------------------------------------------------------------------------------
 
     def give_back(self, grant: BaseGrant) -> Operations[None]:
-        """End a grant. Raises `LockLost` when it was lost, before or just now."""
+        """End a grant. Raises `LockLost` when it was lost, before or just now. What has left by itself has ended."""
+        holding = grant.holding
+        # (Where it was had once more only that ends.)
+        if holding.depth > 1 or holding.departure is None or not holding.departure.settle():
+            yield from self.leave(grant)
+
+    def leave(self, grant: BaseGrant, parted: Callable[[], None] | None = None) -> Operations[None]:
+        """`give_back`, by whoever else gives it back; calls ``parted`` as soon as nobody here has it any more."""
         holding = grant.holding
         if holding.pid != os.getpid() or (holding.released and holding.why_lost is None):
             holding.require()
@@ -274,6 +311,8 @@ class Holdings:
             return
         try:
             self.forget(grant)
+            if parted is not None:
+                parted()
             if holding.why_lost is None:
                 for ticket in holding.tickets:
                     yield from self._return(ticket, holding)
@@ -309,21 +348,39 @@ class Holdings:
         self._member.forget(grant.holding.tickets)
         self._member.disown()
 
+    def give_away(self, grant: BaseGrant) -> None:
+        """It is somebody else's from now on."""
+        grant.holding.handed_over = True
+        self.forget(grant)
+
+    def pass_on(self, grant: BaseGrant, caller: Caller) -> None:
+        """It is another thread's or task's from now on."""
+        with self._state_lock:
+            self._drop_of_caller(grant)
+            grant.holding.caller = caller
+            held = self._by_caller.setdefault(caller.number, {})
+            for ticket in grant.holding.tickets:
+                held.setdefault(ticket.resource, []).append(grant)
+
     def forget(self, grant: BaseGrant) -> None:
         """It is released, as far as this process is concerned."""
         with self._state_lock:
             grant.holding.released = True
             self._drop(grant)
-            number = grant.holding.caller.number
-            held = self._by_caller.get(number, {})
-            for ticket in grant.holding.tickets:
-                grants = held.get(ticket.resource, [])
-                if grant in grants:
-                    grants.remove(grant)
-                if not grants:
-                    held.pop(ticket.resource, None)
-            if not held:
-                self._by_caller.pop(number, None)
+            self._drop_of_caller(grant)
+
+    def _drop_of_caller(self, grant: BaseGrant) -> None:
+        """With the state lock: its thread or task has it no more."""
+        number = grant.holding.caller.number
+        held = self._by_caller.get(number, {})
+        for ticket in grant.holding.tickets:
+            grants = held.get(ticket.resource, [])
+            if grant in grants:
+                grants.remove(grant)
+            if not grants:
+                held.pop(ticket.resource, None)
+        if not held:
+            self._by_caller.pop(number, None)
 
     # -- telling ------------------------------------------------------------------------------------------------
 

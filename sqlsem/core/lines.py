@@ -98,14 +98,20 @@ class _Line:
 
     def add(self, waiter: Waiter) -> None:
         insort(self.waiters, waiter, key=_position)
-        insort(self._kinds.setdefault(waiter.kind, []), waiter, key=_position)
+        kind = self._kinds.get(waiter.kind)
+        if kind is None:  # (None is ever empty, wherever an interrupt strikes.)
+            self._kinds[waiter.kind] = [waiter]
+        else:
+            insort(kind, waiter, key=_position)
 
     def remove(self, waiter: Waiter) -> bool:
         """Whether it was there."""
         kind = self._kinds.get(waiter.kind, [])
-        there = _take(kind, waiter)
-        if not kind:
-            self._kinds.pop(waiter.kind, None)
+        there = kind == [waiter]
+        if there:  # (As in `add`: none is ever empty.)
+            del self._kinds[waiter.kind]
+        else:
+            there = _take(kind, waiter)
         return _take(self.waiters, waiter) or there
 
     def exposed(self) -> list[Waiter]:
@@ -176,10 +182,10 @@ class Lines:
         _wake(woken)
 
     def settle(self, waiter: Waiter, answer: bool | None) -> None:
-        """This is its answer, unless it has one."""
+        """This is its answer, unless it has one. (From its own thread or task, which is awake.)"""
         with self._state_lock:
             woken = self._answer(waiter, answer)
-        _wake(woken)
+        _wake(one for one in woken if one is not waiter)
 
     def place(self, waiter: Waiter) -> Place:
         """Where one that has entered waits."""
@@ -234,7 +240,9 @@ class Lines:
         """Take one out; those that have to be woken."""
         woken = self._sit(waiter)
         line = self._lines.get(waiter.ticket.resource)
-        if line is not None:
+        if line is not None and line.waiters == [waiter]:  # the usual case: nobody is left behind it
+            del self._lines[waiter.ticket.resource]
+        elif line is not None:
             before = line.exposed()
             if line.remove(waiter):
                 woken += [one for one in line.exposed() if one not in before]

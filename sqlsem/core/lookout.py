@@ -7,6 +7,7 @@ import logging
 import threading
 from typing import ClassVar
 
+from sqlsem import runtime
 from sqlsem.core.membership import Membership
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Session
@@ -37,7 +38,7 @@ class Lookout(abc.ABC):
         self.member = member
         self.waiting_room = waiting_room
         self.state_lock = member.state_lock
-        self.thread: threading.Thread | None = None
+        self.thread: runtime.Thread | None = None
         self._session: Session | None = None
 
     @abc.abstractmethod
@@ -51,7 +52,7 @@ class Lookout(abc.ABC):
     def begin(self) -> None:
         """Somebody cares."""
         if self.thread is None and not self.member.closing.is_set():
-            self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
+            self.thread = runtime.current().thread(self.run, self.name)
             try:
                 self.thread.start()
             except RuntimeError as exc:  # no more threads, or this process is ending

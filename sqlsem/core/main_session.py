@@ -11,13 +11,13 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import tenacity
 
+from sqlsem import runtime
 from sqlsem.core.steps import Call
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
@@ -40,6 +40,9 @@ class Member(Protocol):
     def entered(self, began: float, came_back: bool) -> None:
         """There is a session, made since then: as the member we were, or as a new one."""
 
+    def has_any(self) -> bool:
+        """Whether any row is ours, or anything is held."""
+
     def prove(self, since: float) -> None:
         """The database has a sign of life of ours that is not older than this."""
 
@@ -54,7 +57,7 @@ class MainSession:
     """
 
     def __init__(self, engine: Engine, member: Member, retry: float, life: float, trust: float) -> None:
-        self.closing = threading.Event()
+        self.closing = runtime.event()
         self.session: Session | None = None
         self.member_id: int | None = None  # our number in the database, once we have one
         self._engine = engine
@@ -62,7 +65,7 @@ class MainSession:
         self._retry = retry
         self._watched = trust > 0
         self._fresh = life * FRESH
-        self._lock = threading.Lock()
+        self._lock = runtime.lock()
         self._refused = (-math.inf, "")  # when an attempt to connect last failed, and why
         self._calling: float | None = None  # when the call that is under way began
         self._overdue = Allowance(max(trust, OVERDUE_SECONDS))  # what it may take
@@ -109,12 +112,13 @@ class MainSession:
                 log.warning("%s failed, trying again: %s", what, state.outcome.exception())
 
         longest = self._retry if budget is None else budget
+        began = monotonic()
 
         def over(state: tenacity.RetryCallState) -> bool:
             failure = state.outcome.exception() if state.outcome is not None else None
             # A slow server is given more time for each attempt; callers without time to spare do not wait for that.
             patient = isinstance(failure, Unanswered) and failure.patient and longest >= self._retry
-            return not patient and (state.seconds_since_start or 0.0) >= longest
+            return not patient and monotonic() - began >= longest
 
         return {
             "stop": lambda state: self.closing.is_set() or over(state),
@@ -145,13 +149,18 @@ class MainSession:
     def _attempt(self, call: Callable[[Session, int], T], sign: bool) -> T:
         """Holding ``_lock``: one call; a session that breaks is dropped."""
         assert self.session is not None
-        assert self.member_id is not None
+        if self.member_id is None:  # given up, and a second interrupt kept us from dropping the session
+            self._drop()
+            raise self.given_up()
+        # Of rows that are there an operator may have taken one away. (Asked first, as the call may bring some.)
+        proves = sign and not self._member.has_any()
         began = self._calling = monotonic()
         try:
             result = call(self.session, self.member_id)
         except BaseException as exc:
             # An exception out of a signal handler may leave a connection in the middle of something; and a
             # member that was given up must enter again.
+            self.session.recover()
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None
                 late = session is not None and session is self.session
@@ -161,7 +170,7 @@ class MainSession:
             raise
         finally:
             self._calling = None
-        if sign:
+        if proves:
             self._member.prove(began - self._fresh)
         return result
 

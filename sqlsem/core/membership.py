@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
+from sqlsem import runtime
 from sqlsem.core.main_session import MainSession
 from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
@@ -104,12 +105,13 @@ class Membership:
         self._proved = monotonic()
         self._activity = 0
         self._retention = Retention(engine, self.main, self._ping_every / 3)
-        self._threads: list[threading.Thread] = []
-        self._beat = threading.Event()  # wakes the pulse
+        self._runtime = runtime.current()
+        self._threads: list[runtime.Thread] = []
+        self._beat = runtime.event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
         self._urgent = False  # ping at once
         self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
-        self._proofs = threading.Condition(self.state_lock)  # tells those who doubt
+        self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
         self._doubting = 0
 
     @property
@@ -127,7 +129,8 @@ class Membership:
 
     def entered(self, began: float, came_back: bool) -> None:
         """There is a main session, made since then: as the member we were, or as a new one."""
-        self.prove(began)
+        if not self.has_any():
+            self.prove(began)
         if came_back:
             # A server that took over, or was restored, may not know all that we believe.
             self.leftovers.extend(self._owner.undone())
@@ -135,14 +138,16 @@ class Membership:
         if not self._threads:
             jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
             for name, job in jobs:
-                thread = threading.Thread(target=job, name=f"sqlsem-{name}", daemon=True)
+                thread = self._runtime.thread(job, f"sqlsem-{name}")
                 self._threads.append(thread)
                 thread.start()
 
     # -- our rows -----------------------------------------------------------------------------------------------
 
     def registering(self, uid: str) -> None:
-        """Until `settled`, rows that we do not know are no strangers: the answer may be on its way."""
+        """Until `settled`, rows that we do not know are no strangers: the answer may be on its way. To be called where
+        the main session is held: as long as anybody is in limbo, no ping removes what interrupted calls have left.
+        """
         self._limbo[uid] = monotonic()
 
     def settled(self, uid: str) -> None:
@@ -150,9 +155,10 @@ class Membership:
         self._limbo.pop(uid, None)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Rows of ours that were just made."""
+        """Rows of ours that were just made; none where something else is held now. The pulse must not rest."""
         with self.state_lock:
-            self.tickets.update((ticket.position, ticket) for ticket in tickets)
+            for ticket in tickets:
+                self.tickets[ticket.position] = ticket
         self._activity += 1
         if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
             self._beat.set()
@@ -197,12 +203,6 @@ class Membership:
         self.leftovers.append(call)
         self.urge()
 
-    def stir(self) -> None:
-        """Something is held now that is no row: the pulse must not rest."""
-        self._activity += 1
-        if self._resting:
-            self._beat.set()
-
     def urge(self) -> None:
         """Have the pulse ping at once."""
         self._urgent = True
@@ -218,6 +218,12 @@ class Membership:
         return max(0.0, self._proved + self.trust - monotonic()) if self.trust else None
 
     # -- proof of life ------------------------------------------------------------------------------------------
+
+    def has_any(self) -> bool:
+        """Whether any row is ours, or anything is held. Then only a ping proves anything, as it compares our rows: an
+        operator may have taken one away, also one that was granted and is not in the books yet.
+        """
+        return bool(self.tickets) or self._owner.holds_any()
 
     def prove(self, since: float) -> None:
         """The database has a sign of life of ours that is not older than this."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from sqlsem import runtime
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.membership import Membership
 from sqlsem.errors import SqlsemError
@@ -83,8 +84,8 @@ class Minder:
         self._member = member
         self._claims = claims
         self._lock = threading.Lock()
-        self._wanted = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wanted = runtime.event()
+        self._thread: runtime.Thread | None = None
 
     def mind(self) -> None:
         """Something was claimed that others may want to end."""
@@ -93,7 +94,7 @@ class Minder:
         with self._lock:
             self._wanted.set()
             if self._thread is None and not self._member.closing.is_set():
-                self._thread = threading.Thread(target=self._work, name="sqlsem-minder", daemon=True)
+                self._thread = runtime.current().thread(self._work, "sqlsem-minder")
                 self._thread.start()
 
     def close(self) -> None:

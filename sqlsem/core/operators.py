@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
+from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.queue_limits import QueueLimitSession
+from sqlsem.engines.ranking import LINE, RankedSession, never_ranked
+from sqlsem.engines.rating import RateSession
 from sqlsem.engines.roles import Administration, TaskSession
+from sqlsem.engines.settings import SettingSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.insight.overview import Overview
+from sqlsem.insight.patterns import is_pattern
 from sqlsem.model import (
     MAX_INT,
+    MAX_NAME,
     Attempt,
     Duration,
     Entry,
+    GuardedTable,
     Operation,
     Past,
     QueueCounts,
+    QueueLimit,
+    QueueWait,
     Resource,
     TaskEntry,
     check_count,
     check_duration,
     check_name,
 )
+from sqlsem.model_rates import RATE_PREFIX, RateEntry
 
 __all__ = ["Operators"]
+
+T = TypeVar("T")
 
 #: What an engine answers for a task that cannot be changed because it runs.
 RUNS = 1
@@ -92,8 +106,9 @@ class Operators:
             most: So many at the most.
             since: No longer ago than this (``"24h"``), by the database's clock.
             until: No shorter ago than this.
-            action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"revoke"``, ``"reap"``,
-                ``"retry"`` or ``"cancel"``.
+            action: Only this: ``"pause"``, ``"resume"``, ``"cap"``, ``"stale_after"``, ``"ageing"``, ``"revoke"``,
+                ``"reap"``, ``"retry"``, ``"cancel"``; of a work queue ``"limit"``, ``"key_limit"``, ``"rate"``,
+                ``"key_rate"`` or ``"weight"``.
             who: Of this login, host, ``host:pid`` or program.
 
         >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
@@ -102,16 +117,33 @@ class Operators:
         wanted = _wanted(since, until, action=action, who=who)
         return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
 
+    def rates(self, name: str | None = None) -> list[RateEntry]:
+        """Every window of one rate or all, and how much of it is used just now."""
+        resource = None if name is None else RATE_PREFIX + name
+        return self.process.look(lambda session: session.rates(resource), RateSession)
+
     def resources(self) -> list[Resource]:
         """All resources that have rows or settings."""
         return self.process.look(lambda session: session.resources())
 
     def set_limit(self, resource: str, limit: int | None) -> None:
-        """Cap a resource, whatever limit its users declare; None lifts the cap. Those inside stay inside."""
+        """Set the limit of a resource: those who declare one get no more than this, whatever they declare, and those
+        who declare none (``limit("etl")``) get this. Raised or lowered, it counts at once; those inside stay inside.
+
+        Args:
+            resource: A name; or ``"tenant:*"``: all that begin so and have none of their own (of several patterns the
+                longest counts; ``"*"`` is for all).
+            limit: From 1; None lifts it.
+
+        Raises:
+            ConfigurationError: It would be lifted while requests count on it that declare none.
+
+        >>> coordinator.set_limit("tenant:*", 4)  # doctest: +SKIP
+        """
         name = check_name("The resource name", resource)
         if limit is not None:
             check_count("The limit", limit)
-        self.process.look(lambda session: session.set_resource(name, "cap", limit), Administration)
+        self.process.look(lambda session: session.set_resource(name, "cap", limit), SettingSession)
 
     def set_stale_after(self, resource: str, seconds: Duration | None) -> None:
         """Remove rows of bare participants (that have no beacon and no lease) at this age; None: never."""
@@ -121,15 +153,40 @@ class Operators:
             value = max(1, int(check_duration("stale_after", seconds, zero=False) * 1000))
         self.process.look(lambda session: session.set_resource(name, "stale_after", value), Administration)
 
+    def set_priorities(self, resource: str, ageing: Duration | None = 60.0) -> None:
+        """Let requests of a resource wait by priority: each must then name one (``mutex("etl", priority=5)``), and a
+        higher one goes before lower ones that wait. Those inside stay inside. Requests of before go first; requests
+        without a priority are refused from now on, with `ConfigurationError`.
+
+        Args:
+            resource: Its name, of up to 246 characters; no pattern, and none that begins with ``rate:``, ``once:`` or
+                ``priority:``, whose queues are always first come, first served.
+            ageing: The time of waiting that one step of priority is worth, from a millisecond: a request is overtaken
+                only by those that come less than (difference in priority) times this after it, so that nobody starves.
+                None ends it: those who wait by priority then get `ConfigurationError`.
+
+        >>> coordinator.set_priorities("etl", "5m")  # doctest: +SKIP
+        """
+        name, value = check_name("The resource name", resource), None
+        if ageing is not None:
+            check_name("The name of a resource with priorities", name, MAX_NAME - len(LINE))
+            if is_pattern(name):
+                raise ConfigurationError(f"Priorities are set for one resource, not for a pattern: {name!r}")
+            if (wrong := never_ranked(name)) is not None:
+                raise ConfigurationError(wrong, resource=name)
+            value = max(1, int(check_duration("ageing", ageing, zero=False) * 1000))
+        self.process.engine.require(RankedSession, "A priority")
+        self.process.look(lambda session: session.set_resource(name, "ageing", value), SettingSession)
+
     def pause(self, resource: str) -> None:
         """Let nobody else in until `resume`. Those inside stay inside; requests keep their place."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 1), Administration)
+        self.process.look(lambda session: session.set_resource(name, "paused", 1), SettingSession)
 
     def resume(self, resource: str) -> None:
         """Undo `pause`."""
         name = check_name("The resource name", resource)
-        self.process.look(lambda session: session.set_resource(name, "paused", 0), Administration)
+        self.process.look(lambda session: session.set_resource(name, "paused", 0), SettingSession)
 
     def revoke(self, position: int, *, force: bool = False) -> bool:
         """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
@@ -144,6 +201,40 @@ class Operators:
         """Test every owner now and remove what the dead left behind; the number of rows removed."""
         return self.process.look(lambda session: session.reap(), Administration)
 
+    def guard_table(self, table: str, resource: str) -> int:
+        """Let nobody write into a table whose transaction has not asserted a grant of ``resource`` that may write
+        (`Grant.assert_held`, `Grant.session`). PostgreSQL and SQL Server; the table must be in the same database.
+
+        Args:
+            table: As SQL of the database names it: ``dbo.ledger``, ``public."Order line"``.
+            resource: The lock's name.
+
+        Returns how many triggers were made, those of partitions included; 0 where they were there already. Raises
+        `ConfigurationError`: no such table, it is guarded by another resource, this login may not.
+
+        >>> coordinator.guard_table("public.ledger", "ledger")  # doctest: +SKIP
+        1
+        """
+        name = check_name("The resource name", resource)
+        return self._guarding(lambda session: session.guard_table(table, name))
+
+    def unguard_table(self, table: str) -> int:
+        """Take the guard off a table, with its partitions; the number of triggers that there were."""
+        return self._guarding(lambda session: session.unguard_table(table))
+
+    def guarded_tables(self) -> list[GuardedTable]:
+        """The tables that are guarded, and what is not in order with them."""
+        return self._guarding(lambda session: session.guarded_tables())
+
+    def _guarding(self, call: Callable[[Session], T]) -> T:
+        engine = self.process.engine
+        if not engine.has(GuardSession):
+            raise ConfigurationError(
+                f"{engine.where} cannot guard tables: it has no triggers that run once for a statement; there "
+                f"grant.assert_held(cursor) in each transaction says whether the lock is held"
+            )
+        return self.process.look(call, GuardSession)
+
     def queues(self, queue: str | None = None) -> list[QueueCounts]:
         """One work queue, or all: how many tasks are in which state, the oldest, the rate, what holds it up.
 
@@ -152,6 +243,20 @@ class Operators:
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
         return self.process.look(lambda session: session.queue_counts(queue), TaskSession)
+
+    def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
+        """What is set of one work queue, or all: how many tasks run at a time, of each key, rates, weights; see
+        `Queue.set_limit`.
+        """
+        return self.process.look(lambda session: session.queue_limits(queue), QueueLimitSession)
+
+    def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
+        """Which work queues, and which keys of them, wait for their rate, as far as a worker has found that used up; of
+        one queue or all; see `Queue.set_rate`.
+
+        >>> [(one.task_key, one.seconds) for one in coordinator.queue_waits("mails")]  # doctest: +SKIP
+        """
+        return self.process.look(lambda session: session.queue_waits(queue), QueueLimitSession)
 
     def tasks(
         self, queue: str | None = None, status: str | None = None, *, most: int = 100, skip: int = 0

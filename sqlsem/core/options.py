@@ -6,7 +6,7 @@ Durations are seconds (``5``), text (``"10s"``, ``"1h30m"``) or a `timedelta`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.holdings import LostCallback
@@ -15,12 +15,15 @@ from sqlsem.model import Duration
 
 __all__ = [
     "Alarm",
+    "AnyLock",
     "ConnectOptions",
     "GroupOptions",
     "LockOptions",
     "ModuleLockOptions",
+    "ModuleRateOptions",
     "PutOptions",
     "QueueOptions",
+    "RateOptions",
     "RoundOptions",
     "UnknownOption",
     "check_options",
@@ -48,12 +51,27 @@ class LockOptions(GroupOptions, total=False):
 
     #: Words for anyone who looks at the queue (``sqlsem ls``).
     note: str | None
+    #: From 0 to 99, higher ones first, where an operator has set priorities.
+    priority: int | None
 
 
 class ModuleLockOptions(LockOptions, total=False):
     """Of the functions of the module that make one lock."""
 
     #: Which database; left out, the default one (`sqlsem.configure`).
+    coordinator: Coordinated | None
+
+
+class RateOptions(TypedDict, total=False):
+    """Of `sqlsem.Coordinator.rate`; see `sqlsem.rate`."""
+
+    note: str | None
+    timeout: Duration | None
+
+
+class ModuleRateOptions(RateOptions, total=False):
+    """Of `sqlsem.rate`."""
+
     coordinator: Coordinated | None
 
 
@@ -74,6 +92,14 @@ class QueueOptions(TypedDict, total=False):
     on_failure: str
 
 
+class AnyLock(Protocol):
+    """A lock of any face, for what it asks for: `sqlsem.write("customers")`."""
+
+    @property
+    def terms(self) -> Any:
+        """See `sqlsem.core.terms.Terms`."""
+
+
 class PutOptions(TypedDict, total=False):
     """Of `sqlsem.Queue.put`; see `sqlsem.Queue.put_many`."""
 
@@ -86,6 +112,9 @@ class PutOptions(TypedDict, total=False):
     time_limit: Duration | None
     unique: str | None
     replace: str | None
+    key: str | None
+    priority: int
+    locks: Iterable[AnyLock]
 
 
 class RoundOptions(TypedDict, total=False):

@@ -35,6 +35,7 @@ from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
+from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
@@ -65,6 +66,7 @@ class Process:
         claims: Its tasks, parts and continuations.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
         lines: Who of it waits.
+        turns: Who of it waits by priority.
         waiting_room: The sessions to wait in.
         watch: Looks for deadlocks.
         minder: Learns what is asked of its tasks.
@@ -96,6 +98,7 @@ class Process:
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
         self.lines = Lines(self.state_lock)
+        self.turns = Turns(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
         self.watch = DeadlockWatch(self.member, self.holdings, self.waiting_room, self.above)
         self.minder = Minder(self.member, self.claims)
@@ -181,13 +184,15 @@ class Process:
                 except Exception:
                     log.exception("on_lost of %r failed", grant.resource)
         self.lines.wake(positions)
+        self.turns.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
             for ticket in grant.holding.tickets:
-                self.lines.nudge(ticket.resource)
+                self.nudge(ticket.resource)
 
     def forgot(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
         self.lines.wake(positions)
+        self.turns.wake(positions)
 
     def undone(self) -> Iterator[Callable[[Session, int], object]]:
         """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
@@ -200,7 +205,13 @@ class Process:
         """A number was given back: the next one of ours may have it. (Told by the thread that did it: a task would only
         hear of it a moment later.)
         """
+        self.turns.nudge(ticket.resource)
         self.lines.hand_over(ticket.resource, session, member_id)
+
+    def nudge(self, resource: str) -> None:
+        """Something left this resource: looking may pay for those of ours who wait there."""
+        self.turns.nudge(resource)
+        self.lines.nudge(resource)
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue."""
@@ -230,6 +241,7 @@ class Process:
             return
         self.member.closing.set()
         self.lines.wake(None)
+        self.turns.wake(None)
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
@@ -244,7 +256,7 @@ class Process:
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
         held = {ticket.position for grant in self.holdings.grants() for ticket in grant.holding.tickets}
-        positions = {waiter.position for waiter in self.lines.waiters()} - held
+        positions = {waiter.position for waiter in (*self.lines.waiters(), *self.turns.waiters())} - held
         with self.state_lock:
             return [self.member.tickets[one] for one in positions if one in self.member.tickets]
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # (Not frozen: that takes five times as long to make, and one is made at every lock.)
 class Call:
     """Wants ``call(session, member_id)`` done on the main session, tried for ``budget`` seconds (None: as usual).
 

@@ -8,12 +8,23 @@ from typing import Any, Protocol
 
 from sqlsem.core.defaults import process_of
 from sqlsem.core.holdings import LostCallback
-from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, check_options
+from sqlsem.core.options import (
+    GroupOptions,
+    LockOptions,
+    ModuleLockOptions,
+    ModuleRateOptions,
+    RateOptions,
+    check_options,
+)
 from sqlsem.core.process import Process
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+from sqlsem.model_rates import RateRequest, Windows, windows_of
 
-__all__ = ["HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "read", "stage", "write"]
+__all__ = ["Ask", "HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "rate", "read", "stage", "write"]
+
+#: What a lock asks for, or takes of a rate.
+Ask = Request | RateRequest
 
 #: A resource's name, or a function that computes it from the arguments of a decorated function's call.
 Name = str | Callable[..., str]
@@ -24,13 +35,16 @@ class Asked:
     """A request whose name may still have to be computed."""
 
     name: Name
-    request: Request  # complete when the name is a string
+    request: Ask  # complete when the name is a string
 
-    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+    def resolve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
         """The request of a call."""
         if isinstance(self.name, str):
             return self.request
-        return replace(self.request, resource=self.name(*args, **kwargs))
+        name = self.name(*args, **kwargs)
+        if isinstance(self.request, RateRequest):
+            return replace(self.request, name=name)
+        return replace(self.request, resource=name)
 
 
 class Terms:
@@ -81,7 +95,7 @@ class Terms:
         return self.given_process or process_of(None)
 
     @property
-    def requests(self) -> Sequence[Request]:
+    def requests(self) -> Sequence[Ask]:
         """What it asks for. Raises `ConfigurationError` where that depends on the arguments of a call."""
         if self._requests is None:
             raise ConfigurationError(
@@ -90,7 +104,7 @@ class Terms:
             )
         return self._requests
 
-    def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Request]:
+    def requests_of(self, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Ask]:
         """What it asks for around the call of a decorated function."""
         # A name is computed from all that the function is given, self or cls included.
         given = args if instance is None else (instance, *args)
@@ -114,7 +128,7 @@ class Terms:
             )
         return check_count("The number to release", n)
 
-    def too_late(self, requests: Sequence[Request]) -> Timeout:
+    def too_late(self, requests: Sequence[Ask]) -> Timeout:
         """What is raised when the time was up."""
         names = ", ".join(request.describe() for request in requests)
         return Timeout(
@@ -153,9 +167,10 @@ def mutex(name: Name, options: LockOptions, process: Process | None = None) -> T
     return _one("mutex", name, WRITE, 1, options, process)
 
 
-def limit(name: Name, limit: int, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
-    """So many at a time."""
-    check_count("The limit", limit)
+def limit(name: Name, limit: int | None, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
+    """So many at a time; None: as many as the server's limit allows."""
+    if limit is not None:
+        check_count("The limit", limit)
     return _one("limit", name, WRITE, limit, options, process, weight)
 
 
@@ -186,17 +201,45 @@ def all_of(locks: Sequence[HasTerms], options: GroupOptions, process: Process | 
             raise ConfigurationError(
                 f"all_of takes locks, not {lock!r}; write all_of(sqlsem.mutex('a'), sqlsem.limit('b', 2))"
             )
+    if all(isinstance(one.request, RateRequest) for lock in locks for one in lock.terms.asked):
+        raise ConfigurationError("all_of needs a lock beside its rates; without one, take one rate after the other")
     given = locks[0].terms.given_process
     if any(lock.terms.given_process is not given for lock in locks):
         raise ConfigurationError("all_of takes locks of one database only: several cannot be asked in one transaction")
     if process is not None and given is not process:
         raise ConfigurationError(f"{locks[0]!r} is not of {process!r}; make its locks by this coordinator's methods")
     asked = [one for lock in locks for one in lock.terms.asked]
-    names = [one.name for one in asked if isinstance(one.name, str)]
+    if len(asked) > 1 and any(getattr(one.request, "priority", None) is not None for one in asked):
+        raise ConfigurationError(
+            "A request with a priority is of one resource alone, and cannot be part of all_of; acquire it first, and "
+            "the others under it"
+        )
+    names = [one.request.resource for one in asked if isinstance(one.name, str)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"all_of names {name!r} twice; ask for it once, with a weight", resource=name)
+    if options.get("reentrant") and any(isinstance(one.request, RateRequest) for one in asked):
+        raise ConfigurationError("all_of with a rate cannot be reentrant: what is taken of a rate is not held")
     return Terms(asked, given, **options)
+
+
+def rate(
+    name: Name,
+    limit: int | Windows,
+    per: Duration | None,
+    cost: int,
+    burst: int | None,
+    options: RateOptions,
+    process: Process | None = None,
+) -> Terms:
+    """So much in so long."""
+    known = ModuleRateOptions if process is None else RateOptions
+    check_options("rate()", options, known.__optional_keys__)
+    others: dict[str, Any] = {**options}
+    note, coordinator = others.pop("note", None), others.pop("coordinator", None)
+    known_name = name if isinstance(name, str) or not callable(name) else "computed"
+    request = RateRequest(known_name, windows_of(limit, per), cost, burst, note)
+    return Terms([Asked(name, request)], process if coordinator is None else coordinator.process, **others)
 
 
 def _one(
@@ -212,8 +255,9 @@ def _one(
     check_options(f"{kind}()", options, known.__optional_keys__)
     others: dict[str, Any] = {**options}
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
+    priority = others.pop("priority", None)
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
-    request = Request(resource, access, limit, weight, note)
+    request = Request(resource, access, limit, weight, note, priority)
     given = process if coordinator is None else coordinator.process
     return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

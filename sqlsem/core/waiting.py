@@ -47,17 +47,18 @@ class WaitingRoom:
         try:
             if session is None:
                 session = self._engine.connect("wait")
-            with self.awaiting(session, timeout):
-                yield session
+            self._await(session, timeout)
+            yield session
             sound = True
         finally:
+            # (All in one, as the grant that ends a wait is not its owner's before.)
             with self._state_lock:
                 self._places += 1
-            if session is not None:
-                if sound:
-                    self.keep(session)
-                else:
-                    session.close()
+                if session is not None:
+                    self._due.pop(session, None)
+                    sound = sound and self._keep(session)
+            if session is not None and not sound:
+                session.close()
 
     def idle_session(self) -> Session | None:
         """One that nobody uses, if there is one; `keep` takes it back."""
@@ -67,23 +68,30 @@ class WaitingRoom:
     def keep(self, session: Session) -> None:
         """Keep a session that is in order for the next wait, or close it."""
         with self._state_lock:
-            keep = not self._member.closing.is_set() and len(self._idle) < MOST_IDLE_SESSIONS
-            if keep:
-                self._idle.append(session)
-        if not keep:
+            kept = self._keep(session)
+        if not kept:
             session.close()
+
+    def _keep(self, session: Session) -> bool:
+        kept = not self._member.closing.is_set() and len(self._idle) < MOST_IDLE_SESSIONS
+        if kept:
+            self._idle.append(session)
+        return kept
 
     @contextlib.contextmanager
     def awaiting(self, session: Wire, timeout: float) -> Iterator[None]:
         """While a session waits it is interrupted when its answer is overdue, and when its coordinator is closed."""
-        with self._state_lock:
-            self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
         try:
-            self._member.main.require_open()
+            self._await(session, timeout)
             yield
         finally:
             with self._state_lock:
                 self._due.pop(session, None)
+
+    def _await(self, session: Wire, timeout: float) -> None:
+        with self._state_lock:
+            self._due[session] = monotonic() + timeout + max(OVERDUE_SECONDS, self._member.trust)
+        self._member.main.require_open()
 
     def interrupt_overdue(self) -> None:
         """End waits whose answer is overdue: the line may be dead without a word."""

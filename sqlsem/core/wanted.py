@@ -10,7 +10,8 @@ from sqlsem.core.lookout import Lookout
 from sqlsem.core.membership import Membership
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Session
-from sqlsem.model import UPGRADE, Entry
+from sqlsem.engines.ranking import is_place, line_of
+from sqlsem.model import UPGRADE, Entry, Request
 
 __all__ = ["WantedWatch"]
 
@@ -35,6 +36,13 @@ class _Watched:
         return any(
             one.resource == resource and (one.position < position or (upgrades and one.position != position))
             for one in self.holding.tickets
+        )
+
+    def yields_to(self, resource: str, priority: int) -> bool:
+        """Whether a request that waits by priority is of its own priority at least."""
+        return any(
+            one.resource == resource and one.priority is not None and one.priority <= priority
+            for one in self.holding.requests
         )
 
 
@@ -64,6 +72,12 @@ class WantedWatch(Lookout):
                 if one.held and one.is_ahead_of(resource, position, upgrades):
                     one.set()
 
+    def came_ranked(self, request: Request) -> None:
+        """One of ours begins to wait by priority."""
+        for one in list(self._watched):
+            if one.held and request.priority is not None and one.yields_to(request.resource, request.priority):
+                one.set()
+
     def cares(self) -> bool:
         """Whether anybody holds something who wants to know."""
         self._watched = [one for one in self._watched if one.held]
@@ -78,6 +92,12 @@ class WantedWatch(Lookout):
         entries: list[Entry] = []
         for resource in [None] if len(resources) > MOST_RESOURCES else resources:
             entries += session.entries(resource)
+        ranked = {one.resource for each in watched for one in each.holding.requests if one.priority is not None}
+        for resource in ranked:
+            for place in filter(is_place, session.entries(line_of(resource))):
+                for one in watched:
+                    if one.yields_to(resource, place.weight - 1):
+                        one.set()
         waiting = [one for one in entries if one.state == "waits" or (one.state == "holds" and one.access == UPGRADE)]
         for one in watched:
             if any(one.is_ahead_of(each.resource, each.position, each.access == UPGRADE) for each in waiting):

@@ -13,8 +13,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from sqlsem import sql
-from sqlsem.engines.roles import ROLES, AsyncSession, Check, LockSession, Plan, Session, Tables, Wire, setting_number
+from sqlsem import runtime, sql
+from sqlsem.engines import lent
+from sqlsem.engines.roles import ROLES, AsyncSession, Check, LockSession, Plan, Session, Tables, Wire
+from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -124,6 +126,8 @@ class Engine(abc.ABC):
     setup_timeout: ClassVar[float | None] = 5.0
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
+    #: What `LeavingSession.whereabouts` has said last.
+    place_known: str | None = None
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         sql.check_identifier("The schema's name", options.schema)
@@ -202,6 +206,49 @@ class Engine(abc.ABC):
         """`pin`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
         raise ConfigurationError(f"{self.where} has no rows that a transaction could keep: ask check() instead")
 
+    def placing(self, cursor: Any) -> Generator[Any, Any, str]:
+        """What `LeavingSession.whereabouts` says, of the caller's ``cursor``. Yields as `pinning` does."""
+        yield cursor.execute(self.queries()["whereabouts"])
+        row = yield cursor.fetchone()
+        return str(lent.values(row)[0])
+
+    def leave_with(self, cursor: Any, word: str) -> Generator[Any, Any, None]:
+        """Leave a word in the transaction of the caller's ``cursor`` (`LeavingSession`). Yields as `pinning` does."""
+        yield cursor.execute(self.queries()["leave_with"], (word,))
+
+    def same_place(self, one: str, other: str) -> bool:
+        """Whether two such words mean the same database."""
+        return one == other
+
+    def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
+        """Which of the server's sessions that is, by its number, and the grants that it counts on in guarded tables, as
+        `session_entry` tells them, with blanks between. Yields as `pinning` does.
+        """
+        raise ConfigurationError(
+            f"{self.where} has no guarded tables, for which a connection could count on a grant: call "
+            f"assert_held(cursor) in each transaction"
+        )
+
+    def has_session_alone(self, connection: Any, number: int) -> bool:
+        """Whether the server's session of that number is this connection's own, as far as can be told."""
+        return True
+
+    def session_entry(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, str]:
+        """A grant as a session notes it; empty when it is gone. Yields as `pinning` does."""
+        yield cursor.execute(self.queries()["session_entry"], (ticket.resource, ticket.position, ticket.requesting_id))
+        row = yield cursor.fetchone()
+        return str(lent.values(row)[0]) if row else ""
+
+    def note_session(self, cursor: Any, entries: str) -> Generator[Any, Any, None]:
+        """Have the session of ``cursor`` count on those grants; yields as `pinning` does."""
+        yield cursor.execute(self.queries()["note_session"], (entries,))
+
+    def lend(self, cursor: Any) -> Session:
+        """A session that runs its statements by the caller's ``cursor``, inside the caller's own transaction, and says
+        what goes wrong in the driver's own words. To put tasks with.
+        """
+        raise ConfigurationError(f"{self.where} does not offer what is to be done in a transaction of the caller's")
+
     @property
     def awaits(self) -> bool:
         """Whether `connect_async` can be used here: the driver has connections for asyncio."""
@@ -278,8 +325,7 @@ def bounded(session: Wire, limit: Allowance | float | None) -> Iterator[None]:
         over.set()
         session.interrupt()
 
-    timer = threading.Timer(limit.seconds if isinstance(limit, Allowance) else limit, end)
-    timer.daemon = True
+    timer = runtime.current().timer(limit.seconds if isinstance(limit, Allowance) else limit, end)
     timer.start()
     try:
         yield

@@ -1,7 +1,7 @@
 """Locks in the memory of this process, for unit tests: no file, no server, nothing that outlives the process.
 
-It is also the smallest engine there can be, and so what to read before writing another one: it has locks and a search
-for deadlocks, announces that by what its session derives from, and has none of the other roles.
+It is also the smallest engine there can be, and so what to read before writing another one: it has locks, a search for
+deadlocks and runs once per period, announces that by what its session derives from, and has none of the other roles.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import itertools
 import math
 import os
 import threading
-import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from sqlsem import deadlocks
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
+from sqlsem.engines.periodic import OnceEntry, PeriodicSession
+from sqlsem.engines.ranking import RankedSession, Turn, is_place, line_of, no_priorities, place_of, unranked
+from sqlsem.engines.rating import RateSession
 from sqlsem.engines.roles import DeadlockSearch
+from sqlsem.engines.settings import SettingSession
+from sqlsem.engines.slots import RateState
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import Entry, Pulse, Request, Resource, Ticket
+from sqlsem.insight.patterns import Patterns, counted_on, no_limit_set, with_settings
+from sqlsem.model import Entry, Pulse, Request, Resource, Ticket, monotonic
+from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
 
 
 class Store:
@@ -37,13 +43,53 @@ class Store:
         self.calls: dict[int, tuple[int, str]] = {}  # which call made a row
         self.members: dict[int, tuple[str, int, str]] = {}  # host, process and program
         self.waiting: set[threading.Event] = set()
-        self.numbers = itertools.count(1)  # of rows and members
+        self._last = 0  # number of a row or member
+        self.rates: defaultdict[str, RateState] = defaultdict(RateState)
+        self.caps: dict[str, int] = {}  # of resources and patterns
+        self.paused: dict[str, datetime] = {}  # since when
+        self.ageing: dict[str, float] = {}  # of resources with priorities
+        self.once: dict[str, OnceEntry] = {}
+
+    def next_number(self) -> int:
+        """Of a row or a member."""
+        self._last += 1
+        return self._last
+
+    def now(self) -> datetime:
+        """The time of day."""
+        return datetime.now(timezone.utc)
 
     def may_enter(self, request: Request, position: float = math.inf) -> bool:
         """Whether a request may proceed from there, which is the end if left out."""
         queue = self.queues.get(request.resource)
         ahead = itertools.takewhile(lambda row: row.position < position, queue.values() if queue else ())
-        return request.fits(ahead, None)
+        return request.resource not in self.paused and request.fits(ahead, self.cap(request.resource))
+
+    def cap(self, resource: str) -> int | None:
+        """What is set for it, or by a pattern."""
+        if not self.caps or resource in self.caps:
+            return self.caps.get(resource)
+        return Patterns((name, cap, None) for name, cap in self.caps.items()).cap_of(resource)
+
+    def set_cap(self, resource: str, cap: int | None) -> None:
+        """Of a resource or pattern; None: none."""
+        before = dict(self.caps)
+        self.caps.pop(resource, None)
+        if cap is not None:
+            self.caps[resource] = cap
+        left = [row.resource for row in self.rows() if row.limit is None and self.cap(row.resource) is None]
+        if left:
+            self.caps = before
+            raise ConfigurationError(counted_on(len(left), left[0]), resource=left[0])
+        self.wake()
+
+    def pause(self, resource: str, paused: bool) -> None:
+        """Let nobody in, or again."""
+        if paused:
+            self.paused.setdefault(resource, self.now())
+        else:
+            self.paused.pop(resource, None)
+            self.wake()
 
     def row(self, ticket: Ticket) -> Entry | None:
         """The row of a ticket, if it is there."""
@@ -68,7 +114,7 @@ class Store:
         """Whether a row is granted, which it is as soon as it may enter."""
         request = Request(row.resource, row.access, row.limit, row.weight)
         if row.granted_at is None and self.may_enter(request, row.position):
-            row = dataclasses.replace(row, state="holds", granted_at=datetime.now(timezone.utc))
+            row = dataclasses.replace(row, state="holds", granted_at=self.now())
             self.queues[row.resource][row.position] = row
         return row.granted_at is not None
 
@@ -91,12 +137,12 @@ class Store:
             event.set()
 
 
-class MemorySession(DeadlockSearch):
+class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSession, RateSession):
     """A look at the store of one engine."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self._store = store
-        self._options = options
+        self.options = options
         self._interrupted = False
 
     @contextlib.contextmanager
@@ -118,7 +164,7 @@ class MemorySession(DeadlockSearch):
 
     def enrol(self, host: str, pid: int, program: str) -> int:
         with self._open() as store:
-            number = next(store.numbers)
+            number = store.next_number()
             store.members[number] = (host, pid, program)
             return number
 
@@ -143,40 +189,98 @@ class MemorySession(DeadlockSearch):
         with self._open() as store:
             if member_id not in store.members:
                 raise Disconnected("This member is not known here")
-            host, pid, program = store.members[member_id]
             rows = [row for ticket in store.uids.get((member_id, uid), ()) if (row := store.row(ticket)) is not None]
             if rows:
                 return [Ticket(row.resource, row.position, requesting_id, row.granted_at is not None) for row in rows]
+            for request in requests:
+                if request.limit is None and store.cap(request.resource) is None:
+                    raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
+                if request.resource in store.ageing:
+                    raise unranked(request.resource)
             free = [store.may_enter(request) for request in requests]
             if only_if_free and not all(free):
                 return None
-            now = datetime.now(timezone.utc)
-            return [
-                store.add(
-                    Entry(
-                        resource=request.resource,
-                        position=next(store.numbers),
-                        state="holds" if granted else "waits",
-                        access=request.access,
-                        limit=request.limit,
-                        weight=request.weight,
-                        requesting_id=requesting_id,
-                        member_id=member_id,
-                        owner=owner,
-                        host=host,
-                        pid=pid,
-                        program=program,
-                        note=request.note,
-                        requested_at=now,
-                        granted_at=now if granted else None,
-                        seconds=0.0,
-                        missing_for=None,
-                        grace=self._options.grace,
-                    ),
-                    uid,
-                )
-                for request, granted in zip(requests, free, strict=True)
-            ]
+            who = (member_id, requesting_id, owner, uid)
+            return [self._add(store, request, granted, *who) for request, granted in zip(requests, free, strict=True)]
+
+    def _add(
+        self, store: Store, request: Request, granted: bool, member_id: int, requesting_id: str, owner: str, uid: str
+    ) -> Ticket:
+        host, pid, program = store.members[member_id]
+        now = store.now()
+        row = Entry(
+            resource=request.resource,
+            position=store.next_number(),
+            state="holds" if granted else "waits",
+            access=request.access,
+            limit=request.limit,
+            weight=request.weight,
+            requesting_id=requesting_id,
+            member_id=member_id,
+            owner=owner,
+            host=host,
+            pid=pid,
+            program=program,
+            note=request.note,
+            requested_at=now,
+            granted_at=now if granted else None,
+            seconds=0.0,
+            missing_for=None,
+            grace=self.options.grace,
+        )
+        return store.add(row, uid)
+
+    def take_turn(
+        self,
+        member_id: int,
+        requesting_id: str,
+        owner: str,
+        uid: str,
+        request: Request,
+        only_if_free: bool,
+        place: Ticket | None,
+    ) -> Turn:
+        with self._open() as store:
+            if member_id not in store.members:
+                raise Disconnected("This member is not known here")
+            ageing = store.ageing.get(request.resource)
+            if ageing is None:
+                raise no_priorities(request.resource)
+            if request.limit is None and store.cap(request.resource) is None:
+                raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
+            mine = {ticket.resource: ticket for ticket in store.uids.get((member_id, uid), ())}
+            if request.resource in mine:
+                return Turn(mine[request.resource], True)
+            line = [row for row in store.queues.get(line_of(request.resource), {}).values() if is_place(row)]
+            own = next((row for row in line if store.calls[row.position] == (member_id, uid)), None)
+            if own is None and place is not None:
+                return Turn(None, False)
+            asked_at = store.now() if own is None else own.requested_at
+            assert request.priority is not None
+            rank = asked_at.timestamp() - request.priority * ageing, math.inf if own is None else own.position
+            ahead = sorted(
+                (at, row.position)
+                for row in line
+                if row is not own
+                and ((at := row.requested_at.timestamp() - (row.weight - 1) * ageing), row.position) < rank
+            )
+            who = (member_id, requesting_id, owner, uid)
+            if not ahead and store.may_enter(request):
+                ticket = self._add(store, request, True, *who)
+                if own is not None:
+                    store.remove(own)
+                return Turn(ticket, True)
+            if only_if_free:
+                return Turn(None, False)
+            if own is None:
+                there = self._add(store, place_of(request), True, *who)
+            else:
+                there = Ticket(own.resource, own.position, requesting_id, True)
+            return Turn(there, False, ahead[-1][1] if ahead else None, len(ahead))
+
+    def priorities(self) -> dict[str, float]:
+        with self._open() as store:
+            return dict(store.ageing)
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with self._open() as store:
@@ -195,7 +299,7 @@ class MemorySession(DeadlockSearch):
             return len(tickets)
 
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         self._store.waiting.add(nudge)
         try:
             while True:
@@ -206,7 +310,7 @@ class MemorySession(DeadlockSearch):
                         return None
                     if store.grant(row):
                         return True
-                if not nudge.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                if not nudge.wait(max(0.0, deadline - monotonic())) and monotonic() >= deadline:
                     return False
         finally:
             self._store.waiting.discard(nudge)
@@ -231,14 +335,15 @@ class MemorySession(DeadlockSearch):
                 )
                 for row in store.rows()
             ]
-            for knot in deadlocks.find(rows, {}):
+            caps = {row.resource: cap for row in rows if (cap := store.cap(row.resource)) is not None}
+            for knot in deadlocks.find(rows, caps):
                 if knot.victim.member == member_id:
                     return deadlocks.steps_of(knot, {one: (*of[:2], None) for one, of in store.members.items()})
         return None
 
     def entries(self, resource: str | None) -> list[Entry]:
-        now = datetime.now(timezone.utc)
         with self._open() as store:
+            now = store.now()
             return [
                 dataclasses.replace(row, seconds=(now - (row.granted_at or row.requested_at)).total_seconds())
                 for row in store.rows()
@@ -248,10 +353,98 @@ class MemorySession(DeadlockSearch):
     def resources(self) -> list[Resource]:
         with self._open() as store:
             states = [(row.resource, row.state) for row in store.rows()]
-            return [
+            settings = {
+                name: (name, store.caps.get(name), store.paused.get(name), None, None, None)
+                for name in {*store.caps, *store.paused, *store.ageing}
+            }
+            found = (
                 Resource(name, None, False, None, states.count((name, "holds")), states.count((name, "waits")))
-                for name in sorted({name for name, _ in states})
+                for name in sorted({name for name, _ in states} | set(settings))
+            )
+            return with_settings(found, settings, store.ageing)
+
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        with self._open() as store:
+            if what == "cap":
+                store.set_cap(resource, value)
+            elif what == "paused":
+                store.pause(resource, bool(value))
+            elif what == "ageing" and value is not None:
+                store.ageing[resource] = value / 1000
+            elif what == "ageing":
+                store.ageing.pop(resource, None)
+            else:
+                raise ConfigurationError(
+                    f"{what} cannot be set in memory, where every row has an owner in this process"
+                )
+
+    # -- rates; the clock is one that never steps ---------------------------------------------------------------
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        with self._open() as store:
+            row = None if ticket is None else store.row(ticket)
+            if ticket is not None and row is None:
+                return RateAnswer(RateTurn.GONE)
+            first = next(iter(store.queues.get(request.resource, ())), None)
+            if first != (None if row is None else row.position) or store.paused.get(request.resource):
+                return RateAnswer(RateTurn.OTHERS_FIRST)
+            now_us = int(monotonic() * 1_000_000)
+            wait_ms = store.rates[request.resource].take(request, now_us)
+            if wait_ms:
+                return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
+            if row is not None:
+                store.remove(row)
+            return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        with self._open() as store:
+            store.rates[resource].use(more, int(monotonic() * 1_000_000), taken_ms)
+
+    def rates(self, resource: str | None) -> list[RateEntry]:
+        with self._open() as store:
+            now_ms = int(monotonic() * 1000)
+            return [
+                entry
+                for name, state in sorted(store.rates.items())
+                if resource in (None, name)
+                for entry in state.entries(name, now_ms)
             ]
+
+    def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
+        with self._open() as store:
+            at: datetime | None = store.now()
+            if ticket is not None:
+                row = store.row(ticket)
+                at = None if row is None else row.granted_at
+            if at is None:
+                return None
+            begin = (_epoch_ms(at) - offset_ms) // per_ms * per_ms + offset_ms
+            return name not in store.once or _epoch_ms(store.once[name].granted_at) < begin
+
+    def mark_once(self, name: str, ticket: Ticket) -> bool:
+        with self._open() as store:
+            row, before = store.row(ticket), store.once.get(name)
+            if row is None or row.granted_at is None:
+                return False
+            at = row.granted_at if before is None else max(before.granted_at, row.granted_at)
+            now = store.now()
+            store.once[name] = OnceEntry(name, at, now, ticket.position, ticket.requesting_id, None, now)
+            return True
+
+    def once_last(self, name: str) -> OnceEntry | None:
+        with self._open() as store:
+            found = store.once.get(name)
+            return None if found is None else dataclasses.replace(found, taken_at=self._store.now())
+
+    def once_forget(self, name: str) -> bool:
+        with self._open() as store:
+            return store.once.pop(name, None) is not None
+
+
+def _epoch_ms(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
 
 
 class MemoryEngine(Engine):

@@ -11,15 +11,23 @@ All calls block, none retries: a lost connection is `Disconnected`, and anyone w
 from __future__ import annotations
 
 import abc
-import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlsem import sql
 from sqlsem.deadlocks import Found
+from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.periodic import PeriodicSession
+from sqlsem.engines.queue_limits import QueueLimitSession
+from sqlsem.engines.ranking import RankedSession
+from sqlsem.engines.rating import RateSession
 from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.settings import SettingSession, setting_number
+from sqlsem.engines.travelling import Travelling
 from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
@@ -58,7 +66,6 @@ __all__ = [
     "Tables",
     "TaskSession",
     "Wire",
-    "setting_number",
 ]
 
 #: The scripts to run on a schema of some version (0: none there), each with the version that it leads to, if any.
@@ -115,6 +122,9 @@ class LockSession(Wire):
         """Whether another call may succeed on this session."""
         return True
 
+    def recover(self) -> None:
+        """After an exception, which may have come out of a signal handler: end what that has left open."""
+
     # -- membership (main session) ------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -140,6 +150,7 @@ class LockSession(Wire):
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
         """Take a number for each request, all in one transaction; None when ``only_if_free`` and one was not.
+        `ConfigurationError` where one names no limit, and the server has none for its resource.
 
         Repeated with the same ``uid``, it finds the rows of the first time. May raise `Busy`.
         """
@@ -224,10 +235,10 @@ class DeadlockSearch(LockSession):
         """The deadlock whose youngest request is this member's, if there is one: it has to be given up."""
 
 
-class Administration(LockSession):
+class Administration(LockSession, SettingSession):
     """What operators see and do."""
 
-    offers = "history, and settings of resources"
+    offers = "history, and what operators do"
 
     @abc.abstractmethod
     def overview(self) -> Overview:
@@ -260,10 +271,6 @@ class Administration(LockSession):
         who: str | None = None,
     ) -> list[Operation]:
         """What operators did, newest first; to a resource or queue of that name, or to all. What does it writes it."""
-
-    @abc.abstractmethod
-    def set_resource(self, resource: str, what: str, value: int | None) -> None:
-        """Set ``cap``, ``stale_after`` (ms) or ``paused`` (1, 0)."""
 
     @abc.abstractmethod
     def rights(self) -> frozenset[str]:
@@ -359,9 +366,7 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        """Open ones in the order in which they will run, then those that ended, newest first; all but the first
-        ``skip``.
-        """
+        """Open ones in the order in which they will run, then the ended, newest first; all but the first ``skip``."""
 
     @abc.abstractmethod
     def task_attempts(self, task_id: int) -> list[Attempt]:
@@ -369,9 +374,8 @@ class TaskSession(LockSession):
 
     @abc.abstractmethod
     def set_task(self, task_id: int, what: str) -> int:
-        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one
-        with its key is open. The task of a dead worker
-        is pending again first (and so retried by that).
+        """'retry' or 'cancel': 0 done, 1 it runs, -1 no such task, -2 it is in no such state, -3 another one with its
+        key is open. The task of a dead worker is pending again first (and so retried by that).
         """
 
     @abc.abstractmethod
@@ -502,7 +506,23 @@ class Tables(LockSession):
 ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, RoundSession, Tables)
 
 
-class Session(Convertible, DeadlockSearch, Administration, TaskSession, ScheduleSession, RoundSession, Tables):
+class Session(
+    Convertible,
+    Travelling,
+    RankedSession,
+    PeriodicSession,
+    LeavingSession,
+    DeadlockSearch,
+    Administration,
+    TaskSession,
+    ScheduleSession,
+    QueueLimitSession,
+    ParkingSession,
+    RoundSession,
+    GuardSession,
+    RateSession,
+    Tables,
+):
     """A session in all its roles, as callers have it who have asked for those that they need."""
 
 
@@ -521,14 +541,3 @@ class AsyncSession(Wire):
     @abc.abstractmethod
     async def upgrade(self, ticket: Ticket, timeout: float) -> bool | None:
         """As `Convertible.upgrade`."""
-
-
-def setting_number(settings: Mapping[str, str], name: str) -> int:
-    """A setting that must be a number; `SchemaError` when it is none."""
-    value = settings.get(name)
-    if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
-        raise SchemaError(
-            f"The sqlsem tables say {name} = {value!r}, which is no number: somebody has changed table setting. "
-            f"Correct it there (this client's version is {sql.LATEST})"
-        )
-    return int(value)

@@ -6,9 +6,49 @@ import abc
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlsem.model import Schedule
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import MAX_INT, MAX_NOTE, Schedule, check_name
 
-__all__ = ["ScheduleSession"]
+__all__ = ["ScheduleSession", "check_task_options"]
+
+#: From and to which number an option of a task goes, and what is said of another one.
+_RANGES = {
+    "after_ms": (0, 315_360_000_000, "a task can wait from now to ten years from now, not {} ms"),
+    "backoff_ms": (0, MAX_INT, "the pause before the next attempt at a task is from {least} to {most} ms, not {}"),
+    "time_limit_ms": (1, MAX_INT, "the time limit of a task must be from {least} to {most} ms, not {}"),
+    "max_attempts": (1, MAX_INT, "max_attempts of a task must be from {least} to {most}, not {}"),
+    "priority": (-MAX_INT - 1, MAX_INT, "the priority of a task must be from {least} to {most}, not {}"),
+    "order": (-MAX_INT - 1, MAX_INT, "the order of a task must be from {least} to {most}, not {}"),
+}
+
+
+def check_task_options(options: object) -> None:
+    """Raise `ConfigurationError` for what cannot be the options of a schedule's task: for engines whose client has to
+    look. The others do the same in SQL, with the same words.
+    """
+    if not isinstance(options, dict):
+        raise ConfigurationError("the options of a schedule are a JSON object, such as {}")
+    numbers = {name: options[name] for name in _RANGES if options.get(name) is not None}
+    for name, value in numbers.items():
+        least, most, words = _RANGES[name]
+        if isinstance(value, (int, float)) and not least <= value <= most:
+            raise ConfigurationError(words.format(value, least=least, most=most))
+    for name in ("key", "unique", "replace"):
+        if options.get(name) is not None:
+            check_name("The key", options[name])
+    if options.get("unique") is not None and options.get("replace") is not None:
+        raise ConfigurationError(
+            "a task that is unique, or replaces another one, is put alone, and has one key: unique or replace"
+        )
+    if (
+        any(isinstance(value, bool) or not isinstance(value, int) for value in numbers.values())
+        or options.get("on_failure", "stop") not in ("stop", "continue", None)
+        or len(options.get("note") or "") > MAX_NOTE
+    ):
+        raise ConfigurationError(
+            "options of a task: numbers are whole, on_failure is stop or continue, and a note has at most 1000 "
+            "characters"
+        )
 
 
 class ScheduleSession(abc.ABC):

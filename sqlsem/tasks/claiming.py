@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from sqlsem.core.callers import this_thread
 from sqlsem.core.claims import owner_name
 from sqlsem.core.defaults import Coordinated, process_of
 from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Session
+from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.model import Claimed, End, monotonic
 from sqlsem.tasks.schedules import fire_due
-from sqlsem.tasks.task import Task, remember_ends
+from sqlsem.tasks.task import Task, remember_ends, tickets_of
 
 __all__ = ["Claiming"]
 
@@ -28,6 +30,10 @@ T = TypeVar("T")
 RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
 #: The longest pause between two looks for something to do where nothing is heard of other processes.
 UNHEARD_SECONDS = 1.0
+#: Between two looks at the tasks that wait for their locks: so many seconds, and as many times the last look's.
+PARKED_SECONDS, PARKED_TIMES = 0.2, 20
+#: And so soon where a task's time came just after a look.
+EARLY_SECONDS = 0.01
 
 
 class Claiming:
@@ -38,6 +44,7 @@ class Claiming:
         self._given = coordinator
         self._recovering = threading.Lock()
         self._recovered_at = 0.0
+        self._parked_at = 0.0  # when to look at the tasks that wait for their locks
 
     @property
     def process(self) -> Process:
@@ -60,6 +67,7 @@ class Claiming:
         """
         process, left = self.process, pauses(timeout, longest=longest or self._recover_every())
         asked, ready = -1, math.inf  # of which version, and when the next task's time comes
+        doubtful = True  # whether a time that has just come was not looked at once more
         with process.news.wanted():
             while stop is None or not stop():
                 version = process.bell.version()
@@ -72,9 +80,14 @@ class Claiming:
                 if not process.news.heard:
                     pause = min(pause, UNHEARD_SECONDS)
                 elif version != asked or monotonic() >= ready:
-                    asked = version
+                    doubtful, asked = doubtful or version != asked, version
                     seconds = process.member.call("look at a queue", lambda session, _: session.next_ready(self.queue))
-                    ready = monotonic() + seconds if seconds else math.inf
+                    if seconds == 0 and doubtful:
+                        # It has come since the look above. (But what may not run for another reason is not looked at
+                        # for ever.)
+                        doubtful, ready = False, monotonic() + EARLY_SECONDS
+                    else:
+                        doubtful, ready = True, monotonic() + seconds if seconds else math.inf
                 process.bell.wait_changed(version, max(0.0, min(pause, ready - monotonic())))
                 between()
         return None
@@ -95,21 +108,55 @@ class Claiming:
         """
         process, queue = self.process, self.queue
         member = process.member
-        uid, owner = process.new_uid(), owner_name()
+        uid, owner, caller = process.new_uid(), owner_name(), this_thread()
+        requesting_id = process.requesting_id(caller)
         tried: list[int] = []  # as which members
+        parks = most > 0 and process.engine.has(ParkingSession)
+        due, asked = parks and monotonic() >= self._parked_at, False
+        held: list[Claimed] = []  # what was claimed with its locks
+
+        def park(session: Session, me: int, again: bool) -> list[Claimed]:
+            nonlocal due, asked
+            due = True  # should the reply be lost: another claim would find this one, without its locks
+            began = monotonic()
+            # (Not before: while workers of ours queue for the main session, a ping must find the strangers.)
+            member.registering(uid)
+            one = session.claim_parked(me, queue, owner, uid, again, requesting_id, caller.owner)
+            if one is not None:
+                held[:] = [one]
+                member.add(tickets_of(one, requesting_id))
+            # Known, and not asked again: what is claimed next has the same uid.
+            asked, now = True, monotonic()
+            self._parked_at = now if held else now + max(PARKED_SECONDS, PARKED_TIMES * (now - began))
+            return held
+
+        def claim(
+            session: Session, me: int, again: bool, left: Sequence[End]
+        ) -> tuple[list[str | None], Sequence[Claimed | None]]:
+            """By the cheapest call that there is for it."""
+            if most == 1 and not left:
+                return [], [session.claim_task(me, queue, owner, uid, again)]
+            if most == 1 and len(left) == 1:
+                status, one = session.next_task(me, left[0], queue, owner, uid, again)
+                return [status], [one]
+            return session.next_tasks(me, left, queue, owner, uid, again, most)
 
         def step(session: Session, me: int) -> tuple[list[str | None], list[Task]]:
             again = me in tried
             tried.append(me)
             statuses: list[str | None] = []
-            claimed: Sequence[Claimed | None]
-            if not ends and most == 1:
-                claimed = [session.claim_task(me, queue, owner, uid, again)]
-            elif len(ends) == 1 and most == 1:
-                status, one = session.next_task(me, ends[0], queue, owner, uid, again)
-                statuses, claimed = [status], [one]
-            else:
-                statuses, claimed = session.next_tasks(me, ends, queue, owner, uid, again, most)
+            claimed: Sequence[Claimed | None] = held
+            left = ends
+            if due and not asked:
+                # What has its locks keeps others waiting: first, and alone. What has ended may have been in its way.
+                if ends:
+                    statuses, left = session.next_tasks(me, ends, queue, owner, uid, again, 0)[0], ()
+                claimed = park(session, me, again)
+            if not any(claimed):
+                ended, claimed = claim(session, me, again, left)
+                statuses = statuses or ended
+            if parks and not asked and not any(claimed):
+                claimed = park(session, me, again)
             remember_ends(process, ends)
             return statuses, [Task(process, queue, one, uid) for one in claimed if one is not None]
 
@@ -117,14 +164,21 @@ class Claiming:
             if not most:
                 return member.call("end of tasks", step, member.seconds_left())
             self.recover()
-            return member.call("claim", step, sign=True)
+            statuses, tasks = member.call("claim", step, sign=True)
+            for one in held:
+                tasks[0].hold(one, requesting_id, caller)
+            return statuses, tasks
         except BaseException:
             # Interrupted, or the answer never came.
             if tried and most:
                 member.later(lambda session, me: session.return_claim(me, queue, uid))
             if ends:
                 member.later(lambda session, me: session.next_tasks(me, ends, queue, owner, uid, True, 0))
+            if held:
+                member.forget(tickets_of(held[0], requesting_id))
             raise
+        finally:
+            member.settled(uid)
 
     def recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlsem.bodies import encode
+from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.leaving import here
 from sqlsem.core.operators import Operators
-from sqlsem.core.options import PutOptions, check_options
+from sqlsem.core.options import AnyLock, PutOptions, check_options
+from sqlsem.core.process import Process
+from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.queue_limits import QueueLimitSession
+from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.model import (
@@ -22,13 +28,16 @@ from sqlsem.model import (
     Duration,
     NewTask,
     QueueCounts,
+    QueueLimit,
     QueueState,
     Schedule,
     TaskEntry,
+    TaskLock,
     check_count,
     check_duration,
     check_name,
 )
+from sqlsem.model_rates import RateRequest, windows_of
 from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
 from sqlsem.tasks.schedules import MISSED, check_cron, next_due
@@ -41,6 +50,8 @@ __all__ = ["Queue", "check_put", "queue"]
 
 #: What one statement puts at the most, unless it is a single task: it must not keep the pings out.
 MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
+#: So many locks a task may be put with.
+MOST_LOCKS = 100
 #: Between two looks whether a queue has come to its end, of which nobody tells.
 WAIT_SECONDS = 0.5
 #: The longest time that a task may be kept back, or a queue waited for: some ten years.
@@ -56,11 +67,14 @@ class Queue:
         #: For the package; programs have no use for it.
         self.claiming = Claiming(name, coordinator)
 
-    def put(self, body: Any, **options: Unpack[PutOptions]) -> int:
+    def put(self, body: Any, *, cursor: Any = None, **options: Unpack[PutOptions]) -> int:
         """Put one task; returns its number.
 
         Args:
             body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself.
+            cursor: A DB-API cursor on the *same database* with a transaction open (psycopg, pyodbc, sqlite3, Django),
+                or a ``Connection`` or ``Session`` of SQLAlchemy: the task is there when that transaction is committed,
+                together with what it has written, and never if it is rolled back. It is put by that cursor's login.
             options: As for `put_many`.
 
         Raises:
@@ -70,7 +84,7 @@ class Queue:
         >>> sqlsem.queue("nightly").put({"table": "customers"}, note="daily")  # doctest: +SKIP
         """
         check_options("put()", options, PutOptions.__optional_keys__)
-        return self.put_many([body], **options)[0]
+        return self.put_many([body], cursor=cursor, **options)[0]
 
     def put_many(
         self,
@@ -85,6 +99,10 @@ class Queue:
         time_limit: Duration | None = None,
         unique: str | None = None,
         replace: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        locks: Iterable[AnyLock] = (),
+        cursor: Any = None,
     ) -> list[int]:
         """Put many tasks; returns their numbers. Each 500, fewer when they are large, are put all or none.
 
@@ -105,21 +123,41 @@ class Queue:
                 failed and holding up), nothing is put, and that one's number is returned.
             replace: A key, for one body. The task takes the place of the one that is open with the same key: that one
                 is cancelled, or, while it runs, runs on beside it.
+            key: Whose task it is (a tenant, a customer, a host). Workers share themselves out between the keys of a
+                queue, however many tasks each has waiting, and how many run at a time can be limited for each; see
+                `set_limit`.
+            priority: Among the tasks of the same key and order: lower ones first.
+            locks: What each of them needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The task
+                waits in the lines of all of them at once, without a process, and any worker starts it when its turn has
+                come in all, holding them (`Task.grant`). They are given back with the end of the attempt.
+            cursor: As for `put`: all are put by it, or none.
 
         Errors as for `put`.
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
         bodies = [encode(body) for body in bodies]
+        locks = _listed(locks)
         failing = self._on_failure if on_failure is None else on_failure
         how = check_put(
-            order, after, max_attempts, backoff, failing, note, time_limit=time_limit, unique=unique, replace=replace
+            *(order, after, max_attempts, backoff, failing, note, time_limit, unique, replace, key, priority, locks),
         )
         if len(bodies) > 1 and (unique is not None or replace is not None):
             raise ConfigurationError(f"A key is for one task, and these are {len(bodies)}; put each with its own")
-        tasks = [dataclasses.replace(how, kind=kind, body=text) for kind, text in bodies]
+        if how.locks:
+            _check_database(locks, self.claiming.process)
         task_ids: list[int] = []
-        for some in _portions(tasks):
+        if cursor is not None:
+            engine = self.claiming.process.engine
+            engine.require(TaskSession, "put()")
+            theirs = cursor_of(cursor, "put()")
+            refuse_autocommit(theirs, "put()")
+            session = engine.lend(theirs)
+            here(self.claiming.process, session.whereabouts, "put()")
+            for some in _portions(how, bodies):
+                task_ids += session.put_tasks(self.name, os.urandom(12).hex(), some)
+            return task_ids
+        for some in _portions(how, bodies):
             uid = os.urandom(12).hex()
             task_ids += self.claiming.process.member.call(
                 "put",
@@ -157,8 +195,12 @@ class Queue:
         """
         check_options("schedule()", options, PutOptions.__optional_keys__)
         options.setdefault("on_failure", self._on_failure)
+        if "locks" in options:
+            options["locks"] = _listed(options["locks"])
         kind, text = encode(body)
         kept = {**check_put(**options).as_options(), "missed": missed}
+        if "locks" in options:
+            _check_database(options["locks"], self.claiming.process)
         if missed not in MISSED:
             raise ConfigurationError(f"missed is 'one' or 'skip', not {missed!r}")
         if name is None:
@@ -236,6 +278,75 @@ class Queue:
                 task_id=state.failed,
             )
 
+    def set_limit(self, limit: int | None, *, key: str | None = None) -> None:
+        """Let at most so many tasks of this queue run at a time, on all workers together; with ``key`` of this key.
+        None: any number (of a key: as `set_key_limit` says). 0: none is started any more. What runs, runs on.
+
+        For operators. Raises `ConfigurationError` for what cannot be, or not by this login; `Unavailable` when the
+        database is out of reach.
+
+        >>> sqlsem.queue("mails").set_limit(10)  # doctest: +SKIP
+        >>> sqlsem.queue("mails").set_limit(5, key="tenant-7")  # doctest: +SKIP
+        """
+        if limit is not None:
+            check_count("The limit", limit, 0)
+        self._set(key, "limit", limit)
+
+    def set_key_limit(self, limit: int | None) -> None:
+        """Let at most so many tasks of each key run at a time, but for keys with a limit of their own; otherwise as
+        `set_limit`. Tasks without a key are not limited by this.
+
+        >>> sqlsem.queue("mails").set_key_limit(2)  # doctest: +SKIP
+        """
+        if limit is not None:
+            check_count("The limit of each key", limit, 0)
+        self._set(None, "key_limit", limit)
+
+    def set_rate(self, limit: int | None, per: Duration | None = None, *, key: str | None = None) -> None:
+        """Let at most ``limit`` tasks of this queue be started in any stretch of time as long as ``per``, by all
+        workers together; with ``key`` of this key. None: as many as workers can (of a key: as `set_key_rate` says).
+
+        Each attempt at a task is a start, also one that a worker gives back. Time is the database's. The window (from a
+        millisecond to 24 days) is kept in a hundred parts, as that of `sqlsem.rate`: the rate is never passed, and a
+        hundredth of the window may be waited for too long. What was started before counts, as far as a rate was set.
+
+        Who may do that, and errors: as for `set_limit`.
+
+        >>> sqlsem.queue("mails").set_rate(1000, per="1m")  # doctest: +SKIP
+        >>> sqlsem.queue("mails").set_rate(10, per="1s", key="tenant-7")  # doctest: +SKIP
+        """
+        self._set(key, "rate", *_rate(limit, per))
+
+    def set_key_rate(self, limit: int | None, per: Duration | None = None) -> None:
+        """Let at most ``limit`` tasks of each key be started in any stretch of time as long as ``per``, but for keys
+        with a rate of their own; otherwise as `set_rate`. Tasks without a key are not held back by this.
+
+        >>> sqlsem.queue("mails").set_key_rate(100, per="1m")  # doctest: +SKIP
+        """
+        self._set(None, "key_rate", *_rate(limit, per))
+
+    def set_weight(self, key: str, weight: int | None) -> None:
+        """Give a key so many times the share of the workers that others have (None: the same share). Who may do that,
+        and errors: as for `set_limit`.
+
+        >>> sqlsem.queue("mails").set_weight("tenant-7", 3)  # doctest: +SKIP
+        """
+        if weight is not None:
+            check_count("The weight", weight)
+        self._set(check_name("The key", key), "weight", weight)
+
+    def _set(self, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
+        if key is not None:
+            check_name("The key", key)
+        process = self.claiming.process
+        process.look(lambda session: session.set_queue(self.name, key, what, value, per_ms), QueueLimitSession)
+        process.bell.notify()
+
+    def limits(self) -> list[QueueLimit]:
+        """What is set of this queue (first, where anything is), and of its keys."""
+        process = self.claiming.process
+        return process.look(lambda session: session.queue_limits(self.name), QueueLimitSession)
+
     def counts(self) -> QueueCounts | None:
         """How many tasks are in which state, the oldest, the rate, and what holds it up; None when nothing is kept."""
         found = Operators(self.claiming.process).queues(self.name)
@@ -255,16 +366,17 @@ class Queue:
         return f"<Queue {self.name!r}>"
 
 
-def _portions(tasks: Sequence[NewTask]) -> Iterator[list[NewTask]]:
-    """What each statement shall put."""
+def _portions(how: NewTask, bodies: Sequence[tuple[str, str]]) -> Iterator[list[NewTask]]:
+    """What each statement shall put: tasks like this one, with these kinds and texts."""
+    # (Made as they are needed: a hundred thousand objects that live at once make Python's garbage collection slow.)
     some: list[NewTask] = []
     size = 0
-    for task in tasks:
-        if some and (len(some) == MOST_TASKS or size + len(task.body) > MOST_CHARACTERS):
+    for kind, text in bodies:
+        if some and (len(some) == MOST_TASKS or size + len(text) > MOST_CHARACTERS):
             yield some
             some, size = [], 0
-        some.append(task)
-        size += len(task.body)
+        some.append(how.alike(kind, text))
+        size += len(text)
     if some:
         yield some
 
@@ -279,22 +391,92 @@ def check_put(
     time_limit: Duration | None = None,
     unique: str | None = None,
     replace: str | None = None,
+    key: str | None = None,
+    priority: int = 0,
+    locks: Iterable[AnyLock] = (),
 ) -> NewTask:
     """The options of `Queue.put`, as a task without a body. Raises `ConfigurationError` for what cannot be."""
     check_count("The order of a task", order, -MAX_INT)
     check_count("max_attempts", max_attempts)
+    check_count("The priority of a task", priority, -MAX_INT)
+    if key is not None:
+        check_name("The key", key)
     if note is not None:
         check_name("The note", note, MAX_NOTE)
     seconds = check_duration("after", after, most=LONGEST_SECONDS)
     pause = check_duration("backoff", backoff, most=300.0)
-    for what, key in (("unique", unique), ("replace", replace)):
-        if key is not None:
-            check_name(f"The key ({what})", key)
+    for what, one in (("unique", unique), ("replace", replace)):
+        if one is not None:
+            check_name(f"The key ({what})", one)
     if unique is not None and replace is not None:
         raise ConfigurationError("A task is unique or replaces another one, not both; give it one key")
     failing = _check_on_failure("stop" if on_failure is None else on_failure)
     limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
-    return NewTask("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace)
+    return NewTask(
+        *("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace, key, priority),
+        _locks(locks),
+    )
+
+
+def _listed(locks: Iterable[AnyLock]) -> list[AnyLock]:
+    """These; one alone is as good as a list of one."""
+    if isinstance(getattr(locks, "terms", None), Terms):
+        return [cast("AnyLock", locks)]
+    if not isinstance(locks, Iterable):
+        raise ConfigurationError(f"locks is a list of locks, not {locks!r}; write locks=[sqlsem.write('customers')]")
+    return list(locks)
+
+
+def _locks(locks: Iterable[AnyLock]) -> tuple[TaskLock, ...]:
+    """What tasks ask for that are put with these. Raises `ConfigurationError` for what cannot be."""
+    asked: dict[str, TaskLock] = {}
+    for lock in locks:
+        terms = getattr(lock, "terms", None)
+        if not isinstance(terms, Terms):
+            raise ConfigurationError(f"locks takes locks, not {lock!r}; write locks=[sqlsem.write('customers')]")
+        if terms.timeout is not None or terms.on_lost is not None:
+            raise ConfigurationError(
+                f"{lock!r} has a timeout or on_lost, which nobody heeds: a task waits for as long as its locks take"
+            )
+        for one in terms.requests:
+            if isinstance(one, RateRequest):
+                raise ConfigurationError(
+                    f"{lock!r} is a rate, of which a task can take in its own code: nothing is held of it meanwhile",
+                    resource=one.resource,
+                )
+            if one.priority is not None:
+                raise ConfigurationError(
+                    f"{lock!r} has a priority, which the locks of a task have not; give put() one, or name none here",
+                    resource=one.resource,
+                )
+            if one.resource in asked:
+                raise ConfigurationError(
+                    f"The locks of a task name {one.resource!r} twice; ask for it once, with a weight",
+                    resource=one.resource,
+                )
+            asked[one.resource] = TaskLock(one.resource, one.access, one.limit, one.weight)
+    if len(asked) > MOST_LOCKS:
+        raise ConfigurationError(f"A task takes at most {MOST_LOCKS} locks, not {len(asked)}")
+    return tuple(asked.values())
+
+
+def _check_database(locks: Iterable[AnyLock], process: Process) -> None:
+    """Raise `ConfigurationError` for locks of another database, or where there are no tasks with locks."""
+    process.engine.require(ParkingSession, "put(locks=…)")
+    for lock in locks:
+        given = lock.terms.given_process
+        if given is not None and given is not process:
+            raise ConfigurationError(f"{lock!r} is of another coordinator than the queue; its tasks cannot hold it")
+
+
+def _rate(limit: int | None, per: Duration | None) -> tuple[int | None, int | None]:
+    """A rate of a queue, checked, as sessions take it."""
+    if limit is None:
+        if per is not None:
+            raise ConfigurationError("A rate that is taken away has no window; leave per out, or give a limit")
+        return None, None
+    (window,) = windows_of(check_count("The limit of a rate", limit), per)
+    return window.limit, window.ms
 
 
 def _check_on_failure(value: str) -> str:

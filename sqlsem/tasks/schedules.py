@@ -8,13 +8,14 @@ all of it, or nothing.
 from __future__ import annotations
 
 import logging
+import shlex
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from sqlsem.core.process import Process
-from sqlsem.errors import ConfigurationError
+from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.model import Schedule
 
 __all__ = ["MISSED", "check_cron", "fire_due", "next_due"]
@@ -66,7 +67,21 @@ def _search(cron: str, zone: str, start: datetime, *, back: bool) -> datetime:
 def fire_due(process: Process, queue: str) -> int:
     """Put what is due now of a queue's schedules; how many tasks."""
     found = process.member.call("look at schedules", lambda session, _: session.list_schedules(None, queue))
-    return sum(_fire(process, one) for one in found)
+    return sum(_try_to_fire(process, one) for one in found)
+
+
+def _try_to_fire(process: Process, one: Schedule) -> int:
+    """`_fire`; one that cannot be put does not keep the queue's other schedules from their times, nor its workers."""
+    try:
+        return _fire(process, one)
+    except SqlsemError as exc:
+        process.require_open()
+        log.error(
+            "Schedule %r of %s could not put its task, and is tried again; if it stays so, save it anew with other "
+            "options, or: sqlsem schedules pause %s: %s",
+            *(one.name, one.put_by, shlex.quote(one.name), exc),
+        )
+        return 0
 
 
 def _fire(process: Process, one: Schedule) -> int:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
+from sqlsem.core.callers import Caller
+from sqlsem.core.grants import Grant
+from sqlsem.core.holdings import Holding
 from sqlsem.core.minder import Stoppable
 from sqlsem.core.process import Process
-from sqlsem.model import Claimed, End, monotonic
+from sqlsem.engines.base import Session
+from sqlsem.model import Claimed, End, Request, Ticket, monotonic
 
-__all__ = ["Task", "remember_ends"]
+__all__ = ["Task", "remember_ends", "tickets_of"]
+
+
+def tickets_of(claimed: Claimed, requesting_id: str) -> list[Ticket]:
+    """The rows of what a task holds."""
+    return [
+        Ticket(one.resource, one.position, requesting_id, True) for one in claimed.locks if one.position is not None
+    ]
 
 
 class Task(Stoppable):
@@ -24,16 +36,20 @@ class Task(Stoppable):
         body: The value that was put (for ``json``), or the text.
         order, note: As put.
         attempt: How often it has been claimed, this time included.
+        grant: What it holds, if it was put with locks: a grant as of `sqlsem.all_of`, which may be asserted or handed
+            over. It is given back with the end of the attempt.
         result: Set it to any JSON value to have it kept in the log.
         stop_event: Set when somebody has cancelled it, or its time is up: leave the block soon.
         why_stopped: Why that is, in words.
 
     An `Exception` out of the block ends the attempt as failed (tried again as ``max_attempts`` says) and goes on to the
     caller; a ``KeyboardInterrupt`` and its like give the task back at once. Raises `LockLost` on leaving the block when
-    the claim was lost meanwhile: the task is or will be run by somebody else.
+    the claim was lost meanwhile: the task is or will be run by somebody else; or one of its locks: then the attempt
+    has failed.
     """
 
     can_be_lost: ClassVar[bool] = True
+    grant: Grant | None = None
 
     def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
         self._process = process
@@ -53,6 +69,46 @@ class Task(Stoppable):
         returned = self.make_end("returned")
         self.opened(process.claims, lambda session, me: session.end_task(me, returned))
         process.minder.mind()
+
+    def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
+        """Its locks are had by this thread, whose rows this process knows already. (For the package.)"""
+        process, holdings = self._process, self._process.holdings
+        requests = [Request(one.resource, one.access, one.limit, one.weight, self.note) for one in claimed.locks]
+        tickets = tickets_of(claimed, requesting_id)
+        mine = weakref.ref(self)  # who drops a task gives it back
+
+        def lost(grant: Grant) -> None:
+            task = mine()
+            if task is not None:
+                task.stop(f"its lock on {grant.resource!r} was lost")
+
+        holding = Holding(holdings, requests, tickets, caller, lost, monotonic())
+        self.grant = grant = Grant(process, holding, 0.0)
+        holdings.add(grant)
+        returned = self.make_end("returned")
+
+        def closing(session: Session, me: int) -> object:
+            _let_go(process, grant)
+            return session.end_task(me, returned)
+
+        self.close_by(closing)
+        missing = [ticket.position for ticket in tickets if not process.member.knows(ticket)]
+        if missing:  # the main session was lost in between, and they with it
+            process.lose(missing, "its row was removed before it could be used")
+        else:
+            holding.told = True
+            holdings.tell_granted(holding, grant.waited, {})
+
+    @property
+    def why_unlocked(self) -> str | None:
+        """Why it does not hold all of its locks any more, where that was not its own doing. (For the package.)"""
+        why = None if self.grant is None else self.grant.holding.why_lost
+        return None if self.grant is None or why is None else f"The lock on {self.grant.resource!r} was lost: {why}"
+
+    def ending(self) -> None:
+        """Its end is about to be recorded, and its locks go with that. (For the package.)"""
+        if self.grant is not None:
+            _let_go(self._process, self.grant)
 
     @property
     def body(self) -> Any:
@@ -88,7 +144,10 @@ class Task(Stoppable):
         if self.lost:
             self.leave()
         self.require_open()
-        process = self._process
+        process, unlocked = self._process, self.why_unlocked
+        if unlocked is not None and end.outcome == "finished":
+            end = self.make_end("failed", error=unlocked)
+        self.ending()
         try:
             status = self.end_by(
                 "end of a task",
@@ -101,6 +160,8 @@ class Task(Stoppable):
         self.ended_with(status)
         if self.lost:
             self.require_open()
+        if unlocked is not None and self.grant is not None and end.outcome == "failed":
+            self.grant.holding.require()
 
     def ended_with(self, status: str | None) -> None:
         """Its end has got this answer. (For the package.)"""
@@ -108,6 +169,8 @@ class Task(Stoppable):
             self.lose("this process was given up meanwhile")
         if self.is_open:
             self.settle()
+        for ticket in () if self.grant is None else self.grant.holding.tickets:
+            self._process.nudge(ticket.resource)  # those of ours that waited for it may go in now
 
     def _succeed(self) -> None:
         self.finish(self.result)
@@ -120,6 +183,15 @@ class Task(Stoppable):
 
     def __repr__(self) -> str:
         return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.lost else ''}>"
+
+
+def _let_go(process: Process, grant: Grant) -> None:
+    """What a task held goes with its end, which is recorded next: its rows are no longer missed."""
+    holding = grant.holding
+    if not holding.released:
+        process.holdings.forget(grant)
+        process.member.forget(holding.tickets)
+        process.holdings.tell_released(holding)
 
 
 def remember_ends(process: Process, ends: Iterable[End]) -> None:

@@ -356,6 +356,8 @@ class Worker:
             if (self._stops.pop(task.id, None) or self._calls.pop(task.id, None)) is not None:
                 self._changed.notify_all()
             aborted = self._aborted
+        if error is None:
+            error = task.why_unlocked  # whatever it did since may have run beside another holder
         if error is not None and aborted:
             return TaskEnd(task, task.make_end("returned"))  # by abort, which may be why it failed
         if error is not None and task.why_stopped is not None:
@@ -373,6 +375,8 @@ class Worker:
         ours = [one for one in ends if one.task.is_open]
         lost = [one for one in ends if not one.task.is_open]  # or given back by abort
         following: list[Task] = []
+        for one in ours:
+            one.task.ending()
         try:
             if ours or most:
                 statuses, following = self._claiming.end_and_claim([one.end for one in ours], most)

@@ -150,7 +150,7 @@ class SqlServerConnection(LockSession):
             if number == 50005:
                 self.lost = True  # anyone who keeps this session comes back as a new member
                 return Disconnected(f"{where}: {text}")
-            if number in (50001, 50003, 50006):
+            if number in (50001, 50003, 50006, 50008, 50009):
                 return ConfigurationError(f"{where}: {text}")
             return Unavailable(f"{where}: {text}")
         vague = number in VAGUE

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
+from sqlsem.engines import lent
+from sqlsem.engines.base import Session
 from sqlsem.engines.mssql import sockets
 from sqlsem.engines.mssql.database import SqlServerDatabase
+from sqlsem.engines.mssql.guards import SqlServerGuards
+from sqlsem.engines.mssql.leaving import SqlServerLeaving
 from sqlsem.engines.mssql.locks import SqlServerLocks
-from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver
+from sqlsem.engines.mssql.odbc import choose_driver, join, load_driver, with_nulls
+from sqlsem.engines.mssql.periodic import SqlServerPeriods
+from sqlsem.engines.mssql.rates import SqlServerRates
 from sqlsem.engines.mssql.rounds import SqlServerRounds
+from sqlsem.engines.mssql.schedules import SqlServerSchedules
 from sqlsem.engines.mssql.tables import SqlServerTables
 from sqlsem.engines.mssql.tasks import SqlServerTasks
 from sqlsem.errors import ConfigurationError, Unavailable
@@ -32,8 +40,44 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_in_child)
 
 
-class SqlServerSession(SqlServerLocks, SqlServerTasks, SqlServerRounds, SqlServerTables):
+class SqlServerSession(
+    SqlServerLocks,
+    SqlServerPeriods,
+    SqlServerLeaving,
+    SqlServerTasks,
+    SqlServerSchedules,
+    SqlServerRounds,
+    SqlServerGuards,
+    SqlServerRates,
+    SqlServerTables,
+):
     """One connection, in all roles."""
+
+
+class LentSqlServerSession(SqlServerSession):
+    """Works by the caller's cursor."""
+
+    def __init__(self, engine: SqlServerDatabase, cursor: Any) -> None:
+        self.queries = engine.queries()
+        self._theirs = cursor
+        # (Drivers in manual commit leave the beginning to the first statement that reads a table.)
+        if self.ask("in_transaction", self.queries["in_transaction"], ())[0][0] < 1:
+            raise ConfigurationError("put() was given a cursor outside of a transaction; begin one (no autocommit)")
+
+    def ask(self, name: str, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if name in ("begin", "commit", "rollback"):
+            return []  # it is the caller's
+        if None in parameters:
+            text = with_nulls(text, tuple(value is None for value in parameters))
+            parameters = [value for value in parameters if value is not None]
+        cursor = self._theirs
+        lent.execute(cursor, text, tuple(parameters))
+        rows: list[tuple[Any, ...]] = []
+        while True:
+            if cursor.description is not None:
+                rows += [tuple(lent.values(row)) for row in cursor.fetchall()]
+            if not cursor.nextset():
+                return rows
 
 
 class SqlServerEngine(SqlServerDatabase):
@@ -69,6 +113,9 @@ class SqlServerEngine(SqlServerDatabase):
                 _connecting.release()
         self._let_in = True
         return SqlServerSession(self, connection, handle)
+
+    def lend(self, cursor: Any) -> Session:
+        return cast("Session", LentSqlServerSession(self, cursor))
 
     def _created(self) -> Any:
         assert self.creator is not None

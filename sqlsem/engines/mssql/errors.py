@@ -14,6 +14,8 @@ OURS = range(50000, 50100)
 OUR_WORDS = (
     (50002, "sqlsem: busy: "),
     (50005, "sqlsem: this member is not known here"),
+    (50008, r"sqlsem: (no limit is set for|\d+ requests \(on) "),
+    (50009, r"sqlsem: no (priority is named|priorities are set|waiting by priority) for "),
     (50003, "sqlsem: this connection changed sessions"),
     (50001, r"sqlsem: [\w ]+ must not be (called|started|ended|resumed|declared)? ?(inside|in) an open transaction"),
 )

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.deadlocks import Found
-from sqlsem.engines.answers import already_upgrading, granted_rights
+from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.mssql.connection import LONGEST_WAIT_SECONDS, SqlServerConnection, aware
+from sqlsem.engines.ranking import RankedSession, Turn
 from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
+from sqlsem.engines.travelling import Travelling
 from sqlsem.insight.overview import MemberEntry, Overview
+from sqlsem.insight.patterns import with_settings
 from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
 
 
-class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administration):
+class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
     """The queue of every resource."""
 
     def enrol(self, host: str, pid: int, program: str) -> int:
@@ -107,6 +110,39 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
     def downgrade(self, ticket: Ticket) -> bool:
         return bool(self.value("downgrade", ticket.resource, ticket.position, ticket.requesting_id) == 0)
 
+    # -- locks that travel --------------------------------------------------------------------------------------
+
+    def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
+        positions = json.dumps([ticket.position for ticket in tickets])
+        return bool(self.value("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0)
+
+    def adopt(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
+    ) -> list[tuple[Request, Ticket]]:
+        rows = self.rows("adopt", member_id, requesting_id, owner, uid, token)
+        return adopted(rows, requesting_id, self.engine.where)
+
+    # -- priorities ---------------------------------------------------------------------------------------------
+
+    def take_turn(
+        self,
+        member_id: int,
+        requesting_id: str,
+        owner: str,
+        uid: str,
+        request: Request,
+        only_if_free: bool,
+        place: Ticket | None,
+    ) -> Turn:
+        asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
+        common = (member_id, requesting_id, owner, uid, int(only_if_free))
+        patience = int(self.options.patience * 1000)
+        row = self.rows("take_turn", *common, *asked, place and place.position, patience)[0]
+        return Turn.of(request, requesting_id, *row)
+
+    def priorities(self) -> dict[str, float]:
+        return {name: float(ageing) for name, ageing in self.rows("priorities")}
+
     # -- what people see and operators do -----------------------------------------------------------------------
 
     def entries(self, resource: str | None) -> list[Entry]:
@@ -155,10 +191,11 @@ class SqlServerLocks(SqlServerConnection, Convertible, DeadlockSearch, Administr
 
     def resources(self) -> list[Resource]:
         settings = {row[0]: row for row in map(aware, self.rows("resource_settings"))}
-        return [
-            Resource(name, cap, bool(paused), stale, int(holding), int(waiting)).set_by(settings.get(name))
+        found = (
+            Resource(name, cap, bool(paused), stale, int(holding), int(waiting))
             for name, cap, paused, stale, holding, waiting in self.rows("resources")
-        ]
+        )
+        return with_settings(found, settings, self.priorities())
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", resource, what, value)

@@ -9,15 +9,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.engines.mssql.connection import CANCEL_SECONDS, SqlServerConnection, aware
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed, Unavailable
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    End,
+    NewTask,
+    QueueCounts,
+    QueueLimit,
+    QueueState,
+    QueueWait,
+    TaskEntry,
+    TaskLock,
+)
 
-#: Tasks put in one round trip: 13 parameters each, and a statement has 2,100 at most.
+#: Tasks put in one round trip: 16 parameters each, and a statement has 2,100 at most.
 TASKS_A_TRIP = 100
 
 
-class SqlServerTasks(SqlServerConnection, TaskSession):
+class SqlServerTasks(SqlServerConnection, TaskSession, QueueLimitSession, ParkingSession):
     """Tasks, and the SQL that they run."""
 
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
@@ -25,7 +38,8 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
             (
                 *(queue, f"{uid}.{number}", one.kind, one.body, one.order, round(one.after * 1000)),
                 *(one.max_attempts, round(one.backoff * 1000), one.on_failure, one.note, one.unique, one.replace),
-                None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
+                *(None if one.time_limit is None else max(1, round(one.time_limit * 1000)), one.key, one.priority),
+                json.dumps([lock.as_option() for lock in one.locks]) if one.locks else None,
             )
             for number, one in enumerate(tasks, 1)
         ]
@@ -50,6 +64,12 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         rows = self.rows("claim_task", member_id, queue, owner, uid, int(again))
         return Claimed(*rows[0]) if rows else None
+
+    def claim_parked(
+        self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
+    ) -> Claimed | None:
+        rows = self.rows("claim_parked", member_id, queue, owner, uid, int(again), requesting_id, row_owner)
+        return Claimed(*(*rows[0][:8], tuple(_lock(*row[8:]) for row in rows))) if rows else None
 
     def end_task(self, member_id: int, end: End) -> str | None:
         ended = (member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
@@ -100,7 +120,21 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
         return [QueueCounts(*row) for row in self.rows("queue_counts", queue)]
 
     def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        return [TaskEntry(*aware(row)) for row in self.rows("page_tasks", queue, status, most, skip)]
+        rows = [aware(row) for row in self.rows("show_tasks", queue, status, most, skip)]
+        asking = [row[0] for row in rows if row[-1] is not None]
+        locks: dict[int, list[TaskLock]] = {}
+        for task_id, *lock in self.rows("show_task_locks", json.dumps(asking)) if asking else ():
+            locks.setdefault(task_id, []).append(_lock(*lock))
+        return [TaskEntry(*(*row[:-1], tuple(locks.get(row[0], ())))) for row in rows]
+
+    def queue_limits(self, queue: str | None) -> list[QueueLimit]:
+        return [QueueLimit(*aware(row)) for row in self.rows("queue_limits", queue)]
+
+    def queue_waits(self, queue: str | None) -> list[QueueWait]:
+        return [QueueWait(*row) for row in self.rows("queue_waits", queue)]
+
+    def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
+        self.rows("set_queue", queue, key, what, value, per_ms)
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         return [Attempt(*aware(row)) for row in self.rows("task_attempts", task_id)]
@@ -172,3 +206,7 @@ class SqlServerTasks(SqlServerConnection, TaskSession):
             if self.running is running:
                 self.stopped = running
                 running.cancel()
+
+
+def _lock(resource: str, position: int | None, access: str, limit: int | None, weight: int) -> TaskLock:
+    return TaskLock(resource, access, limit, weight, position)

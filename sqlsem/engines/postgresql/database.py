@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, errors
 
+from sqlsem.engines import lent
 from sqlsem.engines.base import Creator, Disconnected, Engine, Options
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import Ticket
@@ -82,4 +83,14 @@ class PostgresDatabase(Engine):
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         row = yield cursor.fetchone()
-        return bool(row and next(iter(row.values() if isinstance(row, dict) else row)))
+        return bool(row and lent.values(row)[0])
+
+    def has_session_alone(self, connection: Any, number: int) -> bool:
+        # A pooler that lends its sessions out by the transaction gives numbers of its own.
+        return getattr(getattr(connection, "info", None), "backend_pid", None) == number
+
+    def session_notes(self, cursor: Any) -> Generator[Any, Any, tuple[int, str]]:
+        yield cursor.execute(self.queries()["session_notes"])
+        row = yield cursor.fetchone()
+        number, entries = lent.values(row)
+        return int(number), str(entries)

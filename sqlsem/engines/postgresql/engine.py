@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import psycopg
 
+from sqlsem.engines import lent
+from sqlsem.engines.base import Session
 from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 from sqlsem.engines.postgresql.database import PostgresDatabase
+from sqlsem.engines.postgresql.guards import PostgresGuards
+from sqlsem.engines.postgresql.leaving import PostgresLeaving
 from sqlsem.engines.postgresql.locks import PostgresLocks
+from sqlsem.engines.postgresql.periodic import PostgresPeriods
+from sqlsem.engines.postgresql.rates import PostgresRates
 from sqlsem.engines.postgresql.rounds import PostgresRounds
 from sqlsem.engines.postgresql.schedules import PostgresSchedules
 from sqlsem.engines.postgresql.tables import PostgresTables
 from sqlsem.engines.postgresql.tasks import PostgresTasks
 
 
-class PostgresSession(PostgresLocks, PostgresTasks, PostgresSchedules, PostgresRounds, PostgresTables):
+class PostgresSession(
+    PostgresLocks,
+    PostgresPeriods,
+    PostgresLeaving,
+    PostgresTasks,
+    PostgresSchedules,
+    PostgresRounds,
+    PostgresGuards,
+    PostgresRates,
+    PostgresTables,
+):
     """One connection, in all roles."""
+
+
+class LentPostgresSession(PostgresSession):
+    """Works by the caller's cursor."""
+
+    putting = "put_tasks_once"
+
+    def __init__(self, engine: PostgresDatabase, cursor: Any) -> None:
+        self.queries = engine.queries()
+        self._theirs = cursor
+
+    def rows(self, name: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        lent.execute(self._theirs, self.queries[name], parameters)
+        return [tuple(lent.values(row)) for row in self._theirs.fetchall()]
 
 
 class PostgresEngine(PostgresDatabase):
@@ -34,6 +65,9 @@ class PostgresEngine(PostgresDatabase):
         except psycopg.Error as exc:
             raise self.unreachable(exc) from exc
         return PostgresSession(self, connection)
+
+    def lend(self, cursor: Any) -> Session:
+        return cast("Session", LentPostgresSession(self, cursor))
 
     @property
     def awaits(self) -> bool:

@@ -8,22 +8,36 @@ import logging
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from time import monotonic
 from typing import Any
 
 from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
-from sqlsem.engines.answers import already_upgrading, granted_rights
+from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
 from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.ranking import RankedSession, Turn
 from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
+from sqlsem.engines.travelling import Travelling
 from sqlsem.insight.overview import MemberEntry, Overview
-from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
+from sqlsem.insight.patterns import with_settings
+from sqlsem.model import (
+    Entry,
+    Operation,
+    Past,
+    Pulse,
+    QueueCounts,
+    Request,
+    Resource,
+    RoundEntry,
+    Ticket,
+    Upgrading,
+    monotonic,
+)
 
 log = logging.getLogger("sqlsem")
 
 
-class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administration):
+class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
     """The queue of every resource."""
 
     def enrol(self, host: str, pid: int, program: str) -> int:
@@ -34,7 +48,7 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
         return bool(self.row("resume_member", member_id)[0])
 
     def ping(self, member_id: int) -> Pulse:
-        known, positions, revoked = self.row("ping", member_id)
+        known, positions, revoked = self.call("ping", member_id)
         return Pulse(known, frozenset(positions or ()), frozenset(revoked or ()))
 
     def resign(self, member_id: int) -> None:
@@ -104,6 +118,18 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
                 log.info("Those who wait behind %r at %d will look for it: %s", ticket.resource, ticket.position, exc)
         return True
 
+    # -- locks that travel --------------------------------------------------------------------------------------
+
+    def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
+        positions = [ticket.position for ticket in tickets]
+        return self.number("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0
+
+    def adopt(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
+    ) -> list[tuple[Request, Ticket]]:
+        rows = self.rows("adopt", (member_id, requesting_id, owner, uid, token))
+        return adopted(rows, requesting_id, self.engine.where)
+
     def find_deadlock(self, member_id: int) -> Found | None:
         # (The routine `find_deadlock`, for sessions, searches as well: in PL/pgSQL, which is slow among thousands.)
         rows = self.rows("deadlock_rows", (member_id,))
@@ -114,6 +140,26 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
                 people = {row[0]: (row[1], row[2], row[3]) for row in self.rows("living", (members, member_id))}
                 return deadlocks.steps_of(knot, people) if people else None
         return None
+
+    # -- priorities ---------------------------------------------------------------------------------------------
+
+    def take_turn(
+        self,
+        member_id: int,
+        requesting_id: str,
+        owner: str,
+        uid: str,
+        request: Request,
+        only_if_free: bool,
+        place: Ticket | None,
+    ) -> Turn:
+        asked = (request.resource, request.access, request.limit, request.weight, request.note, request.priority)
+        common = (member_id, requesting_id, owner, uid, only_if_free)
+        position, granted, before, ahead = self.row("take_turn", *common, *asked, place and place.position)
+        return Turn.of(request, requesting_id, position, granted, before, ahead)
+
+    def priorities(self) -> dict[str, float]:
+        return dict(self.rows("priorities"))
 
     # -- what people see and operators do -----------------------------------------------------------------------
 
@@ -159,7 +205,7 @@ class PostgresLocks(PostgresConnection, Convertible, DeadlockSearch, Administrat
 
     def resources(self) -> list[Resource]:
         settings = {row[0]: row for row in self.rows("resource_settings")}
-        return [Resource(*row).set_by(settings.get(row[0])) for row in self.rows("resources")]
+        return with_settings((Resource(*row) for row in self.rows("resources")), settings, self.priorities())
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         self.rows("set_resource", (here(), resource, what, value))

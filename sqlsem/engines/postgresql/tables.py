@@ -11,7 +11,8 @@ from psycopg import errors
 from sqlsem import sql
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.doctor import PostgresDoctor
-from sqlsem.engines.roles import Check, Plan, Tables, setting_number
+from sqlsem.engines.roles import Check, Plan, Tables
+from sqlsem.engines.settings import setting_number
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.printable import first_line
 
@@ -36,8 +37,11 @@ class PostgresTables(PostgresConnection, Tables):
                 self.cursor.execute(self.queries["stand_aside"])
             with self.connection.transaction():
                 self.cursor.execute(self.queries["install_lock"])
+                installed = self._installed()
+                if 0 < installed < sql.LATEST:
+                    self.cursor.execute(self.queries["lock_tables"])
                 self.cursor.execute(f"SET LOCAL lock_timeout = '{INSTALL_PATIENCE_SECONDS}s'")
-                for version, text in plan(self._installed()):
+                for version, text in plan(installed):
                     self.cursor.execute(text.encode())
                     if version is not None:
                         self.cursor.execute(self.queries["set_version"], (str(version),))

@@ -10,36 +10,42 @@ from typing import Any
 import psycopg
 
 from sqlsem.engines.base import here
+from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.errors import TaskFailed
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
+from sqlsem.model import (
+    Attempt,
+    Claimed,
+    End,
+    NewTask,
+    QueueCounts,
+    QueueLimit,
+    QueueState,
+    QueueWait,
+    TaskEntry,
+    task_locks,
+)
 
 
-class PostgresTasks(PostgresConnection, TaskSession):
+class PostgresTasks(PostgresConnection, TaskSession, QueueLimitSession, ParkingSession):
     """Tasks, and the SQL that they run."""
 
+    #: The statement that puts.
+    putting = "put_tasks"
+
     def put_tasks(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
-        asked = [
-            {
-                "kind": one.kind,
-                "body": one.body,
-                "note": one.note,
-                "order": one.order,
-                "after_ms": round(one.after * 1000),
-                "max_attempts": one.max_attempts,
-                "backoff_ms": round(one.backoff * 1000),
-                "on_failure": one.on_failure,
-                "time_limit_ms": None if one.time_limit is None else max(1, round(one.time_limit * 1000)),
-                "unique": one.unique,
-                "replace": one.replace,
-            }
-            for one in tasks
-        ]
-        return [row[0] for row in self.rows("put_tasks", (queue, uid, json.dumps(asked)))]
+        return [row[0] for row in self.rows(self.putting, (queue, uid, json.dumps(NewTask.as_asked(tasks))))]
 
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         return _claimed(self.call("claim_task", member_id, queue, owner, uid, again))
+
+    def claim_parked(
+        self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
+    ) -> Claimed | None:
+        *row, locks = self.call("claim_parked", member_id, queue, owner, uid, again, requesting_id, row_owner)
+        return None if row[0] is None else Claimed(*(*row, task_locks(locks)))
 
     def end_task(self, member_id: int, end: End) -> str | None:
         (status,) = self.call("end_task", member_id, end.task_id, end.attempt, end.outcome, end.result, end.error)
@@ -95,7 +101,17 @@ class PostgresTasks(PostgresConnection, TaskSession):
         return [QueueCounts(*row) for row in self.rows("queue_counts", (queue,))]
 
     def list_tasks(self, queue: str | None, status: str | None, most: int, skip: int = 0) -> list[TaskEntry]:
-        return [TaskEntry(*row) for row in self.rows("page_tasks", (queue, status, most, skip))]
+        rows = self.rows("show_tasks", (queue, status, most, skip))
+        return [TaskEntry(*(*row, task_locks(locks))) for *row, locks in rows]
+
+    def queue_limits(self, queue: str | None) -> list[QueueLimit]:
+        return [QueueLimit(*row) for row in self.rows("queue_limits", (queue,))]
+
+    def queue_waits(self, queue: str | None) -> list[QueueWait]:
+        return [QueueWait(*row) for row in self.rows("queue_waits", (queue,))]
+
+    def set_queue(self, queue: str, key: str | None, what: str, value: int | None, per_ms: int | None = None) -> None:
+        self.row("set_queue", here(), queue, key, what, value, per_ms)
 
     def task_attempts(self, task_id: int) -> list[Attempt]:
         return [Attempt(*row) for row in self.rows("task_attempts", (task_id,))]

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import psycopg
@@ -23,8 +23,8 @@ from sqlsem.printable import first_line
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
-#: PostgreSQL's numbers of types: bigint, smallint and integer; boolean.
-_INTEGERS, _BOOLEAN = (20, 21, 23), 16
+#: PostgreSQL's numbers of types: bigint, smallint and integer; boolean; a list of bigint.
+_INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
 #: Numbers of prepared statements.
 _numbers = itertools.count(1)
 
@@ -80,7 +80,8 @@ class PostgresWire(Wire):
         if isinstance(exc, (errors.UndefinedFunction, errors.UndefinedTable, errors.InvalidSchemaName)):
             return SchemaError(f"{where}: {text}; create or upgrade the sqlsem tables with: sqlsem init")
         if isinstance(exc, errors.ActiveSqlTransaction) or (
-            isinstance(exc, errors.InsufficientPrivilege) and text.startswith("sqlsem: ")
+            isinstance(exc, (errors.InsufficientPrivilege, errors.InvalidParameterValue))
+            and text.startswith("sqlsem: ")
         ):
             return ConfigurationError(f"{where}: {'; '.join(filter(None, (text, exc.diag.message_hint)))}")
         if isinstance(exc, errors.InsufficientPrivilege):
@@ -114,15 +115,13 @@ class PostgresWire(Wire):
             known = f"sqlsem_{name}_{next(_numbers)}".encode() if lasting else statement
             if lasting:
                 pgconn.send_prepare(known, statement)
-                (result,) = yield generators.execute(pgconn)
-                self._require(result, psycopg.pq.ExecStatus.COMMAND_OK)
+                self._require((yield generators.execute(pgconn)), psycopg.pq.ExecStatus.COMMAND_OK)
             self._known[name] = known
         values = [None if one is None else str(one).encode(self.encoding) for one in parameters]
         if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
             raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
-        (result,) = yield generators.execute(pgconn)
-        self._require(result, psycopg.pq.ExecStatus.TUPLES_OK)
+        result = self._require((yield generators.execute(pgconn)), psycopg.pq.ExecStatus.TUPLES_OK)
         self.require_replicated()
         return [self._read(result, column) for column in range(result.nfields)]
 
@@ -132,11 +131,20 @@ class PostgresWire(Wire):
         if text is None:
             return None
         kind = result.ftype(column)
+        if kind == _NUMBERS:  # {4711,4712}
+            return [int(one) for one in text[1:-1].split(b",") if one]
         return int(text) if kind in _INTEGERS else text == b"t" if kind == _BOOLEAN else text.decode(self.encoding)
 
-    def _require(self, result: psycopg.pq.abc.PGresult, status: psycopg.pq.ExecStatus) -> None:
-        if result.status != status:
-            raise errors.error_from_result(result, encoding=self.encoding)
+    def _require(
+        self, results: Sequence[psycopg.pq.abc.PGresult], status: psycopg.pq.ExecStatus
+    ) -> psycopg.pq.abc.PGresult:
+        """The result, if nothing went wrong after it: an error may follow it, as its COMMIT is a step of its own, and
+        the server may end the session between the two.
+        """
+        for result in results:
+            if result.status != status:
+                raise errors.error_from_result(result, encoding=self.encoding)
+        return results[0]
 
     def abandon(self) -> None:
         # The parent's socket must not stay open here, or the server would not see the parent die. What is put in its

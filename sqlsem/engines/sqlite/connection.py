@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlsem.engines.base import Busy, Disconnected
@@ -130,32 +130,17 @@ class SqliteConnection(LockSession):
         rows = self.rows_of_text(self._queries[name], parameters)
         return rows[0] if rows else None
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> contextlib.AbstractContextManager[None]:
         """A transaction that writes; to be entered with `fork.held_off` held."""
-        # (Taken by the caller, in its own frame: an interrupt can part a generator from its end, but not a lock from
-        # its 'with'.)
-        try:
-            self._roll_back()  # what an interrupt may have left open
-            self.run_text("BEGIN IMMEDIATE")
-            yield
-            self.run_text("COMMIT")
-            self._written += 1
-        except GeneratorExit:
-            raise  # dropped by an interrupt some time ago; the next transaction has rolled this one back
-        except BaseException:
-            self._roll_back()
-            raise
+        return Writing(self)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> contextlib.AbstractContextManager[None]:
         """A transaction that only reads, and sees one instant; to be entered with `fork.held_off` held."""
-        self._roll_back()  # as above
-        self.run_text("BEGIN")
-        try:
-            yield
-        finally:
-            self._roll_back()
+        return Reading(self)
+
+    def wrote(self) -> None:
+        """One more transaction has been written."""
+        self._written += 1
 
     def write_back(self, most: int = CHECKPOINT_EVERY) -> None:
         """Write the log back into the file, after that many transactions. It waits for the disk, and stops nobody else:
@@ -166,7 +151,10 @@ class SqliteConnection(LockSession):
             with contextlib.suppress(sqlite3.Error), fork.held_off:
                 self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
-    def _roll_back(self) -> None:
+    def roll_back(self) -> None:
+        """End the transaction that is open, if any. An interrupt may have parted one from its end: what comes next must
+        not become part of it.
+        """
         if self.connection is not None and self.connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
                 self.connection.execute("ROLLBACK")
@@ -187,15 +175,20 @@ class SqliteConnection(LockSession):
             return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
         return Unavailable(f"{where}: {text}")
 
+    def recover(self) -> None:
+        with fork.held_off:
+            self.roll_back()
+
     @property
     def usable(self) -> bool:
         return not (self.given_up or self.interrupted)
 
     def interrupt(self) -> None:
         self.interrupted = True
-        if self.connection is not None:
+        connection = self.connection  # whose thread may let go of it meanwhile
+        if connection is not None:
             with contextlib.suppress(sqlite3.Error):
-                self.connection.interrupt()
+                connection.interrupt()
 
     def close(self) -> None:
         self.interrupted = True
@@ -215,6 +208,45 @@ class SqliteConnection(LockSession):
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
+
+
+class Reading:
+    """A transaction of a connection; rolled back in the end."""
+
+    # (No generators with contextlib: an interrupt can part one from its 'with', and it would run its end when it is
+    # dropped, in the middle of somebody else's transaction.)
+
+    __slots__ = ("_session",)
+    begin = "BEGIN"
+
+    def __init__(self, session: SqliteConnection) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        try:
+            self._session.roll_back()
+            self._session.run_text(self.begin)
+        except BaseException:
+            self._session.roll_back()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._session.roll_back()
+
+
+class Writing(Reading):
+    """A transaction of a connection; committed where nothing went wrong."""
+
+    __slots__ = ()
+    begin = "BEGIN IMMEDIATE"
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._session.run_text("COMMIT")
+                self._session.wrote()
+        finally:
+            self._session.roll_back()
 
 
 def is_busy(exc: sqlite3.Error) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import Any
 
 from sqlsem.engines.answers import already_upgrading
@@ -12,7 +11,7 @@ from sqlsem.engines.roles import Convertible
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import LONGEST, SHARE, SHORTEST, TEST_EVERY, SqliteLocks
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading
+from sqlsem.model import READ, UPGRADE, WRITE, Ticket, Upgrading, monotonic
 
 
 class SqliteConversions(SqliteLocks, Convertible):
@@ -51,13 +50,13 @@ class SqliteConversions(SqliteLocks, Convertible):
         return Upgrading.BEGUN
 
     def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         mine = {**key, "requesting_id": ticket.requesting_id}
-        seen, changed, tested = None, time.monotonic(), -TEST_EVERY
+        seen, changed, tested = None, monotonic(), -TEST_EVERY
         while True:
             version = self.version()
-            now = time.monotonic()
+            now = monotonic()
             if version != seen or nudge.is_set():
                 nudge.clear()
                 seen, changed = version, now

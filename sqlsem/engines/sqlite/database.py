@@ -140,6 +140,12 @@ class SqliteDatabase(Engine):
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
         return bool(cursor.rowcount == 1)
 
+    def same_place(self, one: str, other: str) -> bool:
+        try:
+            return os.path.samefile(one, other)
+        except OSError:  # one is in memory, say
+            return False
+
 
 def _mode(query: str) -> str:
     """What ``?mode=`` says; there are no other options."""

@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
-from sqlsem.engines.sqlite.conversions import SqliteConversions
+import contextlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+from sqlsem.engines import lent
+from sqlsem.engines.base import Session
 from sqlsem.engines.sqlite.database import SqliteDatabase
+from sqlsem.engines.sqlite.handovers import SqliteHandovers
+from sqlsem.engines.sqlite.leaving import SqliteLeaving
 from sqlsem.engines.sqlite.overview import SqliteOverview
+from sqlsem.engines.sqlite.parked import SqliteParked
+from sqlsem.engines.sqlite.periodic import SqlitePeriods
+from sqlsem.engines.sqlite.priorities import SqlitePriorities
+from sqlsem.engines.sqlite.rates import SqliteRates
 from sqlsem.engines.sqlite.schedules import SqliteSchedules
 
 
-class SqliteSession(SqliteConversions, SqliteOverview, SqliteSchedules):
+class SqliteSession(
+    SqliteHandovers,
+    SqlitePriorities,
+    SqlitePeriods,
+    SqliteLeaving,
+    SqliteOverview,
+    SqliteSchedules,
+    SqliteRates,
+    SqliteParked,
+):
     """One connection, in all roles."""
+
+
+class LentSqliteSession(SqliteSession):
+    """Works by the caller's cursor."""
+
+    def __init__(self, engine: SqliteDatabase, cursor: Any) -> None:
+        self._queries = engine.queries()
+        self._theirs = cursor
+
+    def run_text(self, statement: str, parameters: Any = ()) -> Any:
+        lent.execute(self._theirs, statement, parameters)
+        return self._theirs
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # it is the caller's transaction
+
+    def run_many(self, name: str, parameters: Sequence[Any]) -> None:
+        for one in parameters:
+            self.run(name, one)
+
+    def rows_of_text(self, statement: str, parameters: Any = ()) -> list[Any]:
+        lent.execute(self._theirs, statement, parameters)
+        names = lent.columns(self._theirs)
+        return [dict(zip(names, lent.values(row), strict=True)) for row in self._theirs.fetchall()]
 
 
 class SqliteEngine(SqliteDatabase):
@@ -19,3 +63,6 @@ class SqliteEngine(SqliteDatabase):
 
     def reach(self, purpose: str) -> SqliteSession:
         return SqliteSession(self)
+
+    def lend(self, cursor: Any) -> Session:
+        return cast("Session", LentSqliteSession(self, cursor))

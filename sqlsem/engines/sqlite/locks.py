@@ -6,20 +6,22 @@ import dataclasses
 import math
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from sqlsem import deadlocks
+from sqlsem.engines.ranking import unranked
 from sqlsem.engines.roles import DeadlockSearch
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.rings import Rings
 from sqlsem.engines.sqlite.values import as_time, named, shown
+from sqlsem.errors import ConfigurationError
 from sqlsem.insight.passing import Pass
-from sqlsem.model import Entry, Request, Resource, Ticket
+from sqlsem.insight.patterns import Patterns, no_limit_set, with_settings
+from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
 
 #: How often the next in line looks whether the file changed: at first, and at the most (seconds). Who is further back
 #: looks so many times more seldom: as many must leave before, one after the other.
@@ -109,14 +111,15 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if len(requests) == 1 and self.options.lease is None:
             self.give_sign(member_id, known=True)
             with fork.held_off:
-                done = self.run("insert_first", {**who, **_columns(requests[0]), "uid": uid})
+                self.roll_back()
+                done = self.run("insert_first", {**who, **columns(requests[0]), "uid": uid})
                 if done.rowcount == 1 and done.lastrowid is not None:
                     return [Ticket(requests[0].resource, done.lastrowid, requesting_id, True)]
         if only_if_free:
             # The dead must not stand in the way of a try.
             for request in requests:
-                if not self._turn(request, LAST).come:
-                    self._test_ahead(request, LAST, member_id)
+                if not self.turn_of(request, LAST).come:
+                    self.test_ahead(request, LAST, member_id)
         with fork.held_off, self.writing():
             self.give_sign(member_id, known=True)
             state = [self.row("anybody", {"resource": one.resource, "member": member_id}) for one in requests]
@@ -129,20 +132,25 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                     Ticket(row["resource_id"], row["queue_position"], row["requesting_id"], bool(row["granted"]))
                     for row in found
                 ]
+            for request, there in zip(requests, state, strict=True):
+                if there["ageing"] is not None:
+                    raise unranked(request.resource)
+                if request.limit is None and there["cap"] is None:
+                    raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
             granted = [
-                not there or self._turn(request, LAST).come for there, request in zip(busy, requests, strict=True)
+                not there or self.turn_of(request, LAST).come for there, request in zip(busy, requests, strict=True)
             ]
             if only_if_free and not all(granted):
                 return None
             tickets = []
             for number, (request, free) in enumerate(zip(requests, granted, strict=True), 1):
                 its = uid if len(requests) == 1 else f"{uid}.{number}"
-                position = self.run("insert", {**who, **_columns(request), "uid": its, "granted": free}).lastrowid
+                position = self.run("insert", {**who, **columns(request), "uid": its, "granted": free}).lastrowid
                 assert position is not None
                 tickets.append(Ticket(request.resource, position, requesting_id, free))
         return tickets
 
-    def _turn(self, request: Request, position: int) -> Turn:
+    def turn_of(self, request: Request, position: int) -> Turn:
         """Whether a request at that position may enter now."""
         values = {"resource": request.resource, "position": position, "access": request.access}
         places = request.limit or self.row("places", values)["places"]
@@ -153,18 +161,23 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with fork.held_off:
             with self.writing():
-                come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
-                if come:
-                    # Another process wakes up while this one writes; a thread of ours would only be in the way.
-                    self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
-                there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
-                for row in come if there else ():
-                    # Those who may go now need not write that themselves.
-                    self.run("let_in", {"position": row["position"]})
+                there, come = self.leave(ticket, outcome)
             if come:
-                self.rings.ring(row["position"] for row in come)
+                self.rings.ring(come)
             self.write_back()
         return there
+
+    def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
+        """In a transaction that writes: whether the row was there, and who is to be rung when that has ended."""
+        come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
+        if come:
+            # Another process wakes up while this one writes; a thread of ours would only be in the way.
+            self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
+        there = self.remove(ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        for row in come if there else ():
+            # Those who may go now need not write that themselves.
+            self.run("let_in", {"position": row["position"]})
+        return there, [row["position"] for row in come]
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
         with fork.held_off, self.writing():
@@ -176,13 +189,15 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
     def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
         if timeout > 0:
             self.rings.listen(ticket.position)
-        try:
-            return self._wait(ticket, timeout, nudge)
-        finally:
+        answer = self._wait(ticket, timeout, nudge)
+        if timeout > 0 and not answer:
+            # The next slice may be waited for in another session, which cannot hear what this one does. (Who is let in
+            # does not wait for a socket to be closed: that goes with the next wait.)
             self.rings.stop()
+        return answer
 
     def _wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         key = {"resource": ticket.resource, "position": ticket.position}
         row = self.row("row", key)
         if row is None or row["revoked_at"] is not None:
@@ -190,7 +205,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if row["granted"]:
             return True
         request, member_id = Request(ticket.resource, row["access"], row["limit"], row["weight"]), row["member_id"]
-        seen, known, quiet_since = None, None, time.monotonic()
+        seen, known, quiet_since = None, None, monotonic()
         if self._left is not None and self._left[0] == ticket.position:
             _, known, quiet_since = self._left  # one long wait comes in slices
         place, rung = Place(), False
@@ -199,13 +214,13 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 self.rings.trusted = True
                 return True
             version = self.version()
-            now = time.monotonic()
+            now = monotonic()
             if version != seen or rung or nudge.is_set():
                 nudge.clear()
                 seen = version
                 if version != known:
                     known, quiet_since = version, now
-                turn = self._turn(request, ticket.position)
+                turn = self.turn_of(request, ticket.position)
                 if turn.come:
                     self.rings.trusted = rung
                     if turn.let_in and self.options.lease is None:
@@ -221,7 +236,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if self._tests.due(ticket.resource, now):
                 if self.row("row", key) is None:
                     return None
-                if self._test_ahead(request, ticket.position, member_id):
+                if self.test_ahead(request, ticket.position, member_id):
                     seen = None
                     continue
             pause = place.pause(now - quiet_since, self.rings.trusted)
@@ -231,12 +246,12 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         """Whether who has rung lets this row in, which it may be just about to write."""
         if self.options.lease is not None:
             return False
-        until = time.monotonic() + self.rings.patience()
+        until = monotonic() + self.rings.patience()
         while True:
             row = self.row("row", key)
             if row is not None and row["granted"] and row["revoked_at"] is None:
                 return True
-            if time.monotonic() >= until:
+            if monotonic() >= until:
                 return False
 
     def interrupt(self) -> None:
@@ -264,7 +279,8 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             elif row["granted"]:
                 found[ticket.position] = True
             else:
-                waiting.setdefault(ticket.resource, {})[ticket.position] = row["limit"] or 1
+                limit = row["limit"] or self.server_limit(ticket.resource) or 1
+                waiting.setdefault(ticket.resource, {})[ticket.position] = limit
         come = [
             (resource, row["position"])
             for resource, positions in waiting.items()
@@ -276,11 +292,11 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 for resource, position in come:
                     there = self.run("grant", {"resource": resource, "position": position}).rowcount == 1
                     found[position] = True if there else None
-        now = time.monotonic()
+        now = monotonic()
         for resource, positions in waiting.items():
             if self._tests.due(resource, now):
                 everybody = Request(resource, limit=max(positions.values()))
-                self._test_ahead(everybody, max(positions), member_id)
+                self.test_ahead(everybody, max(positions), member_id)
         return found
 
     def _come(self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0) -> list[Any]:
@@ -307,23 +323,30 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                     come.append(row)
                 line.go_by(*asked)
             most -= len(rows)
-            if len(rows) < step or most <= 0:
+            if len(rows) < step or most <= 0 or (line is not None and line.closed):
                 break
             step = min(step * 4, STEP, most)
         return come
+
+    def server_limit(self, resource: str) -> int | None:
+        """The limit that an operator has set for it."""
+        found: int | None = self.row("cap", {"resource": resource})["cap"]
+        return found
 
     def _conflicting(self, request: Request, first: int, position: int, most: int) -> list[Any]:
         """The first rows from one position on, and before another one, that this request does not share with."""
         values = {"resource": request.resource, "first": first, "position": position, "access": request.access}
         return self.rows("rows_between", {**values, "most": most})
 
-    def _test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
+    def test_ahead(self, request: Request, position: int, mine: int | None) -> bool:
         """Test whether the first of those ahead still live, as many as there may be inside; True when somebody was
         removed. Who died further back keeps nobody out before it is among the first.
         """
-        rows = self._conflicting(request, 0, position, max(TESTED, request.limit or 0))
+        rows = self._conflicting(
+            request, 0, position, max(TESTED, request.limit or self.server_limit(request.resource) or 0)
+        )
         owners = {row["member_id"] or -row["queue_position"]: row for row in reversed(rows)}
-        self._tests.note(request.resource, time.monotonic(), len(owners))
+        self._tests.note(request.resource, monotonic(), len(owners))
         removed = False
         for row in owners.values():
             if mine is None or row["member_id"] != mine:
@@ -335,7 +358,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             return None
         rows = self.rows("those_who_wait")
         waiting = [deadlocks.Row(**{name: row[name] for name in _WAITING}) for row in rows]
-        caps = {row["resource"]: row["cap"] for row in rows if row["cap"] is not None}
+        caps = {one.resource: one.cap for one in self.resources() if one.cap is not None} if rows else {}
         processes = {row["member"]: (row["host"], row["pid"], None) for row in rows}
         for knot in deadlocks.find(waiting, caps):
             there = {party[0] for party in knot.parties}
@@ -346,7 +369,9 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
 
     def entries(self, resource: str | None) -> list[Entry]:
         found: list[Entry] = []
-        lines = {row["resource"]: Pass(row["cap"], bool(row["paused"])) for row in self.rows("settings_of_all")}
+        settings = {row[0]: row for row in self.settings_of_resources()}
+        patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
+        lines = {name: Pass(row[1] or patterns.cap_of(name), row[2] is not None) for name, row in settings.items()}
         tested: dict[int, tuple[bool, float | None]] = {}
         for row in named(self.rows("entries", {"resource": resource})):
             member_id = row["member_id"]
@@ -355,7 +380,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             dead, missing_for = tested[member_id]
             line = lines.get(row["resource"])
             if line is None:
-                line = lines[row["resource"]] = Pass(None, False)
+                line = lines[row["resource"]] = Pass(patterns.cap_of(row["resource"]), False)
             known: dict[str, Any] = {"missing_for": missing_for}
             if dead:
                 known["state"] = "dead"
@@ -373,23 +398,19 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         for entry in self.entries(None):
             waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
             (waiting if waits else holding)[entry.resource] += 1
-        return [
-            Resource(
-                row["resource"],
-                row["cap"],
-                bool(row["paused"]),
-                row["stale_after"],
-                holding=holding[row["resource"]],
-                waiting=waiting[row["resource"]],
-                paused_at=as_time(row["paused_at"]),
-                paused_by=row["paused_by"],
-                cap_by=row["cap_by"],
-            )
-            for row in self.rows("resources")
-        ]
+        found = [Resource(name, None, False, None, holding[name], waiting[name]) for (name,) in self.rows("resources")]
+        return with_settings(found, {row[0]: row for row in self.settings_of_resources()}, self.priorities())
+
+    def priorities(self) -> dict[str, float]:
+        """As `RankedSession.priorities`."""
+        return {name: float(ageing) for name, ageing in self.rows("priorities")}
+
+    def settings_of_resources(self) -> list[list[Any]]:
+        """What is set, by whom; patterns among them: resource, cap, paused_at, stale_after, paused_by, cap_by."""
+        return [[*row[:2], as_time(row[2]), *row[3:]] for row in self.rows("resource_settings")]
 
 
-def _columns(request: Request) -> dict[str, Any]:
+def columns(request: Request) -> dict[str, Any]:
     """What a request says of itself."""
     return {
         "resource": request.resource,

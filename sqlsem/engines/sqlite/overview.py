@@ -39,7 +39,7 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep):
             return Overview.of_rows(
                 as_time(now) or datetime.now(timezone.utc),
                 entries,
-                [[*row[:2], as_time(row[2]), *row[3:]] for row in self.rows("resource_settings")],
+                self.settings_of_resources(),
                 members,
                 self.queue_counts(None),
                 [one for (number,) in self.rows("unfinished_rounds") for one in self.list_rounds(None, number, 1)],

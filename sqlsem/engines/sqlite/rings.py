@@ -38,7 +38,7 @@ class Rings:
         self.trusted = False
 
     def listen(self, position: int) -> None:
-        """From now on, hear what is rung for this position."""
+        """From now on, hear what is rung for this position, until the next one, or `stop`."""
         self.stop()
         self._heard = 0
         with contextlib.suppress(OSError):
@@ -88,19 +88,30 @@ class Rings:
         """Tell who waits there. Never raises, never waits."""
         for position in positions:
             with contextlib.suppress(OSError):  # nobody listens there
-                if self._bell is None:
-                    self._bell = _socket()
-                    if self._bell is None:
-                        return
-                    self._bell.setblocking(False)
-                self._bell.sendto(b"!", self._name(position))
+                try:
+                    self._send(position)
+                except BlockingIOError:
+                    # What those have not read who wait no more counts against the socket that sent it.
+                    self._hang_up()
+                    self._send(position)
+
+    def _send(self, position: int) -> None:
+        if self._bell is None:
+            self._bell = _socket()
+            if self._bell is None:
+                return
+            self._bell.setblocking(False)
+        self._bell.sendto(b"!", self._name(position))
+
+    def _hang_up(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell is not None:
+            bell.close()
 
     def close(self) -> None:
         """Let go of both."""
         self.stop()
-        bell, self._bell = self._bell, None
-        if bell is not None:
-            bell.close()
+        self._hang_up()
 
     def _name(self, position: int) -> str:
         if self._place is None:

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlsem.engines.scheduling import ScheduleSession
+from sqlsem.engines.scheduling import ScheduleSession, check_task_options
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
@@ -27,6 +27,7 @@ class SqliteSchedules(SqliteTasks, ScheduleSession):
     def save_schedule(
         self, name: str, queue: str, cron: str, zone: str, kind: str, body: str, options: dict[str, Any], due: datetime
     ) -> None:
+        check_task_options(options)
         values = {"name": name, "queue": queue, "cron": cron, "zone": zone, "kind": kind, "body": body}
         with fork.held_off, self.writing():
             kept = {"options": json.dumps(options), "due": due.timestamp(), "login": user_name()}

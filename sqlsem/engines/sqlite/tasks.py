@@ -12,9 +12,11 @@ from typing import Any
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.database import SqliteDatabase
-from sqlsem.engines.sqlite.executing import SqliteExecuting
+from sqlsem.engines.sqlite.turns import SqliteTurns, turn_of
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry
+from sqlsem.errors import ConfigurationError
+from sqlsem.insight.patterns import no_limit_set
+from sqlsem.model import Attempt, Claimed, End, NewTask, QueueCounts, QueueState, TaskEntry, task_locks
 
 #: The kinds of tasks that may be claimed in groups, and characters of bodies after which a group is large enough.
 GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
@@ -22,7 +24,7 @@ GROUPED, GROUP_SIZE = ("call", "sql"), 1_000_000
 HEAR_SECONDS = 0.02
 
 
-class SqliteTasks(SqliteExecuting, TaskSession):
+class SqliteTasks(SqliteTurns, TaskSession):
     """Tasks."""
 
     def __init__(self, engine: SqliteDatabase) -> None:
@@ -36,6 +38,11 @@ class SqliteTasks(SqliteExecuting, TaskSession):
     def put_in_transaction(self, queue: str, uid: str, tasks: Sequence[NewTask]) -> list[int]:
         """`put_tasks`, in a transaction that is under way. (For the schedules.)"""
         login = user_name()
+        for lock in {lock for task in tasks for lock in task.locks if lock.limit is None}:
+            if self.row("cap", {"resource": lock.resource})["cap"] is None:
+                raise ConfigurationError(no_limit_set(lock.resource), resource=lock.resource)
+        turns = self.in_turns(queue) or any(task.key for task in tasks)
+        keys = [task.key if task.key or not (turns or task.priority) else "" for task in tasks]
         uids = [f"{uid}.{number}" for number in range(1, len(tasks) + 1)]
         values = [
             {
@@ -51,20 +58,36 @@ class SqliteTasks(SqliteExecuting, TaskSession):
                 "after": task.after,
                 "login": login,
                 "time_limit": None if task.time_limit is None else max(1, round(task.time_limit * 1000)),
-                "key": task.unique or task.replace,
+                "unique": task.unique or task.replace,
+                "key": key,
+                "turn": None if key is None else turn_of(key),
+                "priority": task.priority,
+                "locks": len(task.locks) or None,
             }
-            for one, task in zip(uids, tasks, strict=True)
+            for one, task, key in zip(uids, tasks, keys, strict=True)
         ]
         before = {"uids": json.dumps(uids)}
         if tasks[0].unique or tasks[0].replace:
-            return [self._put_with_key(values[0], before, tasks[0].replace is not None)]
+            number = self._put_with_key(values[0], before, tasks[0].replace is not None)
+            self._put_locks(uids, tasks)
+            return [number]
         self.run_many("put_task", values)
+        self._put_locks(uids, tasks)
         return [row["task_id"] for row in self.rows("put_before", before)]
+
+    def _put_locks(self, uids: Sequence[str], tasks: Sequence[NewTask]) -> None:
+        asked = [
+            {**lock.as_option(), "uid": uid, "number": number}
+            for uid, task in zip(uids, tasks, strict=True)
+            for number, lock in enumerate(task.locks, 1)
+        ]
+        if asked:
+            self.run_many("put_lock", asked)
 
     def _put_with_key(self, values: dict[str, Any], before: dict[str, Any], replace: bool) -> int:
         for row in self.rows("put_before", before):
             return int(row["task_id"])
-        there = self.row("task_of_key", {"queue": values["queue"], "key": values["key"]})
+        there = self.row("task_of_key", {"queue": values["queue"], "key": values["unique"]})
         if there is not None and not replace:
             return int(there["task_id"])
         if there is not None:  # first, as one of both may have the key
@@ -78,23 +101,29 @@ class SqliteTasks(SqliteExecuting, TaskSession):
     def claim_task(self, member_id: int, queue: str, owner: str, uid: str, again: bool) -> Claimed | None:
         values = {"queue": queue, "member": member_id, "owner": owner, "uid": uid}
         # Reading takes no lock: a queue with nothing to do costs the others nothing.
-        if not again and self.row("next_pending", {"queue": queue}) is None:
+        if not again and not self._has_pending(queue):
             self.require_member(member_id)
             return None
         with fork.held_off, self.writing():
             return self._claim(values, again)
+
+    def _has_pending(self, queue: str) -> bool:
+        # Of one instant: else, while others claim, what is free may always be where nobody looks any more.
+        with fork.held_off, self.reading():
+            return self.next_pending(queue) is not None
 
     def _claim(self, values: dict[str, Any], again: bool) -> Claimed | None:
         key = {name: values[name] for name in ("queue", "member", "uid")}
         self.give_sign(values["member"], known=True)
         found = self.row("claimed_before", key) if again else None
         if found is None:
-            found = self.row("next_pending", {"queue": values["queue"]})
-            if found is None:
+            task_id = self.next_pending(values["queue"], start=True)
+            if task_id is None:
                 return None
             claim = {name: values[name] for name in ("member", "owner", "uid")}
-            if self.run("claim_task", {**claim, "task": found["task_id"]}).rowcount != 1:
+            if self.run("claim_task", {**claim, "task": task_id}).rowcount != 1:
                 self.require_member(values["member"])
+            return self._claimed(task_id)
         return self._claimed(found["task_id"])
 
     def _claimed(self, task_id: int) -> Claimed:
@@ -133,6 +162,9 @@ class SqliteTasks(SqliteExecuting, TaskSession):
         self.give_sign(member_id)
         if again and (found := self.rows("claimed_before", key)):
             return [self._claimed(row["task_id"]) for row in found]
+        if self.in_turns(queue):  # each turn is drawn by itself
+            one = self._claim({**key, "owner": owner}, False)
+            return [] if one is None else [one]
         group: list[Claimed] = []
         size = 0
         for task, kind, losses in self.rows("next_group", {"queue": queue, "most": most}):
@@ -164,7 +196,8 @@ class SqliteTasks(SqliteExecuting, TaskSession):
             return self.run("recover_tasks", {"queue": queue}).rowcount
 
     def next_ready(self, queue: str) -> float | None:
-        seconds: float | None = self.row("next_ready", {"queue": queue})["seconds"]
+        waits = self.row("waits", {"queue": queue}) is not None
+        seconds: float | None = self.row("next_start" if waits else "next_ready", {"queue": queue})["seconds"]
         return seconds
 
     def listen(self) -> bool:
@@ -198,7 +231,7 @@ class SqliteTasks(SqliteExecuting, TaskSession):
             wanted["most"] = -1  # who is dead shows only when looked at
         entries = []
         for row in self.rows("page_tasks", wanted):
-            entry = shown(TaskEntry, row)
+            entry = shown(TaskEntry, row, locks=task_locks(row["locks"]))
             if self.missing(row)[0]:
                 entry = dataclasses.replace(entry, status="lost")
             if status is None or entry.status == status:
@@ -255,4 +288,6 @@ class SqliteTasks(SqliteExecuting, TaskSession):
     def prune_tasks(self, most: int) -> int:
         with fork.held_off, self.writing():
             self.run("prune_task_log", {"most": most})
+            self.run("prune_task_locks", {"most": most})
+            self.run("prune_queue_waits")
             return self.run("prune_tasks", {"most": most}).rowcount

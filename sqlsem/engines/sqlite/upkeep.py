@@ -16,6 +16,8 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.doctor import SqliteDoctor
 from sqlsem.engines.sqlite.rounds import SqliteRounds
 from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.errors import ConfigurationError
+from sqlsem.insight.patterns import counted_on, is_pattern
 from sqlsem.model import Operation, Past
 
 #: Seconds after which a beacon that nobody holds and no member names is somebody's rest.
@@ -46,6 +48,9 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
 
     def set_resource(self, resource: str, what: str, value: int | None) -> None:
         with fork.held_off, self.writing():
+            if what == "cap" and is_pattern(resource):
+                self._set_pattern(resource, value)
+                return
             before = self._setting_of(resource)
             self.run("set_resource", {"resource": resource, "what": what, "value": value, "login": user_name()})
             after = self._setting_of(resource)
@@ -55,10 +60,31 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
                     self.note_operation("pause" if value else "resume", resource=resource)
                 else:
                     self.note_operation(what, resource=resource, old=_text(before[what]), new=_text(value))
+            if what == "cap" and value is None:
+                self._check_counted_on(resource, None)
+
+    def _set_pattern(self, pattern: str, cap: int | None) -> None:
+        prefix = pattern[:-1]
+        row = self.row("pattern", (prefix,))
+        before = None if row is None else row["cap"]
+        if before == cap:
+            return
+        if cap is None:
+            self.run("drop_pattern", (prefix,))
+            self._check_counted_on(None, prefix)
+        else:
+            self.run("set_pattern", {"prefix": prefix, "cap": cap, "login": user_name()})
+        self.note_operation("cap", resource=pattern, old=_text(before), new=_text(cap))
+
+    def _check_counted_on(self, resource: str | None, prefix: str | None) -> None:
+        """Raise where requests that leave their limit to the server have none any more."""
+        left = self.row("without_limit", {"resource": resource, "prefix": prefix})
+        if left["number"]:
+            raise ConfigurationError(counted_on(left["number"], left["resource"]), resource=left["resource"])
 
     def _setting_of(self, resource: str) -> dict[str, Any]:
         row = self.row("setting_of", (resource,))
-        return {"cap": None, "stale_after": None, "paused": 0} if row is None else dict(row)
+        return {"cap": None, "stale_after": None, "ageing": None, "paused": 0} if row is None else dict(row)
 
     def rights(self) -> frozenset[str]:
         return granted_rights([self.engine.writable] * len(RIGHTS))
@@ -123,6 +149,8 @@ class SqliteUpkeep(SqliteRounds, Administration, Tables):
 
     def prune(self, most: int) -> int:
         with fork.held_off, self.writing():
+            self.run("prune_rate_slots")
+            self.run("prune_rate_windows")
             return max(self.run("prune", (most,)).rowcount, self.run("prune_operations", (most,)).rowcount)
 
     def prepare(self, purpose: str) -> None:

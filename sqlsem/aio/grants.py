@@ -1,0 +1,171 @@
+"""What a task has while inside."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from typing import Any, TypeVar
+
+from sqlsem.aio.driver import Driver, Signal, awaited, drive
+from sqlsem.core.convert import Upgrade, downgrade
+from sqlsem.core.grants import asserting, checking
+from sqlsem.core.handover import TTL_SECONDS, handing_over
+from sqlsem.core.holdings import BaseGrant, Holding, abandon
+from sqlsem.core.leaving import leaving
+from sqlsem.core.settling import rate_of, settling
+from sqlsem.core.steps import Operations
+from sqlsem.model import Duration
+
+__all__ = ["Grant"]
+
+T = TypeVar("T")
+
+
+class Grant(BaseGrant):
+    """What a task has while inside; see `sqlsem.Grant`. What asks the database is awaited, in the loop of the task."""
+
+    def __init__(self, driver: Driver, holding: Holding, waited: float, cancel_on_lost: bool) -> None:
+        super().__init__(holding, waited)
+        self.driver = driver
+        self._cancel_on_lost = cancel_on_lost
+        self._task: asyncio.Task[Any] | None = None  # whom to cancel
+        self._cancelled_before = 0
+        self._cancelled = False
+        self._event: asyncio.Event | None = None
+        self._wanted: asyncio.Event | None = None
+        driver.grants.add(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is lost. Answered from memory. After this process was paused for long it may be, as long as
+        the database has not been heard again; then this is True too. (`check` asks.)
+        """
+        holding, member = self.holding, self.driver.process.member
+        if holding.why_lost is None and not holding.released and member.doubtful():
+            member.urge()
+            return True
+        return holding.why_lost is not None
+
+    @property
+    def lost_event(self) -> asyncio.Event:
+        """An event that is set when the lock is lost, to be awaited in the loop of the task."""
+        if self._event is None:
+            self._event = asyncio.Event()
+            self.holding.when_lost.append(functools.partial(self.driver.soon, self._event.set))
+            if self.holding.why_lost is not None:
+                self._event.set()
+        return self._event
+
+    @property
+    def wanted(self) -> asyncio.Event:
+        """As `sqlsem.Grant.wanted`, to be awaited in the loop of the task."""
+        if self._wanted is None:
+            self._wanted = asyncio.Event()
+            soon = functools.partial(self.driver.soon, self._wanted.set)
+            self.driver.process.wanted.add(self.holding, self._wanted.is_set, soon)
+        return self._wanted
+
+    async def check(self) -> None:
+        """Ask the database, now, whether the lock is still held; raises `LockLost` or `NotHeld` when not."""
+        self.driver.require_here(self)
+        await self._drive(checking(self.driver.process, self.holding))
+
+    async def assert_held(self, cursor: Any) -> None:
+        """As `sqlsem.Grant.assert_held`. The cursor may be one whose methods are awaited (of psycopg's
+        ``AsyncConnection``, of aiosqlite …) or a plain one, which blocks the loop for as long as its database does.
+        """
+        self.driver.require_here(self)
+        await drive(asserting(self.driver.process, self.holding, cursor), awaited)
+
+    async def release_with(self, cursor: Any) -> None:
+        """As `sqlsem.Grant.release_with`, with a cursor as for `assert_held`."""
+        self.driver.require_here(self)
+        await drive(leaving(self.driver.process, self, cursor), awaited)
+
+    async def upgrade(self, timeout: Duration | None = None) -> None:
+        """As `sqlsem.Grant.upgrade`. A task that is cancelled meanwhile is a reader as before."""
+        self.driver.require_here(self)
+        driver = self.driver
+        await driver.carry_out(Upgrade(driver.process, self.holding, timeout, Signal(driver)))
+
+    async def downgrade(self) -> None:
+        """As `sqlsem.Grant.downgrade`."""
+        self.driver.require_here(self)
+        await self._drive(downgrade(self.driver.process, self.holding))
+
+    async def hand_over(self, *, ttl: Duration = TTL_SECONDS, to: str | None = None) -> str:
+        """As `sqlsem.Grant.hand_over`."""
+        self.driver.require_here(self)
+        token = await self._drive(handing_over(self.driver.process, self, ttl, to))
+        self.disarm(None)
+        return token
+
+    async def __aenter__(self) -> Grant:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        lost = self.disarm(exc)
+        try:
+            if not self.holding.handed_over:
+                await self.release()
+        except BaseException as struck:
+            if not self.holding.released:
+                abandon(self)
+            if exc is None or lost or not isinstance(struck, Exception):
+                raise struck from exc
+
+    async def settle(self, actual: int, *, rate: str | None = None) -> None:
+        """As `sqlsem.Grant.settle`."""
+        self.driver.require_here(self)
+        await self._drive(settling(rate_of(self.rates, rate, self), actual))
+
+    async def release(self) -> None:
+        """Give the lock back, from any task. Raises `NotHeld` when done before, `LockLost` when it was lost."""
+        self.driver.require_here(self)
+        self.disarm(None)
+        await self._drive(self.driver.process.holdings.give_back(self))
+
+    async def _drive(self, steps: Operations[T]) -> T:
+        return await drive(steps, self.driver.perform)
+
+    def arm(self) -> None:
+        """The task has what it wanted: from here on, a loss cancels it."""
+        if self._cancel_on_lost and self._task is None:
+            self._task = asyncio.current_task()
+            assert self._task is not None
+            self._cancelled_before = _cancelling(self._task)
+            self.holding.when_lost.append(self._cancel_soon)
+            if self.holding.why_lost is not None:
+                self._cancel_soon()
+
+    def _cancel_soon(self) -> None:
+        self.driver.soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._cancelled and not self.holding.released:
+            self._cancelled = True
+            self._task.cancel(f"the lock on {self.resource!r} is lost")
+
+    def disarm(self, exc: BaseException | None) -> bool:
+        """On the way out: no more cancelling. Whether ``exc`` is the cancellation that we asked for, and no other's.
+        (What was asked for has struck by now, as the task runs on.)
+        """
+        task = self._task
+        if task is None or self.holding.depth > 1:
+            return False
+        self._task = None
+        self.holding.when_lost.remove(self._cancel_soon)
+        if not self._cancelled:
+            return False
+        if sys.version_info >= (3, 11) and task.uncancel() > self._cancelled_before:
+            return False  # somebody else wants it to end as well
+        return isinstance(exc, asyncio.CancelledError)
+
+
+def _cancelling(task: asyncio.Task[Any]) -> int:
+    if sys.version_info >= (3, 11):
+        return task.cancelling()
+    return 0

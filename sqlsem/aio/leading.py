@@ -1,0 +1,245 @@
+"""Leaders, for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlsem.aio.driver import awaited, this_task
+from sqlsem.core.leading import (
+    LONGEST_PAUSE_SECONDS,
+    TERMINATED,
+    Candidacy,
+    LeaderEntry,
+    Stay,
+    may_go_on,
+    watch_sigterm,
+)
+from sqlsem.core.pauses import pauses
+from sqlsem.core.terms import Terms
+from sqlsem.errors import SqlsemError
+
+if TYPE_CHECKING:
+    from sqlsem import aio  # the locks that this is made of; they import it
+
+__all__ = ["Leader", "Term", "Told"]
+
+log = logging.getLogger("sqlsem")
+T = TypeVar("T")
+#: A callback: given the term; plain, or a coroutine function.
+Told = Callable[["Term"], object]
+
+
+class Term:
+    """The time for which this task is the leader; see `sqlsem.Term`. What asks the database is awaited.
+
+    Attributes:
+        name: Of what.
+        ending: As that of `sqlsem.Term`: an `asyncio.Event`.
+    """
+
+    def __init__(self, name: str, on_stopped: Told | None) -> None:
+        self.name = name
+        self.ending = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._on_stopped = on_stopped
+        self._grant: aio.Grant | None = None
+        self._leads = False
+        self._given_back = False
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def grant(self) -> aio.Grant:
+        """The grant of the mutex that the term is."""
+        assert self._grant is not None
+        return self._grant
+
+    @property
+    def fence(self) -> int:
+        """See `sqlsem.Term.fence`."""
+        return self.grant.fence
+
+    @property
+    def lost(self) -> bool:
+        """Whether the term was lost; see `Grant.lost`."""
+        return self.grant.lost
+
+    async def check(self) -> None:
+        """See `sqlsem.Term.check`."""
+        await self.grant.check()
+
+    async def assert_held(self, cursor: Any) -> None:
+        """As `Grant.assert_held`."""
+        await self.grant.assert_held(cursor)
+
+    async def step_down(self) -> None:
+        """See `sqlsem.Term.step_down`; from any task of the loop."""
+        await self._stop()
+        if self.grant.holding.why_lost is None and not self._given_back:
+            self._given_back = True
+            await self.grant.release()
+
+    def _begin(self, grant: aio.Grant) -> None:
+        self._grant = grant
+        self._leads = grant.holding.why_lost is None
+        grant.holding.require()
+
+    def _soon(self, call: Callable[[], object]) -> None:
+        """Have the loop call something, from any thread and from a handler of signals."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+    def _was_lost(self, grant: aio.Grant) -> None:
+        """In a thread of the membership's."""
+        self._soon(self._start_to_stop)
+
+    def _tell_ending(self) -> None:
+        self._soon(self.ending.set)
+
+    def _start_to_stop(self) -> None:
+        self.ending.set()
+        if self._leads:
+            self._leads = False
+            self._stopping = self._loop.create_task(self._tell_stopped())
+
+    async def _tell_stopped(self) -> None:
+        if self._on_stopped is None:
+            return
+        try:
+            await awaited(self._on_stopped(self))
+        except Exception:
+            if self.grant.holding.why_lost is None:
+                raise
+            log.exception("on_stopped of the leader %r failed", self.name)
+
+    async def _stop(self) -> None:
+        """Nobody leads here any more when this returns, also if it is cancelled: ``on_stopped`` is, then."""
+        self._start_to_stop()
+        stopping, cancelled = self._stopping, None
+        if stopping is None or stopping is asyncio.current_task():
+            return
+        while not stopping.done():
+            try:
+                await asyncio.wait([stopping])
+            except asyncio.CancelledError as exc:
+                stopping.cancel()
+                cancelled = exc
+        if cancelled is not None:
+            raise cancelled
+        stopping.result()
+
+    def __repr__(self) -> str:
+        state = "leads" if self._leads else "over"
+        return f"<aio.Term {self.name!r}{'' if self._grant is None else f' at {self._grant.position}'}, {state}>"
+
+
+class _Block:
+    """One task's way into its term, and out."""
+
+    def __init__(self, term: Term, lock: aio.Lock) -> None:
+        self.term, self.lock = term, lock
+        self._task = this_task()
+        self._terminated = False
+        self.stay = Stay(term._tell_ending, lambda: term._soon(self._terminate))
+
+    def _terminate(self) -> None:
+        if not self._terminated:
+            self._terminated = True
+            if not self.stay.leaving:
+                self._task.cancel("SIGTERM")
+
+    async def leave(self, exc: BaseException | None) -> None:
+        """First nobody leads here, then others may."""
+        self.stay.leave()
+        term = self.term
+        try:
+            await term._stop()
+        finally:
+            if not term._given_back:
+                term._given_back = True
+                await self.lock.__aexit__(None if exc is None else type(exc), exc, None)
+
+    def end(self, exc: BaseException | None) -> None:
+        """It is out. Raises `SystemExit` when SIGTERM was what ended it."""
+        self.stay.leave()
+        self.stay.end()
+        if self._terminated and (exc is None or isinstance(exc, asyncio.CancelledError)):
+            raise SystemExit(TERMINATED)
+
+
+class Leader:
+    """As `sqlsem.Leader`, for tasks; made by `leader`."""
+
+    def __init__(
+        self,
+        candidacy: Candidacy,
+        make_lock: Callable[[Terms], aio.Lock],
+        on_started: Told | None,
+        on_stopped: Told | None,
+        handle_sigterm: bool,
+        cancel_on_lost: bool,
+    ) -> None:
+        self._candidacy = candidacy
+        self._make_lock = make_lock
+        self._on_started = on_started
+        self._on_stopped = on_stopped
+        self._handle_sigterm = handle_sigterm
+        self._cancel_on_lost = cancel_on_lost
+        self._blocks: weakref.WeakKeyDictionary[asyncio.Task[Any], list[_Block]] = weakref.WeakKeyDictionary()
+
+    async def current(self) -> LeaderEntry | None:
+        """See `sqlsem.Leader.current`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._candidacy.current)
+
+    async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
+        """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
+        await self.current()
+        waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+        while True:
+            term = None
+            try:
+                async with self as term:
+                    return await function(term)
+            except SqlsemError as exc:
+                lost = term is not None and term.grant.holding.why_lost is not None
+                if not may_go_on(exc, had_term=term is not None, lost=lost):
+                    raise
+                log.warning("Takes part again in the election of %r: %s", self._candidacy.name, exc)
+            if lost:
+                waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(waits))
+
+    async def __aenter__(self) -> Term:
+        term = Term(self._candidacy.name, self._on_stopped)
+        block = _Block(term, self._make_lock(self._candidacy.terms(term._was_lost, self._cancel_on_lost)))
+        try:
+            if self._handle_sigterm:
+                watch_sigterm(block.stay)
+            grant = await block.lock.__aenter__()
+            try:
+                term._begin(grant)
+                if self._on_started is not None:
+                    await awaited(self._on_started(term))
+            except BaseException as exc:
+                await block.leave(exc)
+                raise
+        except BaseException as exc:
+            block.end(exc)
+            raise
+        self._blocks.setdefault(this_task(), []).append(block)
+        return term
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        block = self._blocks[this_task()].pop()
+        try:
+            await block.leave(exc)
+        finally:
+            block.end(exc)
+
+    def __repr__(self) -> str:
+        return f"<aio.Leader {self._candidacy.name!r}>"

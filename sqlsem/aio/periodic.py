@@ -1,0 +1,139 @@
+"""What runs once per period, for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlsem.aio.driver import Driver, drive, this_task
+from sqlsem.core.periodic import Period, Periodic, let_go
+from sqlsem.core.terms import Terms
+from sqlsem.engines.periodic import OnceEntry
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Duration
+
+if TYPE_CHECKING:
+    from sqlsem import aio  # the locks that this is made of; they import it
+
+__all__ = ["Once", "Run"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Run:
+    """As `sqlsem.Run`, for tasks.
+
+    Attributes:
+        name: Of what.
+        grant: The grant of the mutex ``once:<name>``.
+    """
+
+    def __init__(self, driver: Driver, period: Period, lock: aio.Lock, grant: aio.Grant) -> None:
+        self.name = period.name
+        self.grant = grant
+        self._driver = driver
+        self._period = period
+        self._lock = lock
+
+    @property
+    def fence(self) -> int:
+        """See `sqlsem.Run.fence`."""
+        return self.grant.fence
+
+    async def done(self) -> None:
+        """See `sqlsem.Run.done`."""
+        try:
+            await self._mark()
+        finally:
+            await self.grant.release()
+
+    async def give_up(self) -> None:
+        """See `sqlsem.Run.give_up`."""
+        await self.grant.release()
+
+    async def _mark(self) -> None:
+        self._driver.require_here(self.grant)
+        await drive(self._period.mark(self._driver.process, self.grant), self._driver.perform)
+
+    async def _leave(self, exc: BaseException | None) -> None:
+        if self.grant.holding.released:
+            return
+        try:
+            if exc is None:
+                await self._mark()
+        except BaseException as struck:
+            await self._lock.__aexit__(type(struck), struck, None)
+            raise
+        await self._lock.__aexit__(None if exc is None else type(exc), exc, None)
+
+    def __repr__(self) -> str:
+        return f"<aio.Run {self.name!r}, {self.grant!r}>"
+
+
+class Once:
+    """As `sqlsem.Once`, for tasks; made by `sqlsem.aio.once`."""
+
+    def __init__(self, periodic: Periodic, make_lock: Callable[[Terms], aio.Lock]) -> None:
+        self._periodic = periodic
+        self._make_lock = make_lock
+        self._runs: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Run | None]] = weakref.WeakKeyDictionary()
+
+    async def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
+        """See `sqlsem.Once.begin`."""
+        return (await self._begin(self._periodic.terms.seconds(blocking, timeout)))[0]
+
+    async def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
+        this_task()
+        process, period = self._periodic.process, self._periodic.period
+        driver = Driver.of(process)
+        await driver.enter()
+        if not await drive(period.due(process, None), driver.perform):
+            return None, False
+        lock = self._make_lock(self._periodic.terms)
+        try:
+            if not await lock.acquire(timeout=timeout):
+                return None, True
+            grant = lock.grant
+            if await drive(period.due(process, grant), driver.perform):
+                return Run(driver, period, lock, grant), False
+            await lock.release()
+        except BaseException:
+            let_go(lock)
+            raise
+        return None, False
+
+    async def last(self) -> OnceEntry | None:
+        """See `sqlsem.Once.last`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.last)
+
+    async def forget(self) -> bool:
+        """See `sqlsem.Once.forget`."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.forget)
+
+    async def __aenter__(self) -> Run | None:
+        run, late = await self._begin(self._periodic.terms.timeout)
+        if late:
+            raise self._periodic.terms.too_late(self._periodic.terms.requests)
+        self._runs.setdefault(this_task(), []).append(run)
+        return run
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        run = self._runs[this_task()].pop()
+        if run is not None:
+            await run._leave(exc)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a coroutine function or method: see `sqlsem.Once`."""
+        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+
+        if not decorated.is_coroutine(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigurationError(f"{name} is no coroutine function; decorate it with sqlsem.once")
+        return decorated.run_once_awaiting(function, self)
+
+    def __repr__(self) -> str:
+        return f"<aio.Once {self._periodic}>"

@@ -1,0 +1,91 @@
+"""Rates, for asyncio."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from sqlsem.aio.driver import Driver, Signal, drive, this_caller
+from sqlsem.core.rating import Taking, split
+from sqlsem.core.settling import BaseRateGrant, settling
+from sqlsem.core.terms import Ask, Terms
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Duration
+from sqlsem.model_rates import RateRequest
+
+__all__ = ["Rate", "RateGrant"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RateGrant(BaseRateGrant):
+    """What a task took of a rate; see `sqlsem.RateGrant`."""
+
+    def __init__(self, driver: Driver, request: RateRequest, taken_ms: int, waited: float) -> None:
+        super().__init__(driver.process, request, taken_ms, waited)
+        self._driver = driver
+
+    @classmethod
+    def made_by(cls, driver: Driver) -> Callable[[RateRequest, int, float], RateGrant]:
+        """For the package; programs have no use for it."""
+        return functools.partial(cls, driver)
+
+    async def settle(self, actual: int) -> None:
+        """As `sqlsem.RateGrant.settle`."""
+        await drive(settling(self, actual), self._driver.perform)
+
+
+class Rate:
+    """A rate that tasks take from; made by `rate`. ``async with`` works on those of `sqlsem.rate`, too.
+
+    >>> grant = await sqlsem.aio.rate("api", 100, per="1m").take(timeout=5)  # doctest: +SKIP
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        #: For the package; programs have no use for it.
+        self.terms = terms
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.terms,)
+
+    async def take(self, blocking: bool = True, timeout: Duration | None = -1) -> RateGrant | None:
+        """As `sqlsem.Rate.take`. A task that is cancelled leaves the line, and what it took is given back."""
+        return await self._take(self.terms.requests, self.terms.seconds(blocking, timeout))
+
+    async def _take(self, asked: Sequence[Ask], timeout: float | None) -> RateGrant | None:
+        driver = Driver.of(self.terms.process)
+        await driver.enter()
+        _, (request,) = split(asked)
+        return await driver.carry_out(
+            Taking(driver.process, request, timeout, this_caller(), RateGrant.made_by(driver), lambda: Signal(driver))
+        )
+
+    async def _enter(self, asked: Sequence[Ask]) -> RateGrant:
+        grant = await self._take(asked, self.terms.timeout)
+        if grant is None:
+            raise self.terms.too_late(asked)
+        return grant
+
+    async def __aenter__(self) -> RateGrant:
+        return await self._enter(self.terms.requests)
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
+        pass
+
+    def __call__(self, function: F) -> F:
+        """Decorate a coroutine function or method: each call takes from the rate first.
+
+        Raises `ConfigurationError` for what cannot be guarded this way.
+        """
+        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+
+        if not decorated.is_coroutine(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise ConfigurationError(
+                f"{name} is no coroutine function, and cannot await its rate; decorate it with sqlsem.rate"
+            )
+        return decorated.hold_awaiting(function, self.terms, self._enter, self.__aexit__)
+
+    def __repr__(self) -> str:
+        return f"<aio.Rate {self.terms}>"

@@ -1,0 +1,245 @@
+"""Locks that travel: how a grant is handed over, and adopted by whoever shows its token."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from sqlsem import runtime
+from sqlsem.core.callers import Caller
+from sqlsem.core.holdings import BaseGrant, Holding, LostCallback
+from sqlsem.core.process import Process
+from sqlsem.core.steps import Call, Operations
+from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.travelling import Travelling
+from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
+from sqlsem.model import Duration, Request, Ticket, check_duration, check_name, monotonic
+
+__all__ = ["LONGEST_TOKEN", "TTL_SECONDS", "Adoption", "check_token", "handing_over"]
+
+log = logging.getLogger("sqlsem")
+G = TypeVar("G", bound=BaseGrant)
+
+#: How long a lock waits to be adopted, unless told otherwise.
+TTL_SECONDS = 60.0
+#: The shortest such time: what is handed over must reach somebody.
+SHORTEST_SECONDS = 1.0
+#: Why a lock is lost whose handing over has no end.
+OVERDUE = (
+    "it was being handed over for so long that the time of its token may soon be up, and nobody knows whether it was"
+)
+#: And one whose handing over did not end.
+BROKEN_OFF = "it was being handed over when that was broken off, and nobody knows whether it was"
+#: No token is longer.
+LONGEST_TOKEN = 200
+
+
+def check_token(token: object) -> str:
+    """Return what can be a token, else raise `ConfigurationError`, which never repeats it."""
+    if (
+        not isinstance(token, str)
+        or not token.isascii()
+        or not token.isprintable()
+        or not 0 < len(token) <= LONGEST_TOKEN
+    ):
+        raise ConfigurationError("This is no token; pass on what grant.hand_over() has returned, as it is")
+    return token
+
+
+def handing_over(process: Process, grant: BaseGrant, ttl: Duration, to: str | None) -> Operations[str]:
+    """Hand a grant over; the token by which it can be adopted. See `Grant.hand_over`."""
+    holding = grant.holding
+    process.engine.require(Travelling, "hand_over()")
+    seconds = _check_ttl(ttl)
+    if to is not None:
+        check_name("to", to, 128)
+    holding.require()
+    if holding.depth > 1:
+        raise ConfigurationError(
+            f"{holding!r} is held {holding.depth} times (reentrant=True); hand it over from the outermost block",
+            resource=holding.resource,
+        )
+    if holding.converting:
+        raise ConfigurationError(
+            f"{holding!r} is being upgraded or downgraded; hand it over when that has ended", resource=holding.resource
+        )
+    token = f"sqlsem-{secrets.token_hex(24)}"
+    member, uid = process.member, process.new_uid()
+    sent = given = kept = too_late = False
+    deciding = threading.Lock()
+
+    def give(session: Session, member_id: int) -> bool:
+        nonlocal sent, given
+        if not sent:
+            sent = True
+            timer.start()
+            # Until its outcome is known, these rows are neither missed nor strangers: a ping that comes between two
+            # attempts must not take what is handed over for lost.
+            member.registering(uid)
+            member.forget(holding.tickets)
+        there = session.hand_over(member_id, holding.tickets, token, seconds, to)
+        with deciding:
+            given = there and not too_late
+        if given:
+            process.holdings.give_away(grant)
+        return given
+
+    def be_too_late() -> None:
+        nonlocal too_late
+        with deciding:
+            too_late = not (given or kept)
+        if too_late:
+            _lose(process, holding, OVERDUE)
+
+    # Whatever is under way then, an attempt without an answer or one to connect: what is in transit goes when the time
+    # is up, and others come in. (It counts from when the server has it, which is no earlier than the call.)
+    timer = runtime.current().timer(seconds / 2, be_too_late)
+
+    try:
+        # The giver must know that it holds no more before nobody does: no attempt is begun after half of that time.
+        there: bool = yield Call("hand_over", give, min(process.retry, seconds / 2))
+    except (ConfigurationError, Busy):
+        if sent:
+            yield from _refused(process, holding)
+            with deciding:
+                kept = not too_late
+            if too_late:
+                _lose(process, holding, OVERDUE)
+            holding.require()
+        raise
+    except BaseException:
+        if sent and not holding.handed_over:
+            _lose(process, holding, BROKEN_OFF)
+        raise
+    finally:
+        timer.cancel()
+        member.settled(uid)
+    if too_late:
+        _lose(process, holding, OVERDUE)
+        holding.require()
+    if not there:
+        _lose(process, holding, "its row was removed, or taken away by an operator, before it was handed over")
+        holding.require()
+    process.holdings.tell_released(holding)
+    for ticket in holding.tickets:  # those of ours that waited for it wait for others now
+        process.nudge(ticket.resource)
+    return token
+
+
+def _check_ttl(ttl: Duration) -> float:
+    seconds = check_duration("ttl", ttl, zero=False)
+    if seconds < SHORTEST_SECONDS:
+        raise ConfigurationError(f"ttl must be at least {SHORTEST_SECONDS:g} second, not {ttl!r}")
+    return seconds
+
+
+def _refused(process: Process, holding: Holding) -> Operations[None]:
+    """The server would not. But an attempt before may have been carried out, without an answer: a ping tells."""
+    process.member.add(holding.tickets)
+    try:
+        yield from process.member.pinging()
+    except BaseException as exc:
+        _lose(process, holding, BROKEN_OFF)
+        if not isinstance(exc, SqlsemError):
+            raise
+
+
+def _lose(process: Process, holding: Holding, why: str) -> None:
+    process.member.forget(holding.tickets)
+    process.lose([ticket.position for ticket in holding.tickets], why)
+    process.member.disown()  # if it is ours after all, nobody shall hold it
+
+
+class Adoption(Generic[G]):
+    """One adoption; a `Verb`. Arguments as of `Acquisition`."""
+
+    def __init__(
+        self,
+        process: Process,
+        token: str,
+        on_lost: LostCallback | None,
+        caller: Caller,
+        make_grant: Callable[[Holding, float], G],
+    ) -> None:
+        process.require_open()
+        process.engine.require(Travelling, "adopt()")
+        self._process = process
+        self._member = process.member
+        self._token = check_token(token)
+        self._on_lost = on_lost
+        self._caller = caller
+        self._make_grant = make_grant
+        self._uid = process.new_uid()
+        self._tickets: list[Ticket] = []
+        self._grant: G | None = None
+        self._sent = False
+        self._withdrawn = False  # as in `Acquisition`: a call that is under way in another thread leaves nothing behind
+
+    def run(self) -> Operations[G]:
+        """Have what was handed over under the token. Raises `NotHeld`, `ConfigurationError`, `LockLost`."""
+        began = monotonic()
+        found: list[tuple[Request, Ticket]] = yield Call("adopt", self._adopt, sign=True)
+        requests: Sequence[Request] = [request for request, _ in found]
+        if not self._tickets:
+            raise LockLost("What was adopted was taken away the same instant, by an operator; acquire it anew")
+        process, holdings = self._process, self._process.holdings
+        holding = Holding(holdings, requests, self._tickets, self._caller, self._on_lost, monotonic())
+        self._grant = grant = self._make_grant(holding, monotonic() - began)
+        holdings.add(grant)
+        missing = [ticket.position for ticket in self._tickets if not self._member.knows(ticket)]
+        if missing:  # the main session was lost in between, and they with it
+            process.lose(missing, "its row was removed before it could be used")
+            holding.require()
+        holding.told = True
+        holdings.tell_granted(holding, grant.waited, {})
+        return grant
+
+    def _adopt(self, session: Session, member_id: int) -> list[tuple[Request, Ticket]]:
+        self._sent = True
+        if self._withdrawn:
+            return []
+        self._member.registering(self._uid)
+        caller, requesting_id = self._caller, self._process.requesting_id(self._caller)
+        found = session.adopt(member_id, requesting_id, caller.owner, self._uid, self._token)
+        self._tickets = [ticket for _, ticket in found]
+        self._member.add(self._tickets)
+        if self._withdrawn:
+            self._forget()
+        return found
+
+    def withdraw(self) -> Operations[None]:
+        """Give back what this has left; where that cannot be done now, the next good ping does it. Repeatable."""
+        uid = self._uid
+        self._disown()
+        try:
+            if self._sent:
+                yield Call("cancel", lambda session, me: session.cancel(me, uid, "cancelled"), 1.0)
+                self._sent = False
+        except SqlsemError as exc:
+            if not self._process.closed:
+                log.warning("Could not give back at once what was being adopted: %s", exc)
+        finally:
+            self._forget()
+
+    def drop(self) -> None:
+        """As `withdraw`, where nothing can be carried out any more."""
+        self._disown()
+        self._forget()
+
+    def _disown(self) -> None:
+        self._withdrawn = True
+        if self._grant is not None and not self._grant.holding.released:
+            self._process.holdings.forget(self._grant)
+            self._process.holdings.tell_released(self._grant.holding)
+
+    def _forget(self) -> None:
+        self._member.forget(self._tickets)
+        if self._sent:
+            self._member.disown()
+
+    def done(self) -> None:
+        """Its outcome is known. Repeatable."""
+        self._member.settled(self._uid)

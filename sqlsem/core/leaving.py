@@ -1,0 +1,185 @@
+"""Locks that are given back by a transaction of the caller's, and cursors that are on another database.
+
+The transaction pins the grant's rows, as `Grant.assert_held` does, and writes a word that nobody else knows. When the
+word can be seen it has been committed, and this process gives the lock back, in the usual way. Rolled back, also to a
+savepoint, there is no word, and nothing has happened. So the lock is never gone before the commit; when this process
+dies in between, it goes as that of any other dead owner.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
+from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.pauses import pauses
+from sqlsem.core.process import Process
+from sqlsem.core.steps import Call, drive
+from sqlsem.engines.base import Session
+from sqlsem.engines.leaving import LeavingSession
+from sqlsem.errors import ConfigurationError, SqlsemError
+
+__all__ = ["Departure", "elsewhere", "here", "leaving", "placed"]
+
+log = logging.getLogger("sqlsem")
+
+#: Between two looks whether the transaction has been committed: at first, and at the longest.
+FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
+#: Of a grant that was to go more often than that, so many words are looked for, the last ones.
+MOST_WORDS = 16
+
+
+def here(process: Process, where: Callable[[], str], what: str) -> None:
+    """Raise `ConfigurationError` when ``where()``, what the caller's cursor says of where it is, is not our database.
+    Blocks.
+    """
+    # Was the server started anew since, the cursor's session has ended: it tells so when it is asked again.
+    if elsewhere(process, where()) and elsewhere(process, where()):
+        raise _refusal(process, what)
+
+
+def placed(process: Process, cursor: Any, what: str) -> Generator[Any, Any, None]:
+    """As `here`, for a cursor whose methods may have to be awaited. Yields as `Engine.placing` does."""
+    for _ in range(2):
+        if not elsewhere(process, (yield from process.engine.placing(cursor))):
+            return
+    raise _refusal(process, what)
+
+
+def _refusal(process: Process, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} was given a cursor on another database than {process.engine.where}, where the lock or queue is: their "
+        f"transactions have nothing to do with each other. Give it a cursor of that database, or connect sqlsem to "
+        f"the cursor's"
+    )
+
+
+def elsewhere(process: Process, theirs: str) -> bool:
+    """Whether that is another database than ours. Blocks."""
+    engine = process.engine
+    for again in (False, True):
+        if engine.place_known is None or again:  # another server may have taken over
+            engine.place_known = process.look(lambda session: session.whereabouts(), LeavingSession)
+        if engine.same_place(engine.place_known, theirs):
+            return False
+    return True
+
+
+class Departure:
+    """A grant that leaves when a transaction of the caller's is committed; meanwhile a thread looks for that."""
+
+    def __init__(self, process: Process, grant: BaseGrant, word: str) -> None:
+        self._process = process
+        self._grant = grant
+        self._words = deque([word], MOST_WORDS)
+        self._lock = threading.Lock()  # of who gives the grant back; never held during I/O
+        self._settled = False
+        self._left = False
+        self._parted = threading.Event()  # having left, it is in nobody's hands any more
+
+    def begin(self) -> None:
+        """Look, in a thread."""
+        threading.Thread(target=self._watch, name="sqlsem-leaving", daemon=True).start()
+
+    def also(self, word: str) -> None:
+        """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
+        self._words.append(word)
+
+    def again(self) -> bool:
+        """Have the grant once more, unless it has left; it does not leave before that has ended."""
+        with self._lock:
+            left = self._left
+            if not left:
+                self._grant.holding.depth += 1
+        if left:
+            self._parted.wait()  # as below
+        return not left
+
+    def settle(self) -> bool:
+        """Whether the grant has left. If not, it does not by this any more."""
+        with self._lock:
+            self._settled = True
+            left = self._left
+        if left:
+            self._parted.wait()  # (which comes before the database is asked)
+        return left
+
+    def _watch(self) -> None:
+        process, closing = self._process, self._process.member.closing
+        for pause in pauses(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
+            if closing.wait(pause):
+                return
+            holding = self._grant.holding
+            if self._settled or holding.released or holding.why_lost is not None:
+                break
+            try:
+                if holding.depth == 1 and self._is_committed() and self._leave():
+                    break
+            except SqlsemError as exc:
+                log.info("Whether %r has left with its transaction is not known yet: %s", self._grant, exc)
+                if self._left:
+                    break  # it is lost, or given back by the next ping
+        try:
+            process.perform(Call("forget_left", self._forget, 1.0))
+        except SqlsemError as exc:
+            log.info("A word that a transaction left is removed later: %s", exc)
+
+    def _leave(self) -> bool:
+        """Give the grant back, unless somebody else does; False where it is to stay for now."""
+        with self._lock:
+            if self._settled or self._grant.holding.depth > 1:
+                return self._settled
+            self._left = True
+        try:
+            drive(self._process.holdings.leave(self._grant, self._parted.set), self._process.perform)
+        finally:
+            self._parted.set()
+        return True
+
+    def _is_committed(self) -> bool:
+        words = self._words.copy()
+        return bool(
+            self._process.perform(Call("has_left", lambda session, _: any(session.has_left(one) for one in words)))
+        )
+
+    def _forget(self, session: Session, _: int) -> None:
+        for word in self._words.copy():
+            session.forget_left(word)
+
+
+def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, Any, None]:
+    """`Grant.release_with`, yielding what the cursor's methods return, so that it can be awaited where it has to be."""
+    holding, engine = grant.holding, process.engine
+    engine.require(LeavingSession, "release_with()")
+    holding.require()
+    if holding.depth > 1:
+        raise ConfigurationError(
+            f"{holding!r} is held {holding.depth} times (reentrant=True); release it from the outermost block",
+            resource=holding.resource,
+        )
+    cursor = cursor_of(given, "release_with")
+    refuse_autocommit(cursor, "release_with")
+    yield from placed(process, cursor, "release_with")
+    for ticket in holding.tickets:
+        try:
+            there = yield from engine.pinning(cursor, ticket)
+        except Exception as exc:
+            refusal = refused(exc, "release_with")
+            if refusal is None:
+                raise
+            raise refusal from exc
+        if not there:
+            process.lose([ticket.position], "its row is no longer in the table")
+            holding.require()
+    word = secrets.token_hex(16)
+    yield from engine.leave_with(cursor, word)
+    if holding.departure is not None:
+        holding.departure.also(word)
+        return
+    holding.departure = Departure(process, grant, word)
+    holding.departure.begin()

@@ -1,0 +1,129 @@
+"""What runs once per period: what threads and tasks share. A run holds the mutex ``once:<name>``."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sqlsem.core import terms
+from sqlsem.core.defaults import Coordinated, process_of
+from sqlsem.core.holdings import BaseGrant, LostCallback, abandon
+from sqlsem.core.process import Process
+from sqlsem.core.steps import Call, Operations
+from sqlsem.core.terms import Terms
+from sqlsem.engines.base import Session
+from sqlsem.engines.periodic import ONCE_PREFIX, OnceEntry, PeriodicSession
+from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.model import MAX_NAME, Duration, Ticket, check_duration, check_name
+
+__all__ = ["Period", "Periodic", "let_go"]
+
+SHORTEST_SECONDS = 1.0
+LONGEST_SECONDS = 366 * 86400.0
+
+
+class Period:
+    """A name, and how often: checked."""
+
+    def __init__(self, name: str, per: Duration, offset: Duration) -> None:
+        self.name = check_name("The name", name, MAX_NAME - len(ONCE_PREFIX))
+        seconds = check_duration("per", per, zero=False, most=LONGEST_SECONDS)
+        if seconds < SHORTEST_SECONDS:
+            raise ConfigurationError(f"per must be at least {SHORTEST_SECONDS:g} second, not {per!r}", resource=name)
+        shift = check_duration("offset", offset, most=LONGEST_SECONDS)
+        if shift >= seconds:
+            raise ConfigurationError(
+                f"offset must be less than per ({seconds:g} s), not {offset!r}: it moves the beginning of each period",
+                resource=name,
+            )
+        self.per_ms = round(seconds * 1000)
+        self.offset_ms = min(round(shift * 1000), self.per_ms - 1)
+
+    @property
+    def resource(self) -> str:
+        """Of the mutex that a run holds."""
+        return f"{ONCE_PREFIX}{self.name}"
+
+    def due(self, process: Process, grant: BaseGrant | None) -> Operations[bool]:
+        """Whether it may run: now, or for a run that holds the mutex. Raises `LockLost` when that is held no more."""
+        ticket = None if grant is None else self._ticket(grant)
+
+        def ask(session: Session, member_id: int) -> bool | None:
+            return session.once_due(self.name, ticket, self.per_ms, self.offset_ms)
+
+        due: bool | None = yield Call("once_due", ask)
+        if due is None and grant is not None:
+            _lose(process, grant)
+        return bool(due)
+
+    def mark(self, process: Process, grant: BaseGrant) -> Operations[None]:
+        """It is done for this period. Raises `LockLost` when the mutex was lost; then it is not."""
+        grant.holding.require()
+        ticket = self._ticket(grant)
+        if not (yield Call("mark_once", lambda session, member_id: session.mark_once(self.name, ticket))):
+            _lose(process, grant)
+
+    def _ticket(self, grant: BaseGrant) -> Ticket:
+        return next(one for one in grant.holding.tickets if one.resource == self.resource)
+
+
+def _lose(process: Process, grant: BaseGrant) -> None:
+    process.lose(list(grant.positions.values()), "its row is no longer in the table")
+    grant.holding.require()
+
+
+class Periodic:
+    """What a run of any face is made of: the period, and the mutex."""
+
+    def __init__(
+        self,
+        period: Period,
+        note: str | None,
+        timeout: Duration | None,
+        on_lost: LostCallback | None,
+        process: Process | None,
+        coordinator: Coordinated | None = None,
+        cancel_on_lost: bool = False,
+    ) -> None:
+        self.period = period
+        self._given = process if coordinator is None else coordinator.process
+        self.terms: Terms = terms.mutex(
+            period.resource,
+            {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
+            self._given,
+        )
+
+    @property
+    def process(self) -> Process:
+        """In the database of its coordinator, or of the default one."""
+        process = self._given or process_of(None)
+        process.engine.require(PeriodicSession, "once()")
+        return process
+
+    def last(self) -> OnceEntry | None:
+        """When it was done last. Blocks."""
+        return self.process.look(lambda session: session.once_last(self.period.name), PeriodicSession)
+
+    def forget(self) -> bool:
+        """Forget that. Blocks."""
+        return self.process.look(lambda session: session.once_forget(self.period.name), PeriodicSession)
+
+    def __str__(self) -> str:
+        return f"{self.period.name!r} per {self.period.per_ms / 1000:g} s"
+
+
+class HasGrant(Protocol):
+    """A lock of any face."""
+
+    @property
+    def grant(self) -> BaseGrant:
+        """Of the thread or task that calls. Raises `NotHeld` when it has none."""
+
+
+def let_go(lock: HasGrant) -> None:
+    """Interrupted: what it has is given back all the same."""
+    try:
+        grant = lock.grant
+    except NotHeld:
+        return
+    if not grant.holding.released:
+        abandon(grant)

@@ -1,0 +1,169 @@
+"""How a lock is had where an operator has set priorities: a place in the line of its resource, and turns there."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from sqlsem.core.acquire import Acquisition, G
+from sqlsem.core.lines import Waiter
+from sqlsem.core.steps import Call, Operations, Sleep
+from sqlsem.engines.base import Busy, Session
+from sqlsem.engines.ranking import RankedSession, Turn
+from sqlsem.errors import ConfigurationError, LockLost, SqlsemError
+from sqlsem.events import Behind, Waiting
+from sqlsem.model import Request, Ticket
+
+__all__ = ["RankedAcquisition", "kind_of"]
+
+log = logging.getLogger("sqlsem")
+
+#: Those who have to look do so after this share of the time for which they have waited, but within these bounds (in
+#: seconds), which grow with the number of those ahead.
+SHARE, SHORTEST, LONGEST = 0.05, 0.002, 0.25
+#: As many of those ahead make a difference.
+FAR = 8
+#: Behind everybody.
+LAST = 2**63 - 1
+#: The sleep of those behind another one of ours. They are told when that has left.
+BEHIND_SECONDS = 30.0
+
+
+class RankedAcquisition(Acquisition[G]):
+    """One acquisition by a request with a priority; a `Verb`."""
+
+    _waiter: Waiter | None = None
+
+    def run(self) -> Operations[G | None]:
+        """As of any lock. Raises `ConfigurationError` for who holds something, and could be in a deadlock."""
+        self.process.engine.require(RankedSession, "A priority")
+        return (yield from super().run())
+
+    def done(self) -> None:
+        """As of any lock."""
+        super().done()
+        if self._waiter is not None:
+            self.process.turns.leave(self._waiter)
+
+    def _take_numbers(self) -> Operations[bool]:
+        if self.timeout != 0:
+            yield from self._require_nothing_held()
+        turn = yield from self._ask(None)
+        if turn is None or (turn.ticket is None and self.timeout == 0):
+            return False
+        if turn.ticket is None:
+            raise LockLost(
+                f"The request for {self.requests[0].resource!r} was taken away before its number was known here (by an "
+                f"operator, or because the database was out of reach for too long); ask again",
+                resource=self.requests[0].resource,
+            )
+        if turn.granted:
+            return True
+        place, request = turn.ticket, self.requests[0]
+        ticket = Ticket(request.resource, place.position, place.requesting_id, False)
+        self._waiter = self.waiters[place.position] = Waiter(ticket, request, self.new_event())
+        self.process.turns.enter(self._waiter)
+        self.process.wanted.came_ranked(request)
+        yield from self._tell_waiting(self._waiter)
+        return (yield from self._wait_in_line(self._waiter, place, turn))
+
+    def _wait_for_all(self) -> Operations[bool]:
+        yield from ()
+        return True  # that was done
+
+    def _wait_in_line(self, waiter: Waiter, place: Ticket, turn: Turn) -> Operations[bool]:
+        """Whether it was granted in time."""
+        while not turn.granted:
+            self.process.require_open()
+            if self.seconds_left() <= 0:
+                yield from self.withdraw("timeout")
+                return False
+            told = self.process.turns.stands_behind(waiter, turn.before)
+            yield Sleep(waiter, max(0.0, self.seconds_left(BEHIND_SECONDS if told else self._pause(turn.ahead))))
+            found = (yield from self._ask(place)) if self.member.knows(place) else Turn(None, False)
+            if found is None:
+                return False
+            if found.ticket is None:
+                self.process.require_open()  # closing took it away
+                self.tell_place_lost(waiter.ticket)
+                raise LockLost(
+                    f"The request for {waiter.ticket.resource!r}, at place {place.position} of its line, was taken "
+                    f"out while it waited (by an operator, or because the database was out of reach for too long); "
+                    f"ask again",
+                    resource=waiter.ticket.resource,
+                )
+            turn = found
+        return True
+
+    def _pause(self, ahead: int) -> float:
+        """Until the next look."""
+        pause = min(max(SHORTEST, self.waited() * SHARE), LONGEST)
+        return pause * min(ahead + 1, FAR) * random.uniform(0.8, 1.2)
+
+    def _ask(self, place: Ticket | None) -> Operations[Turn | None]:
+        """Ask whether it is its turn; None where somebody keeps the gate for longer than there is time."""
+        member, request = self.member, self.requests[0]
+        requesting_id = self.requesting_id()
+
+        def take_turn(session: Session, member_id: int) -> Turn:
+            self.sent = True  # (see _register)
+            if self.withdrawn:
+                return Turn(None, False)
+            member.registering(self.uid)
+            turn = session.take_turn(member_id, requesting_id, self.owner, self.uid, request, self.timeout == 0, place)
+            # Under way on the main session, so no ping comes in between.
+            if turn.ticket is not None:
+                self.tickets = [turn.ticket]
+                member.add(self.tickets)
+            if place is not None and (turn.granted or turn.ticket is None):
+                member.forget([place])
+            if self.withdrawn:
+                self.forget_rows()
+            return turn
+
+        while True:
+            try:
+                turn: Turn = yield Call("acquire", take_turn, self.budget)
+                return turn
+            except Busy:
+                if self.seconds_left() <= 0:
+                    yield from self.withdraw("timeout")
+                    return None
+            finally:
+                member.settled(self.uid)
+
+    def _require_nothing_held(self) -> Operations[None]:
+        """Nobody waits for who waits in a line: so such a one is in no deadlock, and need not be searched for there."""
+        held = self.process.holdings.requests_of(self.caller.number)
+        above = yield from self.process.above.find()
+        if held or above:
+            what = held[0].describe() if held else f"{above[-1].request.describe()}, by the 'sqlsem run' above it"
+            resource = self.requests[0].resource
+            raise ConfigurationError(
+                f"{resource!r} is granted by priority, and this {self.caller.kind} holds {what}: those who wait by "
+                f"priority must hold nothing, as no deadlock is found there; acquire {resource!r} first, or only try "
+                f"for it (blocking=False)",
+                resource=resource,
+            )
+
+    def _tell_waiting(self, waiter: Waiter) -> Operations[None]:
+        signals, resource = self.process.signals, waiter.ticket.resource
+        if not signals.wants(Waiting.name, logging.INFO):
+            return
+        try:
+            entries = yield Call("look", lambda session, _: session.entries(resource), 0.0)
+            waiter.behind = Behind.of(entries, waiter.request, LAST)
+        except SqlsemError as exc:
+            log.debug("Cannot see who holds it: %s", exc)
+        about = signals.about(waiter.request, waiter.position, self.caller)
+        signals.tell(Waiting(**about, behind=waiter.behind), self.trace)
+
+
+def kind_of(requests: Sequence[Request]) -> type[Acquisition[Any]]:
+    """How these are had."""
+    for one in requests:  # (At every lock: faster than `any`.)
+        if one.priority is not None:
+            return RankedAcquisition
+    return Acquisition

@@ -1,0 +1,467 @@
+"""Rates: how something is taken from one, at its turn; and locks that are had together with rates."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from sqlsem import runtime
+from sqlsem.core import terms
+from sqlsem.core.acquire import Acquisition
+from sqlsem.core.callers import Caller
+from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.process import Process
+from sqlsem.core.settling import BaseRateGrant, giving_back
+from sqlsem.core.steps import Call, Operations, Sleep
+from sqlsem.engines.base import Busy, Disconnected, Session
+from sqlsem.engines.rating import RateSession
+from sqlsem.errors import LockLost, SqlsemError
+from sqlsem.model import Request, monotonic
+from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateRequest, RateTurn, Wish
+
+__all__ = ["GroupTaking", "Taking", "split"]
+
+log = logging.getLogger("sqlsem")
+G = TypeVar("G", bound=BaseGrant)
+R = TypeVar("R", bound=BaseRateGrant)
+
+#: Who is first in the line looks again after so many seconds at the latest: somebody may have given something back.
+LOOK_SECONDS = 4.0
+#: The same while the rate is paused, or its clock has not reached the next millisecond.
+PAUSED_SECONDS, LEAST_SECONDS = 0.5, 0.001
+
+
+class _Sleeper:
+    """What `Sleep` wakes."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+
+class _Car:
+    """Those of this process that wait together for one rate: one takes for all of them, in their order."""
+
+    def __init__(self, first: Taking[Any], room: int) -> None:
+        self.riders = [first]
+        self.driver = first
+        self.room = room  # for so much more
+
+
+def _kind(request: RateRequest) -> object:
+    """Who asks for the same may ride together."""
+    return request.name, request.windows, request.burst
+
+
+class _Cars:
+    """Those that others may still join. ``lock`` guards them and their riders, and is never held during I/O."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._open: dict[Any, _Car] = {}
+
+    def enter(self, taking: Taking[Any], request: RateRequest, batches: bool, drives: bool) -> _Car:
+        """The car that one rides in; its own where it is the first, or ``drives``."""
+        with self.lock:
+            car = self._open.get(_kind(request))
+            if car is not None and car.room >= request.cost and not drives:
+                car.riders.append(taking)
+                car.room -= request.cost
+                return car
+            car = _Car(taking, request.batch - request.cost)
+            if batches and car.room > 0:
+                self._open[_kind(request)] = car
+            return car
+
+    def reopen(self, car: _Car, request: RateRequest) -> None:
+        """Others may join it again, as it has to wait; unless they join another one by now."""
+        with self.lock:
+            if car.room > 0:
+                self._open.setdefault(_kind(request), car)
+
+    def close(self, car: _Car) -> None:
+        """Nobody joins it any more. Repeatable."""
+        with self.lock:
+            for key, one in list(self._open.items()):
+                if one is car:
+                    del self._open[key]
+
+
+_all_cars: weakref.WeakKeyDictionary[Process, tuple[str, _Cars]] = weakref.WeakKeyDictionary()
+_all_cars_lock = threading.Lock()
+
+
+def _cars_of(process: Process) -> _Cars:
+    with _all_cars_lock:
+        secret, cars = _all_cars.get(process, ("", None))
+        if cars is None or secret != process.secret:  # in a forked child nobody rides with its parent's
+            cars = _Cars()
+            _all_cars[process] = (process.secret, cars)
+        return cars
+
+
+class Taking(Generic[R]):
+    """Something is taken from one rate; a `Verb`.
+
+    Those of a process that ask at one time ride together: while the first one's call stands in line for the main
+    session others join it, and it takes for all. Each is promised its share for a moment soon, and sleeps until then.
+    Where that is too far ahead the car waits in the rate's line as one, with the first one's row, and others may join
+    it as long as it waits. Who drives leaves as soon as it has what it wants, and the next one drives on with that row:
+    what the others want may be long in coming. Where it leaves otherwise (its time is up, it is interrupted), those
+    that have nothing yet enter anew.
+
+    Args:
+        process: Where.
+        request: What.
+        timeout: For how long, in seconds (None: for ever; 0: only if it is there, and nobody waits).
+        caller: Who asks.
+        make_grant: Makes the face's grant of what was taken (by the database's clock) after so many seconds.
+        new_event: Makes what wakes a waiter.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        request: RateRequest,
+        timeout: float | None,
+        caller: Caller,
+        make_grant: Callable[[RateRequest, int, float], R],
+        new_event: Callable[[], threading.Event] = runtime.event,
+    ) -> None:
+        process.require_open()
+        process.engine.require(RateSession, "A rate")
+        self._process = process
+        self._request = request
+        self._timeout = timeout
+        self._budget = process.retry if timeout is None else min(process.retry, max(timeout, 1.0))
+        self._caller = caller
+        self._make_grant = make_grant
+        self._new_event = new_event
+        self._began = monotonic()
+        self._car: _Car | None = None
+        self._line: Acquisition[BaseGrant] | None = None
+        self._place: BaseGrant | None = None  # first in the line
+        self._unsure = False  # whether it was taken with that: the answer was lost
+        self._row_gone = False
+        self._sleeper = _Sleeper(new_event())
+        self._cars = _cars_of(process)
+        # Guarded by the lock of the cars:
+        self._taken_ms: int | None = None
+        self._due = 0.0  # when that may be used, which is soon
+        self._put_down = False  # whoever drove has left
+        self._out = False  # it wants nothing any more
+
+    def run(self) -> Operations[R | None]:
+        """Take it, or None when the time is up. Raises `LockLost` when its place in the line was lost."""
+        taken = False
+        if self._timeout == 0:
+            yield from self._take(_Car(self, 0), None)
+            taken = self._taken_ms is not None
+        else:
+            rides, again = True, False
+            while rides:
+                # (Who was put down drives: it shall not lose its place by others a second time.)
+                self._car = car = self._cars.enter(self, self._request, _batches(self._process), drives=again)
+                again = True
+                taken = yield from (self._drive(car) if car.driver is self else self._ride(car))
+                self._get_off()
+                rides = not taken and self._seconds_left() > 0
+        if not taken:
+            return None
+        while (left := self._due - monotonic()) > 0:
+            self._process.require_open()
+            yield Sleep(self._sleeper, left)
+        assert self._taken_ms is not None
+        return self._make_grant(self._request, self._taken_ms, monotonic() - self._began)
+
+    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
+        """Leave the line, and give back what was taken. Repeatable. What cannot be given back now counts as used."""
+        taken_ms = self._leave()
+        resource, cost = self._request.resource, self._request.cost
+        if self._line is not None:
+            yield from self._line.withdraw(outcome)
+        if taken_ms is not None:
+            try:
+                yield Call("settle", giving_back(resource, taken_ms, cost), 1.0)
+            except SqlsemError as exc:
+                if not self._process.closed:
+                    log.warning("What was taken of %r, and not used, counts as used: %s", resource, exc)
+
+    def drop(self) -> None:
+        """As `withdraw`, where nothing can be carried out any more."""
+        self._leave()
+        if self._line is not None:
+            self._line.drop()
+
+    def done(self) -> None:
+        """It is over. Repeatable."""
+        if self._line is not None:
+            self._line.done()
+
+    def _leave(self) -> int | None:
+        """Want nothing any more; when something was taken, if it was."""
+        with self._cars.lock:
+            self._out = True
+            taken_ms, self._taken_ms = self._taken_ms, None
+        self._get_off()  # (nobody has it drive on any more)
+        return taken_ms
+
+    def _seconds_left(self) -> float:
+        return LOOK_SECONDS if self._timeout is None else self._timeout - (monotonic() - self._began)
+
+    # -- riding, and driving ------------------------------------------------------------------------------------
+
+    def _ride(self, car: _Car) -> Operations[bool]:
+        """Whether who drives has taken it for us, or we have, driving on. Where not, enter anew, or it is over."""
+        while True:
+            self._process.require_open()
+            with self._cars.lock:
+                if self._taken_ms is not None:
+                    return True
+                if car.driver is self:
+                    break
+                left = self._seconds_left()
+                if self._put_down or left <= 0:
+                    self._out = left <= 0
+                    self._put_down = False
+                    return False
+            yield Sleep(self._sleeper, min(left, LOOK_SECONDS))
+        assert self._place is not None
+        yield from self._take_first(car, self._place)
+        return self._taken_ms is not None
+
+    def _drive(self, car: _Car) -> Operations[bool]:
+        """Whether we have it, at our turn, in time. Who of the others has not by then enters anew."""
+        yield from self._take(car, None)
+        if self._taken_ms is None:
+            self._row_gone = False
+            if _batches(self._process):
+                self._cars.reopen(car, self._request)
+            grant = yield from self._wait_in_line()
+            if grant is not None:
+                yield from self._take_first(car, grant)
+        return self._taken_ms is not None
+
+    def _pass_on(self, car: _Car, grant: BaseGrant) -> bool:
+        """Have the next one that has nothing yet drive on, with our row. False where there is none."""
+        holding = grant.holding
+        with self._cars.lock:
+            following = next((one for one in car.riders if one._taken_ms is None and not one._out), None)
+            line = self._line
+            if following is None or line is None:
+                return False
+            # From here on it is the other one's to give back, whatever strikes it.
+            self._process.holdings.pass_on(grant, following._caller)
+            line.caller = following._caller
+            following._line, following._place, self._line = line, grant, None
+            car.driver = following
+            holding.when_lost.append(following._sleeper.event.set)
+        following._sleeper.event.set()
+        return True
+
+    def _get_off(self) -> None:
+        """Who drives leaves: those of the others that have nothing yet enter anew. Repeatable."""
+        car = self._car
+        if car is None:
+            return
+        with self._cars.lock:
+            if car.driver is not self:
+                return
+            left = [one for one in car.riders if one is not self and one._taken_ms is None]
+            for one in left:
+                one._put_down = True
+        self._cars.close(car)
+        for one in left:
+            one._sleeper.event.set()
+
+    def _take(self, car: _Car, holding: Holding | None) -> Operations[RateAnswer]:
+        try:
+            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, holding), self._budget)
+        except Busy:  # somebody keeps the gate in an open transaction
+            answer = RateAnswer(RateTurn.OTHERS_FIRST)
+        return answer
+
+    def _take_for(self, car: _Car, holding: Holding | None, session: Session, member_id: int) -> RateAnswer:
+        """On the main session: take for all of the car that have nothing yet, one after the other."""
+        self._cars.close(car)
+        with self._cars.lock:
+            if self._out:  # in another thread, while this call stood in its line
+                return RateAnswer(RateTurn.GONE)
+            waiting = [one for one in car.riders if one._taken_ms is None and not one._out]
+        if not waiting:
+            return RateAnswer(RateTurn.OTHERS_FIRST)
+        ticket = None if holding is None else holding.tickets[0]
+        first, *others = (one._wish() for one in waiting)
+        request = replace(self._request, cost=first.cost)
+        try:
+            answer = session.take_rate(request, ticket, first.ahead_ms, others)
+        except Disconnected:
+            self._unsure = True
+            raise
+        unsure, self._unsure = self._unsure, False
+        if answer.turn is RateTurn.GONE and unsure and ticket is not None:
+            self._row_gone = True  # by the call before: what that took counts as used
+            self._process.member.forget([ticket])
+            self._process.nudge(ticket.resource)
+        if answer.turn is RateTurn.TAKEN:
+            now, late = monotonic(), []
+            with self._cars.lock:
+                served = waiting[: len(answer.times)]
+                for number, one in enumerate(served):
+                    one._due = now + answer.due_in(number)
+                    if one._out:  # has left meanwhile
+                        late.append((answer.times[number], one._request.cost))
+                    else:
+                        one._taken_ms = answer.times[number]
+            for one in served:
+                if one is not self:
+                    one._sleeper.event.set()
+            if holding is not None and ticket is not None and len(served) == len(waiting):
+                # The row is gone with it, and the next one of ours may come forward.
+                self._row_gone = True
+                self._process.member.forget([ticket])
+                self._process.returned(ticket, session, member_id)
+            for taken_ms, cost in late:
+                session.settle_rate(request.resource, taken_ms, -cost)
+        return answer
+
+    def _wish(self) -> Wish:
+        """What it wants, and for how long it would sleep for that: not beyond its time."""
+        ahead = 0.0 if self._timeout == 0 else min(AHEAD_MS / 1000, self._seconds_left())
+        return Wish(self._request.cost, max(0, int(ahead * 1000)))
+
+    def _all_served(self, car: _Car) -> bool:
+        with self._cars.lock:
+            return all(one._taken_ms is not None or one._out for one in car.riders)
+
+    def _wait_in_line(self) -> Operations[BaseGrant | None]:
+        """Wait for the car's turn; None when our time is up."""
+        request, process = self._request.in_line(), self._process
+        timeout = None if self._timeout is None else max(0.001, self._seconds_left())
+        keep: list[BaseGrant] = []
+        self._line = line = Acquisition(
+            process,
+            terms.mutex(request.resource, {}, process),
+            [request],
+            timeout,
+            self._caller,
+            BaseGrant,
+            keep,
+            self._new_event,
+        )
+        grant = yield from line.run()
+        if grant is not None:
+            line.done()
+            grant.holding.when_lost.append(self._sleeper.event.set)
+        return grant
+
+    def _take_first(self, car: _Car, grant: BaseGrant) -> Operations[None]:
+        """Being first in the line, take until we have what we want or our time is up."""
+        process, holding = self._process, grant.holding
+        while True:
+            holding.require()
+            left = self._seconds_left()
+            answer = yield from self._take(car, holding)
+            if self._row_gone:
+                process.holdings.forget(grant)
+                process.holdings.tell_released(holding)
+                return
+            if self._all_served(car):  # some have left
+                yield from process.holdings.give_back(grant)
+                return
+            if self._taken_ms is not None and self._pass_on(car, grant):
+                return
+            if answer.turn is RateTurn.GONE:
+                process.lose([grant.position], "its row was removed while it waited")
+                raise LockLost(
+                    f"The place in the line of rate {self._request.name!r} was lost (by an operator, or because the "
+                    f"database was out of reach for too long); ask again",
+                    resource=self._request.resource,
+                )
+            if left <= 0 and self._line is not None:
+                yield from self._line.withdraw("timeout")
+                return
+            pause = answer.seconds if answer.turn is not RateTurn.OTHERS_FIRST else PAUSED_SECONDS
+            yield Sleep(self._sleeper, min(max(pause, LEAST_SECONDS), left, LOOK_SECONDS))
+
+
+def _batches(process: Process) -> bool:
+    """Whether its engine takes for several at once."""
+    kind = process.engine.session_class
+    return issubclass(kind, RateSession) and kind.batches
+
+
+class GroupTaking(Generic[G, R]):
+    """Locks, and then, while they are held, rates; a `Verb`. All or nothing: what was had is given back when the time
+    is up before all is. (Nobody ever waits for a lock while it is first in the line of a rate: no knot can come of it.)
+    """
+
+    def __init__(
+        self,
+        acquisition: Acquisition[G],
+        takings: Callable[[RateRequest, float | None], Taking[R]],
+        rates: Sequence[RateRequest],
+        timeout: float | None,
+    ) -> None:
+        self._acquisition = acquisition
+        self._new_taking = takings
+        self._rates = tuple(rates)
+        self._timeout = timeout
+        self._began = monotonic()
+        self._takings: list[Taking[R]] = []
+
+    def run(self) -> Operations[G | None]:
+        """Have it all, or None when the time is up."""
+        grant = yield from self._acquisition.run()
+        if grant is None:
+            return None
+        self._acquisition.done()  # whoever else of ours waits for these locks comes forward
+        taken: dict[str, Any] = {}
+        for rate in self._rates:
+            left = self._timeout
+            if self._timeout:
+                left = max(0.001, self._timeout - (monotonic() - self._began))
+            taking = self._new_taking(rate, left)
+            self._takings.append(taking)
+            had = yield from taking.run()
+            if had is None:
+                yield from self.withdraw("timeout")
+                return None
+            grant.holding.require()
+            taken[rate.name] = had
+        grant.rates = taken
+        return grant
+
+    def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
+        """Undo what was done. Repeatable."""
+        for taking in self._takings:
+            yield from taking.withdraw(outcome)
+        yield from self._acquisition.withdraw(outcome)
+
+    def drop(self) -> None:
+        """As `withdraw`, where nothing can be carried out any more."""
+        for taking in self._takings:
+            taking.drop()
+        self._acquisition.drop()
+
+    def done(self) -> None:
+        """It is over. Repeatable."""
+        for taking in self._takings:
+            taking.done()
+        self._acquisition.done()
+
+
+def split(asked: Sequence[Request | RateRequest]) -> tuple[list[Request], list[RateRequest]]:
+    """The locks among these, and the rates."""
+    locks: list[Request] = []
+    rates: list[RateRequest] = []
+    for one in asked:  # (At every lock: a loop is faster than two comprehensions.)
+        if isinstance(one, Request):
+            locks.append(one)
+        else:
+            rates.append(one)
+    return locks, rates

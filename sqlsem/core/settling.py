@@ -1,0 +1,83 @@
+"""What was taken of a rate, and what it has cost in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from sqlsem import runtime
+from sqlsem.core.process import Process
+from sqlsem.core.steps import Call, Operations
+from sqlsem.engines.base import Busy, Session
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import check_count
+from sqlsem.model_rates import RateRequest
+
+__all__ = ["BaseRateGrant", "giving_back", "rate_of", "settling"]
+
+R = TypeVar("R")
+
+
+class BaseRateGrant:
+    """What the grants of rates of all faces have in common; its attributes are those of `sqlsem.RateGrant`."""
+
+    def __init__(self, process: Process, request: RateRequest, taken_ms: int, waited: float) -> None:
+        self.name = request.name
+        self.cost = request.cost
+        self.waited = waited
+        self.resource = request.resource
+        self.process = process
+        self.taken_ms = taken_ms
+        self.settle_lock = runtime.lock()
+
+    def __repr__(self) -> str:
+        return f"<RateGrant {self.cost} of {self.name!r}>"
+
+
+def settling(grant: BaseRateGrant, actual: int) -> Operations[None]:
+    """`RateGrant.settle`."""
+    check_count(f"The cost settled for rate {grant.name!r}", actual, least=0)
+    resource, taken_ms = grant.resource, grant.taken_ms
+
+    def settle(session: Session, _: int) -> None:
+        with grant.settle_lock:  # two that settle the same shall not both count the difference
+            before, more = grant.cost, actual - grant.cost
+            if more < 0:
+                # Tried once, it counts as done, and is not repeated: given back twice, it would be others' too.
+                grant.cost = actual
+            try:
+                if more:
+                    session.settle_rate(resource, taken_ms, more)
+            except Busy:
+                grant.cost = before
+                raise
+            grant.cost = actual
+
+    yield Call("settle", settle)
+
+
+def giving_back(resource: str, taken_ms: int, cost: int) -> Callable[[Session, int], None]:
+    """Gives back what was taken; once, however often it is called. Where the answer is lost it may count as used."""
+    left = cost
+
+    def give_back(session: Session, _: int) -> None:
+        nonlocal left
+        now, left = left, 0
+        try:
+            if now:
+                session.settle_rate(resource, taken_ms, -now)
+        except Busy:
+            left = now
+            raise
+
+    return give_back
+
+
+def rate_of(taken: Mapping[str, R], name: str | None, what: object) -> R:
+    """The one of these that is meant by ``settle(…, rate=name)``."""
+    if name is None and len(taken) == 1:
+        return next(iter(taken.values()))
+    if name is None or name not in taken:
+        had = ", ".join(map(repr, taken)) or "none"
+        raise ConfigurationError(f"{what!r}: say which rate is settled, as settle(actual, rate=…); it has {had}")
+    return taken[name]

@@ -1,0 +1,121 @@
+"""Connections that count on a grant for a while: what `Grant.session` notes in the database's session, and takes back.
+
+The triggers of guarded tables read the note at each statement and pin the grant that it names to the transaction, as
+`Grant.assert_held` does. That comes as late as the first write, and is as good as at the transaction's beginning: a row
+that was lost never comes back, so one that stands there at the write was never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from sqlsem.core.cursors import IDLE
+from sqlsem.core.holdings import Holding
+from sqlsem.core.process import Process
+from sqlsem.errors import ConfigurationError
+
+__all__ = ["beginning", "connection_of", "ending_session"]
+
+_INSTEAD = "call grant.assert_held(cursor) in each transaction instead"
+
+
+def connection_of(given: Any) -> Any:
+    """The driver's connection of what may be SQLAlchemy's ``Connection`` or Django's, without a transaction."""
+    if hasattr(given, "exec_driver_sql"):
+        if given.in_transaction():
+            raise _in_transaction()
+        if getattr(given.dialect, "is_async", False):
+            raise ConfigurationError(
+                f"grant.session cannot use SQLAlchemy with an asyncio driver; {_INSTEAD}, or give it the driver's own "
+                f"connection"
+            )
+        return given.connection.driver_connection
+    if hasattr(given, "get_bind") or hasattr(given, "raw_connection"):
+        raise ConfigurationError(
+            f"A {type(given).__name__} of SQLAlchemy has another connection in each transaction, which grant.session "
+            f"cannot know; give it a Connection (engine.connect()), or {_INSTEAD}"
+        )
+    if hasattr(given, "in_atomic_block") and hasattr(given, "ensure_connection"):  # Django's
+        if given.in_atomic_block:
+            raise _in_transaction()
+        given.ensure_connection()
+        return given.connection
+    if not hasattr(given, "cursor") or not hasattr(given, "commit"):
+        raise ConfigurationError(
+            f"grant.session needs a connection (of psycopg, pyodbc, SQLAlchemy or Django), not {type(given).__name__}"
+        )
+    return given
+
+
+def beginning(process: Process, holding: Holding, connection: Any) -> Generator[Any, Any, str]:
+    """Note the grant in the connection's session; what was noted. Yields what the driver's methods return."""
+    holding.require()
+    engine = process.engine
+    if _open(connection):
+        raise _in_transaction()
+    cursor = connection.cursor()
+    number, known = yield from engine.session_notes(cursor)
+    if not engine.has_session_alone(connection, number):
+        raise ConfigurationError(
+            f"grant.session was given a connection whose session may not be its own: a pooler stands between, or the "
+            f"driver does not tell; what is noted there would serve others as well. Connect past the pooler, or "
+            f"{_INSTEAD}"
+        )
+    entries = []
+    for ticket in holding.tickets:
+        entry = yield from engine.session_entry(cursor, ticket)
+        if not entry:
+            process.lose([ticket.position], "its row is no longer in the table")
+            holding.require()
+        entries.append(entry)
+    yield from engine.note_session(cursor, " ".join([*known.split(), *entries]))
+    yield from _settled(connection)
+    return " ".join(entries)
+
+
+def ending_session(process: Process, connection: Any, noted: str) -> Generator[Any, Any, None]:
+    """Take the note back. In a transaction that is open still this ends with it, should it be undone: then the note
+    stays, and is good for nothing once the lock is given back.
+    """
+    if getattr(connection, "closed", False) or _failed(connection):
+        return
+    before = _open(connection)
+    cursor = connection.cursor()
+    _, known = yield from process.engine.session_notes(cursor)
+    left = known.split()
+    for entry in noted.split():
+        if entry in left:
+            left.remove(entry)
+    yield from process.engine.note_session(cursor, " ".join(left))
+    if not before:
+        yield from _settled(connection)
+
+
+def _settled(connection: Any) -> Generator[Any, Any, None]:
+    """Commit what the statements above have begun, where the note ends with its transaction, and the driver tells that
+    there was none before: PostgreSQL. SQL Server's outlasts any, and what is open there may be the caller's.
+    """
+    if _status(connection) is not None and not getattr(connection, "autocommit", False):
+        yield connection.commit()
+
+
+def _status(connection: Any) -> int | None:
+    """psycopg's word for where a connection is; None for drivers that do not tell."""
+    status = getattr(getattr(connection, "info", None), "transaction_status", None)
+    return None if status is None else int(status)
+
+
+def _open(connection: Any) -> bool:
+    return _status(connection) not in (None, IDLE)
+
+
+def _failed(connection: Any) -> bool:
+    return _status(connection) not in (None, IDLE, 1, 2)  # neither idle nor (active or) in a transaction that goes on
+
+
+def _in_transaction() -> ConfigurationError:
+    return ConfigurationError(
+        "grant.session was given a connection in the middle of a transaction, which would take the note with it; begin "
+        "it before the first statement, after a commit, or call grant.assert_held(cursor) in this transaction"
+    )

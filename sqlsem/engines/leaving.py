@@ -1,0 +1,28 @@
+"""Locks that go with a transaction of the caller's, as a role of a session; see `sqlsem.engines.roles`."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+__all__ = ["LeavingSession"]
+
+
+class LeavingSession(abc.ABC):
+    """A transaction of the caller's leaves word, by the statement ``leave_with``, which is there when it has been
+    committed; then the lock's own process gives it back. Nobody else can know the word.
+    """
+
+    offers: ClassVar[str] = "locks that are given back with a transaction"
+
+    @abc.abstractmethod
+    def whereabouts(self) -> str:
+        """Which database of which running server that is: the same for all sessions there, and for no others."""
+
+    @abc.abstractmethod
+    def has_left(self, word: str) -> bool:
+        """Whether that word has been committed. Waits for no transaction."""
+
+    @abc.abstractmethod
+    def forget_left(self, word: str) -> None:
+        """Remove it, with some that were left for those who are gone."""

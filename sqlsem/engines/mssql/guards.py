@@ -1,0 +1,30 @@
+"""Guarded tables."""
+
+from __future__ import annotations
+
+from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.guarding import GuardSession
+from sqlsem.engines.mssql.connection import SqlServerConnection
+from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.model import GuardedTable
+
+
+class SqlServerGuards(SqlServerConnection, GuardSession):
+    """Tables that can be written only under a lock."""
+
+    def guard_table(self, table: str, resource: str) -> int:
+        return self._change("guard_table", table, resource)
+
+    def unguard_table(self, table: str) -> int:
+        return self._change("unguard_table", table)
+
+    def guarded_tables(self) -> list[GuardedTable]:
+        return [GuardedTable(*row) for row in self.rows("guarded_tables")]
+
+    def _change(self, name: str, *parameters: str) -> int:
+        try:
+            return int(self.value(name, *parameters))
+        except (Busy, Disconnected):
+            raise
+        except Unavailable as exc:  # the server's word on this table, or this login: it will not be another one later
+            raise ConfigurationError(str(exc)) from exc

@@ -1,0 +1,19 @@
+"""Locks that go with a transaction of the caller's."""
+
+from __future__ import annotations
+
+from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.mssql.connection import SqlServerConnection
+
+
+class SqlServerLeaving(SqlServerConnection, LeavingSession):
+    """What those transactions leave."""
+
+    def whereabouts(self) -> str:
+        return str(self.value("whereabouts"))
+
+    def has_left(self, word: str) -> bool:
+        return bool(self.value("has_left", word))
+
+    def forget_left(self, word: str) -> None:
+        self.rows("forget_left", word)

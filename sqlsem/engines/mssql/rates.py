@@ -1,0 +1,31 @@
+"""Rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sqlsem.engines.mssql.connection import SqlServerConnection
+from sqlsem.engines.rating import RateSession
+from sqlsem.model import Ticket
+from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
+
+
+class SqlServerRates(SqlServerConnection, RateSession):
+    """So much in so long."""
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        windows = json.dumps([{"limit": one.limit, "ms": one.ms} for one in request.windows])
+        row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
+        code, wait_ms, taken_ms = self.rows("take_rate", request.resource, request.cost, windows, request.burst, *row)[
+            0
+        ]
+        return RateAnswer.of_row(int(code), wait_ms, () if taken_ms is None else (taken_ms,))
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.rows("settle_rate", resource, taken_ms, more)
+
+    def rates(self, resource: str | None) -> list[RateEntry]:
+        return [RateEntry.of_row(*row) for row in self.rows("rates", resource)]

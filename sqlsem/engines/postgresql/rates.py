@@ -1,0 +1,32 @@
+"""Rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.rating import RateSession
+from sqlsem.model import Ticket
+from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, Wish
+
+
+class PostgresRates(PostgresConnection, RateSession):
+    """So much in so long."""
+
+    batches = True
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        limits, windows = [one.limit for one in request.windows], [one.ms for one in request.windows]
+        row = (None, None) if ticket is None else (ticket.position, ticket.requesting_id)
+        costs, ahead = [one.cost for one in more], [ahead_ms, *(one.ahead_ms for one in more)]
+        return RateAnswer.of_row(
+            *self.row("take_rate", request.resource, request.cost, limits, windows, request.burst, *row, costs, ahead)
+        )
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.rows("settle_rate", (resource, taken_ms, more))
+
+    def rates(self, resource: str | None) -> list[RateEntry]:
+        return [RateEntry.of_row(*row) for row in self.rows("rates", (resource,))]

@@ -1,0 +1,37 @@
+"""What operators set for resources, as a role of a session; see `sqlsem.engines.roles`."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from sqlsem import sql
+from sqlsem.errors import SchemaError
+
+__all__ = ["SettingSession", "setting_number"]
+
+
+class SettingSession(abc.ABC):
+    """Limits that the server owns, and pauses."""
+
+    offers: ClassVar[str] = "settings of resources"
+
+    @abc.abstractmethod
+    def set_resource(self, resource: str, what: str, value: int | None) -> None:
+        """Set ``cap``, ``stale_after`` (ms), ``ageing`` (ms; None: no priorities) or ``paused`` (1, 0). The cap of a
+        name that ends with ``*`` is that of all that begin so. `ConfigurationError` where a cap is lifted on which
+        requests count that name no limit.
+        """
+
+
+def setting_number(settings: Mapping[str, str], name: str) -> int:
+    """Of the table ``setting``, one that must be a number; `SchemaError` when it is none."""
+    value = settings.get(name)
+    if value is None or not re.fullmatch(r"[0-9]{1,9}", str(value)):
+        raise SchemaError(
+            f"The sqlsem tables say {name} = {value!r}, which is no number: somebody has changed table setting. "
+            f"Correct it there (this client's version is {sql.LATEST})"
+        )
+    return int(value)

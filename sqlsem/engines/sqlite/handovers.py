@@ -1,0 +1,98 @@
+"""Locks that go from one process to another. See the comments of PostgreSQL's handovers.sql."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlsem.engines.answers import OTHER_LOGIN, TOO_LATE, UNKNOWN, USED, hash_of, not_adopted
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.conversions import SqliteConversions
+from sqlsem.engines.sqlite.values import user_name
+from sqlsem.engines.travelling import Travelling
+from sqlsem.errors import SqlsemError
+from sqlsem.model import UPGRADE, Request, Ticket
+
+
+class SqliteHandovers(SqliteConversions, Travelling):
+    """Rows in transit. Logins are the system's users; whoever may write the file could do anything anyway."""
+
+    def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
+        me, digest, ttl_ms = user_name(), hash_of(token), int(ttl * 1000)
+        with fork.held_off, self.writing():
+            known = self.row("handover", (digest,))
+            if known is not None:
+                return bool(known["given_by"] == me)
+            self.give_sign(member_id)
+            for ticket in tickets:
+                key = {"resource": ticket.resource, "position": ticket.position}
+                row = self.row("granted_row", {**key, "requesting_id": ticket.requesting_id})
+                if row is None or row["member_id"] != member_id or row["access"] == UPGRADE:
+                    return False
+            self.run("forget_handovers")
+            transit = self.run("enrol_transit", {"member": member_id, "to": to or me, "ttl": ttl_ms}).lastrowid
+            for ticket in tickets:
+                key = {"resource": ticket.resource, "position": ticket.position}
+                owner = self.row("owner", key)["owner"]
+                self.run("keep_one", {**key, "requesting_id": None, "outcome": "handed_over", "login": None})
+                self.run(
+                    "move_row",
+                    {
+                        **key,
+                        "member": transit,
+                        "requesting_id": f"in transit {transit}",
+                        "owner": f"handed over by {owner or ticket.requesting_id}"[:255],
+                        "uid": f"in transit {transit}.{ticket.position}",
+                        "anew": True,
+                    },
+                )
+            first = min(tickets, key=lambda one: one.position)
+            values = {"hash": digest, "member": transit, "count": len(tickets), "resource": first.resource}
+            self.run("add_handover", {**values, "position": first.position, "by": me, "to": to or me, "ttl": ttl_ms})
+        return True
+
+    def adopt(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
+    ) -> list[tuple[Request, Ticket]]:
+        me, digest = user_name(), hash_of(token)
+        with fork.held_off, self.writing():
+            given = self.row("handover", (digest,))
+            if given is None:
+                raise not_adopted(UNKNOWN, self.engine.where, None, None, None, None)
+
+            def refusal(code: int, who: str | None = None) -> SqlsemError:
+                where, resource, position = self.engine.where, given["resource_id"], given["queue_position"]
+                return not_adopted(code, where, who, given["seconds"], resource, position)
+
+            if me not in (given["given_to"], given["given_by"]):
+                raise refusal(OTHER_LOGIN, given["given_to"])
+            if given["adopted"] and (given["adopted_by"], given["adopted_uid"]) != (member_id, uid):
+                raise refusal(USED, given["adopter"])
+            self.give_sign(member_id)
+            if not given["adopted"]:
+                transit = self.row("member", (given["member_id"],))
+                rows = self.rows("rows_in_transit", (given["member_id"],))
+                if transit is None or transit["lease_until"] < transit["now"] or len(rows) != given["row_count"]:
+                    raise refusal(TOO_LATE)
+                self.run("resign", (given["member_id"],))
+                for number, row in enumerate(rows, 1):
+                    self.run(
+                        "move_row",
+                        {
+                            "resource": row["resource"],
+                            "position": row["position"],
+                            "member": member_id,
+                            "requesting_id": requesting_id,
+                            "owner": owner,
+                            "uid": uid if len(rows) == 1 else f"{uid}.{number}",
+                            "anew": False,
+                        },
+                    )
+                self.run("note_adoption", {"member": member_id, "uid": uid, "hash": digest})
+            rows = self.rows("adopted_rows", {"member": member_id, "uid": uid})
+        return [
+            (
+                Request(row["resource"], row["access"], row["limit"], row["weight"], row["note"]),
+                Ticket(row["resource"], row["position"], requesting_id, True),
+            )
+            for row in rows
+        ]

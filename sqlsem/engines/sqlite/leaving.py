@@ -1,0 +1,21 @@
+"""Locks that go with a transaction of the caller's."""
+
+from __future__ import annotations
+
+from sqlsem.engines.leaving import LeavingSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.connection import SqliteConnection
+
+
+class SqliteLeaving(SqliteConnection, LeavingSession):
+    """What those transactions leave."""
+
+    def whereabouts(self) -> str:
+        return str(self.row("whereabouts")["place"])
+
+    def has_left(self, word: str) -> bool:
+        return self.row("has_left", (word,)) is not None
+
+    def forget_left(self, word: str) -> None:
+        with fork.held_off, self.writing():
+            self.run("forget_left", (word,))

@@ -1,0 +1,205 @@
+"""Tasks that wait for their locks without a process. See the comments of PostgreSQL's parked.sql."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import SqliteLocks
+from sqlsem.engines.sqlite.turns import SqliteTurns
+from sqlsem.model import Claimed, Request, TaskLock
+
+#: How long a parked task keeps its place when nobody looks who could start it, and how often that is renewed (seconds).
+LEASE, RENEW = 60.0, 7.5
+#: So many tasks ask for their locks in one transaction.
+MOST_ASKED = 100
+#: Between two tests of those who keep the parked tasks of a queue out (seconds).
+TEST_EVERY = 1.0
+
+
+class SqliteParked(SqliteLocks, SqliteTurns, ParkingSession):
+    """Parked tasks, looked at by those who claim."""
+
+    _tested_at = 0.0
+
+    def claim_parked(
+        self, member_id: int, queue: str, owner: str, uid: str, again: bool, requesting_id: str, row_owner: str
+    ) -> Claimed | None:
+        # Reading takes no lock: where nothing has come, it costs the others nothing.
+        if not again and self.row("parked", {"queue": queue}) is None:
+            return None
+        if not again and not self._is_due(queue):
+            self.require_member(member_id)
+            self._test_lines(queue)
+            return None
+        with fork.held_off, self.writing():
+            self.give_sign(member_id, known=True)
+            values = {"queue": queue, "member": member_id, "uid": uid}
+            found = self.row("claimed_before", values) if again else None
+            if found is not None:
+                return self._parked_claim(found["task_id"])
+            self.require_member(member_id)
+            task_id = self._next_parked(queue)
+            if task_id is None or not self.may_start(queue, self.row("key_of", (task_id,))["task_key"], start=True):
+                return None
+            for number, lock in enumerate(self.rows("locks_of", (task_id,)), 1):
+                self.run(
+                    "move_row",
+                    {
+                        "resource": lock["resource"],
+                        "position": lock["position"],
+                        "member": member_id,
+                        "requesting_id": requesting_id,
+                        "owner": row_owner,
+                        "uid": f"{uid}.{number}",
+                        "anew": True,
+                    },
+                )
+            self.run("claim_task", {"task": task_id, "member": member_id, "owner": owner, "uid": uid})
+            return self._parked_claim(task_id)
+
+    def _parked_claim(self, task_id: int) -> Claimed:
+        locks = tuple(
+            TaskLock(row["resource"], row["access"], row["limit"], row["weight"], row["position"])
+            for row in self.rows("locks_of", (task_id,))
+        )
+        return Claimed(*(*self.row("claimed", (task_id,)), locks))
+
+    def _is_due(self, queue: str) -> bool:
+        """Whether there is something to write: a turn has come, or somebody has to ask, or the lease to be renewed."""
+        parking = self.row("parking", {"queue": queue})
+        if parking is None or parking["left"] is None or parking["left"] < LEASE - RENEW:
+            return True
+        key = {"queue": queue}
+        return (
+            self.row("parked_in_turn", key) is not None
+            or next(self._turns_come(queue), None) is not None
+            or next(self._may_ask(queue), None) is not None
+        )
+
+    def _next_parked(self, queue: str) -> int | None:
+        """The first one whose turn has come, and that may start; others leave the lines."""
+        parking = self._parking_member(queue)
+        for last in (False, True):
+            for row in list(self._turns_come(queue)):
+                self.run("turn_has_come", {"task": row["task_id"], "number": row["number"]})
+                self.run("one_lock_less", (row["task_id"],))
+            task_id = self._in_turn(queue, parking)
+            if task_id is not None or last or not self._ask(queue, parking):
+                return task_id
+        return None
+
+    def _turns_come(self, queue: str) -> Iterator[Any]:
+        """The rows that may go in, of those that wait. Behind one that may not, none of its kind may."""
+        rows = self.rows("waiting_locks", {"queue": queue})
+        for _, several in groupby(rows, lambda row: (row["resource"], row["access"], row["weight"], row["limit"])):
+            for row in several:
+                if not self._may_enter(row):
+                    break
+                yield row
+
+    def _may_enter(self, row: Any) -> bool:
+        request = Request(row["resource"], row["access"], row["limit"], row["weight"])
+        return self.turn_of(request, row["position"]).come
+
+    def _in_turn(self, queue: str, parking: int) -> int | None:
+        order = self.row("lowest_order", {"queue": queue})["task_order"]
+        for task in self.rows("parked_in_turn", {"queue": queue}):
+            task_id = int(task["task_id"])
+            locks = self.rows("locks_of", (task_id,))
+            there = sum(self._still_parked(lock, parking) for lock in locks)
+            if there < len(locks) or task["task_order"] != order or not self._has_room(queue, task["task_key"]):
+                self._leave_lines(task_id, parking)
+            elif not all(self._may_enter(lock) for lock in locks):  # a resource was paused, or has another limit now
+                self.run("all_locks_wait", (task_id,))
+                self.run("locks_left", {"task": task_id, "left": len(locks)})
+            else:
+                return task_id
+        return None
+
+    def _still_parked(self, lock: Any, parking: int) -> bool:
+        row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
+        return row is not None and row["member_id"] == parking and row["revoked_at"] is None
+
+    def _leave_lines(self, task_id: int, parking: int) -> None:
+        for lock in self.rows("locks_of", (task_id,)):
+            row = self.row("row", {"resource": lock["resource"], "position": lock["position"]})
+            if row is not None and row["member_id"] == parking:
+                self.remove(lock["resource"], lock["position"], None, "cancelled")
+        self.run("no_locks_wait", (task_id,))
+        self.run("locks_left", {"task": task_id, "left": None})
+
+    def _ask(self, queue: str, parking: int) -> int:
+        """Put the rows of those into the lines that could run but for their locks; how many."""
+        count = 0
+        for task in self._may_ask(queue):
+            task_id = task["task_id"]
+            locks = self.rows("locks_of", (task_id,))
+            if any(lock["limit"] is None and self.server_limit(lock["resource"]) is None for lock in locks):
+                continue  # until an operator sets one
+            who = {"requesting_id": f"task {task_id}", "member": parking, "owner": f"task {task_id} of {queue}"[:255]}
+            for lock in locks:
+                asked = {name: lock[name] for name in ("resource", "access", "limit", "weight")}
+                uid = f"parked {task_id}.{lock['number']}"
+                values = {**who, **asked, "uid": uid, "granted": False, "note": task["note"]}
+                position = self.run("insert", values).lastrowid
+                self.run("lock_waits", {"task": task_id, "number": lock["number"], "position": position})
+            self.run("locks_left", {"task": task_id, "left": len(locks)})
+            count += 1
+            if count == MOST_ASKED:
+                break
+        return count
+
+    def _may_ask(self, queue: str) -> Iterator[Any]:
+        """Those that could run but for their locks. Each has asked, or was passed by, when the next one is taken."""
+        full = set()  # keys without room
+        for task in self.rows("parked_to_ask", {"queue": queue}):
+            key = task["task_key"]
+            if key in full:
+                continue
+            if self._has_room(queue, key, asked=True):
+                yield task
+            elif not self._has_room(queue, "", asked=True):
+                return
+            else:
+                full.add(key)
+
+    def _has_room(self, queue: str, key: str | None, *, asked: bool = False) -> bool:
+        """Whether the limits and rates of a queue, and of this key, allow one more. ``asked``: those count, too, that
+        stand in the lines.
+        """
+        found = self.row("has_room", {"queue": queue, "key": key, "asked": asked})
+        return bool(found["room"]) and self.may_start(
+            queue, key or "", after=found["ask"], after_of_key=found["ask_of_key"]
+        )
+
+    def _parking_member(self, queue: str) -> int:
+        """In whose name the parked tasks of a queue stand in their lines, with a lease that has begun of late."""
+        found = self.row("parking", {"queue": queue})
+        if found is not None and found["left"] is not None:
+            self.run("renew", (found["member_id"],))
+            return int(found["member_id"])
+        member_id = self.run("enrol_parking", {"lease": int(LEASE * 1000)}).lastrowid
+        assert member_id is not None
+        self.run("set_parking", {"queue": queue, "member": member_id})
+        # Whatever stood in the lines went with the one before.
+        self.run("forget_lines", {"queue": queue})
+        self.run("forget_asked", {"queue": queue})
+        return member_id
+
+    def _test_lines(self, queue: str) -> None:
+        """Test those who keep parked tasks out, as nobody waits for these who would."""
+        now = time.monotonic()
+        if now - self._tested_at < TEST_EVERY:
+            return
+        self._tested_at = now
+        rows = self.rows("waiting_locks", {"queue": queue})
+        for resource, several in groupby(rows, lambda row: row["resource"]):
+            first = next(several)
+            self.test_ahead(
+                Request(resource, first["access"], first["limit"], first["weight"]), first["position"], None
+            )

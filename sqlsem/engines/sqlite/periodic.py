@@ -1,0 +1,45 @@
+"""What runs once per period."""
+
+from __future__ import annotations
+
+from sqlsem.engines.periodic import OnceEntry, PeriodicSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.sqlite.values import shown, user_name
+from sqlsem.model import Ticket
+
+
+class SqlitePeriods(SqliteConnection, PeriodicSession):
+    """Runs, and when they were done."""
+
+    def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
+        at = None
+        if ticket is not None:
+            at = self._turn_came(ticket)
+            if at is None:
+                return None
+        found = self.row("once_due", {"name": name, "at": at, "per_ms": per_ms, "offset_ms": offset_ms})
+        return bool(found["due"])
+
+    def mark_once(self, name: str, ticket: Ticket) -> bool:
+        with fork.held_off, self.writing():
+            at = self._turn_came(ticket)
+            if at is None:
+                return False
+            row = {"position": ticket.position, "requesting_id": ticket.requesting_id}
+            self.run("mark_once", {"name": name, "at": at, **row, "login": user_name()})
+        return True
+
+    def _turn_came(self, ticket: Ticket) -> float | None:
+        """When it came."""
+        key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
+        row = self.row("once_turn", key)
+        return None if row is None else row["granted_at"]
+
+    def once_last(self, name: str) -> OnceEntry | None:
+        row = self.row("once_last", (name,))
+        return None if row is None else shown(OnceEntry, row, name=name, fence=row["position"])
+
+    def once_forget(self, name: str) -> bool:
+        with fork.held_off, self.writing():
+            return self.run("once_forget", (name,)).rowcount > 0

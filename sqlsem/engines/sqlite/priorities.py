@@ -1,0 +1,93 @@
+"""Requests that wait by priority. See the comments of PostgreSQL's priorities.sql."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlsem.engines.ranking import PLACES, RankedSession, Turn, line_of, no_priorities, place_of
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, columns
+from sqlsem.errors import ConfigurationError
+from sqlsem.insight.patterns import no_limit_set
+from sqlsem.model import Request, Ticket
+
+
+class SqlitePriorities(SqliteLocks, RankedSession):
+    """Lines of priority; the file's write lock is the gate of them all."""
+
+    def take_turn(
+        self,
+        member_id: int,
+        requesting_id: str,
+        owner: str,
+        uid: str,
+        request: Request,
+        only_if_free: bool,
+        place: Ticket | None,
+    ) -> Turn:
+        # First without the gate. Who is dead is removed in a transaction of its own.
+        own = self._own_place(request, member_id, uid)
+        before = self._before(request, own)
+        others = before is not None and before["member_id"] != member_id
+        if others and self.suspect(line_of(request.resource), before["queue_position"], before["member_id"]):
+            before = self._before(request, own)
+        come = before is None and self.turn_of(request, LAST).come
+        if before is None and not come:
+            come = self.test_ahead(request, LAST, member_id)
+        if place is not None and own is not None and not come:
+            return self._stands(own["queue_position"], requesting_id, request, before)
+        who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
+        with fork.held_off, self.writing():
+            self.give_sign(member_id)
+            found = self.rows("find", {"member": member_id, "uid": uid})
+            for row in found:
+                if row["resource_id"] == request.resource:
+                    if not row["granted"]:  # taken away since
+                        return Turn(None, False)
+                    return Turn(Ticket(request.resource, row["queue_position"], row["requesting_id"], True), True)
+            own = self._own_place(request, member_id, uid)
+            if own is None and place is not None:
+                return Turn(None, False)
+            state = self.row("anybody", {"resource": request.resource, "member": member_id})
+            if state["ageing"] is None:
+                raise no_priorities(request.resource)
+            if request.limit is None and state["cap"] is None:
+                raise ConfigurationError(no_limit_set(request.resource), resource=request.resource)
+            before = self._before(request, own)
+            if before is None and self.turn_of(request, LAST).come:
+                position = self.run("insert", {**who, **columns(request), "uid": uid, "granted": True}).lastrowid
+                assert position is not None
+                if own is not None:
+                    self.remove(line_of(request.resource), own["queue_position"], requesting_id, "released")
+                return Turn(Ticket(request.resource, position, requesting_id, True), True)
+            if only_if_free:
+                return Turn(None, False)
+            if own is not None:
+                return self._stands(own["queue_position"], requesting_id, request, before)
+            its = {**who, **columns(place_of(request)), "uid": f"{uid}.1", "granted": True}
+            there = self.run("insert", its).lastrowid
+            assert there is not None
+            return self._stands(there, requesting_id, request, before)
+
+    @staticmethod
+    def _stands(position: int, requesting_id: str, request: Request, before: Any) -> Turn:
+        ticket = Ticket(line_of(request.resource), position, requesting_id, True)
+        return Turn(ticket, False, before and before["queue_position"], before["ahead"] if before else 0)
+
+    def _own_place(self, request: Request, member_id: int, uid: str) -> Any:
+        return self.row("own_place", {"line": line_of(request.resource), "member": member_id, "uid": uid})
+
+    def _before(self, request: Request, own: Any) -> Any:
+        """Who waits right before it, if anybody does. Raises `ConfigurationError` where there are no priorities."""
+        ageing = self.row("ageing", (request.resource,))
+        if ageing is None:
+            raise no_priorities(request.resource)
+        values = {
+            "line": line_of(request.resource),
+            "places": PLACES,
+            "ageing": ageing["ageing"],
+            "priority": request.priority,
+            "position": own and own["queue_position"],
+            "at": own and own["requested_at"],
+        }
+        return self.row("before_place", values)

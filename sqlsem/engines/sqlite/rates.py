@@ -1,0 +1,60 @@
+"""Rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlsem.engines.rating import RateSession
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import LAST, SqliteLocks
+from sqlsem.engines.sqlite.used import SqliteUsed
+from sqlsem.model import Ticket
+from sqlsem.model_rates import RateAnswer, RateEntry, RateRequest, RateTurn, Wish
+
+
+class SqliteRates(SqliteLocks, SqliteUsed, RateSession):
+    """So much in so long: read, reckoned and written in one transaction that writes."""
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        line = {"resource": request.resource, "position": LAST}
+        if ticket is None and self.rows("first_in_line", line):  # the dead are in nobody's way
+            self.test_ahead(request.in_line(), LAST, self.member_id)
+        with fork.held_off:
+            with self.writing():
+                answer = self._take(request, ticket)
+                done = answer.turn is RateTurn.TAKEN and ticket is not None
+                come = self.leave(ticket, "released")[1] if done and ticket is not None else []
+            if come:
+                self.rings.ring(come)
+        return answer
+
+    def _take(self, request: RateRequest, ticket: Ticket | None) -> RateAnswer:
+        key = {"resource": request.resource, "position": LAST if ticket is None else ticket.position}
+        if ticket is not None and not self.rows("in_line", {**key, "requesting_id": ticket.requesting_id}):
+            return RateAnswer(RateTurn.GONE)
+        if self.rows("first_in_line", key):
+            return RateAnswer(RateTurn.OTHERS_FIRST)
+        state, now_us = self.rate_state(request.resource), self.now_us()
+        before = {ms: known.copy() for ms, known in state.windows.items()}
+        wait_ms = state.take(request, now_us)
+        self.write_rate(request.resource, before, state)
+        if wait_ms:
+            return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
+        return RateAnswer(RateTurn.TAKEN, times=(now_us // 1000,))
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        with fork.held_off, self.writing():
+            state, now_us = self.rate_state(resource), self.now_us()
+            before = {ms: known.copy() for ms, known in state.windows.items()}
+            state.begin((), now_us // 1000)
+            state.use(more, now_us, taken_ms)
+            self.write_rate(resource, before, state)
+
+    def rates(self, resource: str | None) -> list[RateEntry]:
+        with fork.held_off, self.reading():
+            now_ms = self.now_us() // 1000
+            names = [row["resource_id"] for row in self.rows("rated_resources", {"resource": resource})]
+            states = {name: self.rate_state(name) for name in names}
+        return [entry for name, state in states.items() for entry in state.entries(name, now_ms)]

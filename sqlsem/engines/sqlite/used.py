@@ -1,0 +1,41 @@
+"""What is kept of rates: of those that programs declare, and of the starts of tasks."""
+
+from __future__ import annotations
+
+import math
+
+from sqlsem.engines.slots import Known, RateState
+from sqlsem.engines.sqlite.executing import SqliteExecuting
+
+
+class SqliteUsed(SqliteExecuting):
+    """What was used of a rate, read and written."""
+
+    def now_us(self) -> int:
+        """Microseconds since 1970, by the clock that rates go by."""
+        return math.floor(float(self.row("clock")["now"]) * 1_000_000)
+
+    def rate_state(self, resource: str) -> RateState:
+        """What is known of it."""
+        windows = {
+            int(row["window_ms"]): Known(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"])
+            for row in self.rows("rate_windows", (resource,))
+        }
+        for row in self.rows("rate_slots", (resource,)):
+            if row["window_ms"] in windows:
+                windows[row["window_ms"]].slots[row["slot"]] = row["used"]
+        return RateState(windows)
+
+    def write_rate(self, resource: str, before: dict[int, Known], state: RateState) -> None:
+        """What is other than before, in the transaction in which that was read."""
+        for ms, known in state.windows.items():
+            old = before.get(ms, Known(0, 0))
+            key = {"resource": resource, "window": ms}
+            if (old.limit, old.seen_ms, old.full_us) != (known.limit, known.seen_ms, known.full_us):
+                values = {"limit": known.limit, "seen": known.seen_ms, "full": known.full_us}
+                self.run("put_rate_window", {**key, **values})
+            for slot in old.slots.keys() - known.slots.keys():
+                self.run("drop_rate_slot", {**key, "slot": slot})
+            for slot, used in known.slots.items():
+                if old.slots.get(slot) != used:
+                    self.run("put_rate_slot", {**key, "slot": slot, "used": used})

@@ -1,0 +1,217 @@
+"""What runs once per period, for threads: however many ask for it, one runs, and a failed one may be tried again."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlsem.core.blocking import require_no_loop
+from sqlsem.core.defaults import Coordinated
+from sqlsem.core.grants import Grant
+from sqlsem.core.holdings import LostCallback
+from sqlsem.core.periodic import Period, Periodic, let_go
+from sqlsem.core.process import Process
+from sqlsem.core.steps import drive
+from sqlsem.engines.periodic import OnceEntry
+from sqlsem.locks import Lock
+from sqlsem.model import Duration
+
+if TYPE_CHECKING:
+    from sqlsem import aio  # at run time when it is first used: programs without asyncio need not load it
+
+__all__ = ["Once", "Run", "once"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Run:
+    """The one run of a period. It ends by `done` or `give_up`, or with the block of its `Once`.
+
+    Attributes:
+        name: Of what.
+        grant: The grant of the mutex ``once:<name>``, which it holds meanwhile.
+    """
+
+    def __init__(self, process: Process, period: Period, lock: Lock, grant: Grant) -> None:
+        self.name = period.name
+        self.grant = grant
+        self._process = process
+        self._period = period
+        self._lock = lock
+
+    @property
+    def fence(self) -> int:
+        """A number that grows with every run; store it with what you write, and refuse smaller ones."""
+        return self.grant.fence
+
+    def done(self) -> None:
+        """It went well: nobody else runs in this period. Raises `LockLost` when the lock was lost before, and
+        `Unavailable`; then it may run again.
+        """
+        try:
+            self._mark()
+        finally:
+            self.grant.release()
+
+    def give_up(self) -> None:
+        """It did not: the next one may try, at once. Raises `LockLost` when the lock was lost before."""
+        self.grant.release()
+
+    def _mark(self) -> None:
+        drive(self._period.mark(self._process, self.grant), self._process.perform)
+
+    def _leave(self, exc: BaseException | None) -> None:
+        if self.grant.holding.released:
+            return  # by one of the above, inside the block
+        try:
+            if exc is None:
+                self._mark()
+        except BaseException as struck:
+            self._lock.__exit__(type(struck), struck, None)
+            raise
+        self._lock.__exit__(None if exc is None else type(exc), exc, None)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}, {self.grant!r}>"
+
+
+class Once:
+    """Something that runs once per period; made by `sqlsem.once`. Several threads may use it, again and again."""
+
+    def __init__(self, periodic: Periodic) -> None:
+        self._periodic = periodic
+        self._mine = threading.local()
+
+    def begin(self, blocking: bool = True, timeout: Duration | None = -1) -> Run | None:
+        """The run, which its caller ends by `Run.done` or `Run.give_up`; None when it is done for this period, or
+        another one did not end in time.
+
+        Args:
+            blocking: False does not wait for another run.
+            timeout: How long to wait for another one, which may fail; None or -1 for ever. Left out, that of
+                `sqlsem.once`.
+
+        Raises `Deadlock` when this thread runs it already, and `Unavailable`.
+
+        >>> run = sqlsem.once("report", per="1d").begin(blocking=False)  # doctest: +SKIP
+        """
+        return self._begin(self._periodic.terms.seconds(blocking, timeout))[0]
+
+    def _begin(self, timeout: float | None) -> tuple[Run | None, bool]:
+        """The run; and whether it was late."""
+        require_no_loop("once()", "use 'async with', or sqlsem.aio.once(…)")
+        process, period = self._periodic.process, self._periodic.period
+        if not drive(period.due(process, None), process.perform):
+            return None, False
+        lock = Lock(self._periodic.terms)
+        try:
+            if not lock.acquire(timeout=timeout):
+                return None, True
+            grant = lock.grant
+            if drive(period.due(process, grant), process.perform):
+                return Run(process, period, lock, grant), False
+            lock.release()
+        except BaseException:
+            let_go(lock)
+            raise
+        return None, False
+
+    def last(self) -> OnceEntry | None:
+        """When it was done last, and by whom; None: never. Raises `Unavailable`.
+
+        >>> sqlsem.once("report", per="1d").last().done_at  # doctest: +SKIP
+        """
+        return self._periodic.last()
+
+    def forget(self) -> bool:
+        """Forget when it was done last, so that it may run again in this period (and after the database's clock stood
+        in the future for a while); whether there was anything to forget. Raises `Unavailable`.
+        """
+        return self._periodic.forget()
+
+    def __enter__(self) -> Run | None:
+        run, late = self._begin(self._periodic.terms.timeout)
+        if late:
+            raise self._periodic.terms.too_late(self._periodic.terms.requests)
+        self._mine.__dict__.setdefault("stack", []).append(run)
+        return run
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        run: Run | None = self._mine.stack.pop()
+        if run is not None:
+            run._leave(exc)
+
+    @functools.cached_property
+    def _aio(self) -> aio.Once:
+        from sqlsem import aio  # when it is first used
+
+        made: aio.Once = self.__dict__.setdefault("_awaited", aio.Once(self._periodic, aio.Lock))
+        return made
+
+    async def __aenter__(self) -> aio.Run | None:
+        return await self._aio.__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
+    ) -> None:
+        await self._aio.__aexit__(exc_type, exc, traceback)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or method, or a coroutine function: it is called once per period, and other calls return
+        None. Raises `ConfigurationError` for what cannot be guarded this way (generators, classes).
+        """
+        from sqlsem.core import decorated  # wrapt takes longer to load than all of ours
+
+        if decorated.is_coroutine(function):
+            return decorated.run_once_awaiting(function, self._aio)
+        return decorated.run_once(function, self)
+
+    def __repr__(self) -> str:
+        return f"<Once {self._periodic}>"
+
+
+def once(
+    name: str,
+    per: Duration,
+    *,
+    offset: Duration = 0,
+    note: str | None = None,
+    timeout: Duration | None = None,
+    on_lost: LostCallback | None = None,
+    coordinator: Coordinated | None = None,
+) -> Once:
+    """Once per period, however many ask: one runs, the others wait until it has ended, as it may fail, and then find it
+    done. It is done when the block ends without an error; else the next one may try, at once.
+
+    ``with`` gives the `Run`, or None where there is nothing to do.
+
+    Args:
+        name: Of what: 1 to 250 characters. A run holds the mutex ``once:<name>``, which everybody can see.
+        per: The length of a period, from 1 second to 366 days: ``"1h"``, ``"1d"``. Periods are its multiples since
+            1970 in UTC (of a week: from Thursday on), by the database's clock. A run counts for the period in which its
+            turn came, also when it ends after that.
+        offset: Moves their beginning: ``per="1d", offset="6h"`` begins at 6:00 UTC.
+        note: Words for anyone who looks at the queue, while it runs.
+        timeout: How long ``with`` waits for another run before `Timeout`; None (the default) for ever.
+        on_lost: Called with the grant, from another thread, when the lock is lost.
+        coordinator: Which database; left out, the default one.
+
+    Raises:
+        Timeout: Another run did not end in time.
+        LockLost: On leaving the block, when the lock was lost inside it: then it is not done.
+        Deadlock: This thread runs it already.
+        ConfigurationError: A name, a period or an offset that cannot be, or an engine that cannot.
+        Unavailable: The database is out of reach.
+
+    Who dies in the middle has not done it. When a process dies after its work, and before that is written down, the
+    next one does it again: let the work bear that.
+
+    >>> with sqlsem.once("report", per="1d") as run:  # doctest: +SKIP
+    ...     if run:
+    ...         send_report()
+    >>> @sqlsem.once("report", per="1d")  # doctest: +SKIP
+    ... def send_report(): ...
+    """
+    return Once(Periodic(Period(name, per, offset), note, timeout, on_lost, None, coordinator))
