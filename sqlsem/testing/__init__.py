@@ -13,8 +13,9 @@ __all__ = ["memory"]
 def memory(name: str | None = None, **options: Any) -> Coordinator:
     """A coordinator whose locks are in the memory of this process, and gone with the last one that names them.
 
-    It has mutex, limit, read, write, stage and all_of, for threads and asyncio, and finds deadlocks. Work queues,
-    rounds, upgrades and what operators do it has not; asking for them raises `sqlsem.ConfigurationError`.
+    It has mutex, limit, read, write, stage and all_of, for threads and asyncio, finds deadlocks, and lets limits and
+    pauses be set (`Coordinator.set_limit`, `Coordinator.pause`). Work queues, rounds, upgrades and what else operators
+    do it has not; asking for them raises `sqlsem.ConfigurationError`.
 
     Args:
         name: Coordinators of the same name share their locks, as two programs would share those in a database. Left

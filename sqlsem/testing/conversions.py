@@ -1,0 +1,149 @@
+"""Upgrades and downgrades of the simulated database, as ``sql/postgresql/conversions.sql`` does them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from sqlsem.engines.answers import already_upgrading
+from sqlsem.engines.roles import Convertible
+from sqlsem.model import READ, UPGRADE, WRITE, Entry, Request, Ticket, Upgrading
+
+if TYPE_CHECKING:
+    from sqlsem.testing.server import Server
+
+__all__ = ["Conversions"]
+
+
+class Conversions(Convertible):
+    """The part of a session that converts."""
+
+    _server: Server
+
+    def ask(self, what: str) -> None:
+        """The call is under way: others may come in between."""
+        raise NotImplementedError
+
+    def answer(self, what: str) -> None:
+        """It is done, and the answer is under way."""
+        raise NotImplementedError
+
+    def begin_upgrade(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        what = f"begin_upgrade {ticket.position}"
+        self.ask(what)
+        came = self._begin(ticket, only_if_free)
+        self.answer(f"{what}: {came.value}")
+        return came
+
+    def _begin(self, ticket: Ticket, only_if_free: bool) -> Upgrading:
+        server = self._server
+        row = server.row(ticket)
+        if row is None or row.granted_at is None or row.position in server.revoked or not server.give_sign(_of(row)):
+            return Upgrading.GONE
+        if row.access != READ:
+            return Upgrading.DONE if row.access == WRITE else Upgrading.BEGUN
+        others = [one for one in server.rows_on(row.resource) if one.access == UPGRADE]
+        if others:
+            server.suspect_all(row.resource, _of(row))
+            there = [one for one in server.rows_on(row.resource) if one.access == UPGRADE]
+            if any(one.position not in server.revoked and not server.is_missing(_of(one)) for one in there):
+                raise already_upgrading(there, ticket)
+            if there:
+                return Upgrading.NOT_YET
+        free, inside = self._free(row), self._others_inside(row)
+        if (free or inside) and only_if_free and server.suspect_all(row.resource, _of(row)):
+            free, inside = self._free(row), self._others_inside(row)
+        if not free and not inside:
+            server.convert(row, WRITE, "upgraded")
+            return Upgrading.DONE
+        if only_if_free or not all(server.may_enter(_request(one), one.position) for one in free):
+            return Upgrading.NOT_YET
+        for one in free:
+            server.grant(one)
+        server.convert(row, UPGRADE)
+        return Upgrading.BEGUN
+
+    def _free(self, row: Entry) -> list[Entry]:
+        """Readers behind that wait, and fit but for what an operator has set."""
+        rows = self._server.rows_on(row.resource)
+        return [
+            one
+            for one in rows
+            if one.position > row.position
+            and one.access == READ
+            and one.granted_at is None
+            and one.position not in self._server.revoked
+            and _request(one).fits([other for other in rows if other.position < one.position], None)
+        ]
+
+    def _others_inside(self, row: Entry) -> list[Entry]:
+        """Who is inside, or may believe so."""
+        return [
+            one
+            for one in self._server.rows_on(row.resource)
+            if one.position != row.position and (one.position < row.position or one.granted_at is not None)
+        ]
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        server = self._server
+        deadline = server.fibers.now + timeout
+        what = f"upgrade {ticket.position}"
+        self.ask(what)
+        server.waiting.add(nudge)
+        try:
+            while True:
+                nudge.clear()  # before looking: what changes afterwards is seen
+                self.require_connection()
+                came = self._become_writer(ticket)
+                row = server.row(ticket)
+                if came is not False or row is None or row.access != UPGRADE:
+                    break
+                if server.suspect_all(ticket.resource, _of(row)):
+                    continue
+                left = deadline - server.fibers.now
+                if left <= 0:
+                    break
+                nudge.wait(min(left, server.next_test(ticket.resource)))
+        finally:
+            server.waiting.discard(nudge)
+        self.answer(f"{what}: {'gone' if came is None else 'writes' if came else 'not yet'}")
+        return came
+
+    def require_connection(self) -> None:
+        """Raise `Disconnected` where it is broken."""
+        raise NotImplementedError
+
+    def _become_writer(self, ticket: Ticket) -> bool | None:
+        server = self._server
+        row = server.row(ticket)
+        if row is None or row.granted_at is None or row.position in server.revoked:
+            return None
+        if row.access != UPGRADE:
+            return row.access == WRITE
+        if self._others_inside(row):
+            return False
+        if not server.give_sign(_of(row)):
+            return None
+        server.convert(row, WRITE, "upgraded")
+        return True
+
+    def downgrade(self, ticket: Ticket) -> bool:
+        server = self._server
+        self.ask(f"downgrade {ticket.position}")
+        row = server.row(ticket)
+        there = row is not None and row.granted_at is not None and row.position not in server.revoked
+        if row is not None and there and row.access != READ:
+            server.convert(row, READ, "downgraded" if row.access == WRITE else "")
+            server.wake()
+        self.answer(f"downgrade {ticket.position}: {'reads' if there else 'gone'}")
+        return there
+
+
+def _of(row: Entry) -> int:
+    """Whose it is."""
+    assert row.member_id is not None
+    return row.member_id
+
+
+def _request(row: Entry) -> Request:
+    return Request(row.resource, row.access, row.limit, row.weight)

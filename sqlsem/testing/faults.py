@@ -1,0 +1,160 @@
+"""What goes wrong in a simulation, in words that can be noted and repeated: ``crash B 0``, ``restart 7``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlsem.testing.world import Actor, World
+
+__all__ = ["FAULTS", "Faults", "Trouble"]
+
+#: All kinds: see `Faults`.
+FAULTS = ("crash", "pause", "cut", "slow", "restart", "failover", "clock", "revoke", "hold", "cap", "reap", "stall")
+
+
+class Trouble(Exception):
+    """It cannot happen now."""
+
+
+class Faults:
+    """Makes things go wrong.
+
+    - ``crash B 20``: the process is killed; the server notices after so many seconds.
+    - ``pause B 7``: it is stopped for so long.
+    - ``cut B 1 20``: its second connection breaks, with the call under way: before that reached the server, or after
+      its commit. The server notices after so many seconds.
+    - ``slow B.pulse 3``: the call that this thread makes takes so long, before it has its effect or after that.
+    - ``restart 7``: all sessions end, and the server is back after so many seconds.
+    - ``stall 3``: the server stands still for so long; its sessions stay.
+    - ``failover 2 1``: the same, and a standby takes over that has not received the last two changes of those that
+      nobody waits for: releases, times of grants, signs of life.
+    - ``clock -30``: the server's clock is set. (Forward only where all beacons are held and nobody lives by a lease:
+      else the time is taken for time that has passed, as the guarantees say.)
+    - ``revoke 0``: an operator takes the first row away. ``hold r`` pauses a resource, ``cap r`` caps it at 1, until
+      nothing goes wrong any more; ``reap`` tests all.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._undone: list[str] = []
+
+    # -- which ----------------------------------------------------------------------------------------------------
+
+    def draw(self, chance: random.Random, kind: str) -> str | None:
+        """One of that kind, at random; None where there is nothing for it to happen to."""
+        world = self._world
+        alive = [one for one in world.actors if one.runs]
+        if not alive:
+            return None
+        who = chance.choice(alive)
+        short, long = chance.choice((0.2, 1, 3)), chance.choice((2, 7, 20))
+        seconds = chance.choice((short, long))
+        if kind == "crash":
+            return f"crash {who} {chance.choice((0, 0, long))}" if len(alive) > 1 else None
+        if kind == "pause":
+            return f"pause {who} {seconds}"
+        if kind == "cut":
+            return f"cut {who} {chance.choice((0, 0, 0, 1))} {chance.choice((0, 0, seconds))}"
+        if kind == "slow":
+            calling = [one for one in world.fibers.all if one.ready and one.where and one.group.runs]
+            return f"slow {chance.choice(calling).name} {seconds}" if calling else None
+        if kind in ("restart", "stall"):
+            return f"{kind} {seconds}"
+        if kind == "failover":
+            return f"failover {chance.randrange(4)} {seconds}"
+        if kind == "clock":
+            return f"clock {chance.choice((-30, -3, 3, 3600))}"
+        if kind == "revoke":
+            return f"revoke {chance.randrange(3)}"
+        resources = world.server.resources()
+        if kind in ("hold", "cap"):
+            return f"{kind} {chance.choice(resources)}" if resources else None
+        return kind
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def make(self, verb: str, rest: Sequence[str]) -> None:
+        """Have it happen. Raises `Trouble` where it cannot."""
+        getattr(self, f"_{verb}")(*rest)
+
+    def undo(self) -> None:
+        """What stands in the way of others is taken back; what is stopped goes on."""
+        server = self._world.server
+        for resource in self._undone:
+            server.pause(resource, False)
+            server.set_cap(resource, None)
+        self._undone.clear()
+        for actor in self._world.actors:
+            actor.paused_until = min(actor.paused_until, self._world.fibers.now)
+        server.stalled_until = min(server.stalled_until, self._world.fibers.now)
+        self._world.at(0, lambda: None)  # whoever was paused is looked at
+
+    def _actor(self, name: str) -> Actor:
+        for actor in self._world.actors:
+            if actor.name == name and not actor.dead:
+                return actor
+        raise Trouble(f"{name} is not alive")
+
+    def _crash(self, name: str, linger: str = "0") -> None:
+        actor = self._actor(name)
+        if sum(not one.dead for one in self._world.actors) == 1:
+            raise Trouble("nobody would be left")
+        actor.dead = True
+        for session in [one for one in self._world.server.sessions if one.owner == name]:
+            session.lose()
+            self._world.at(float(linger), session.end)
+        self._world.settle()
+
+    def _pause(self, name: str, seconds: str) -> None:
+        self._actor(name).paused_until = self._world.fibers.now + float(seconds)
+        self._world.at(float(seconds), lambda: None)
+
+    def _cut(self, name: str, which: str = "0", linger: str = "0") -> None:
+        self._actor(name)
+        sessions = [one for one in self._world.server.sessions if one.owner == name and not one.cut]
+        if len(sessions) <= int(which):
+            raise Trouble("there is no such connection")
+        session = sessions[int(which)]
+        session.lose()
+        self._world.at(float(linger), session.drop)
+        self._world.settle()
+
+    def _slow(self, name: str, seconds: str) -> None:
+        for fiber in self._world.fibers.all:
+            if fiber.name == name and fiber.ready and fiber.where:
+                fiber.ready = False
+                fiber.deadline = self._world.fibers.now + float(seconds)
+                return
+        raise Trouble("it makes no call")
+
+    def _restart(self, seconds: str) -> None:
+        self._world.server.restart(float(seconds))
+
+    def _stall(self, seconds: str) -> None:
+        self._world.server.stall(float(seconds))
+
+    def _failover(self, forget: str, seconds: str) -> None:
+        self._world.server.fail_over(int(forget), float(seconds))
+
+    def _clock(self, seconds: str) -> None:
+        self._world.server.set_clock(float(seconds))
+
+    def _revoke(self, which: str) -> None:
+        rows = self._world.server.rows()
+        if not rows:
+            raise Trouble("there is no row")
+        self._world.server.revoke(rows[int(which) % len(rows)].position)
+
+    def _hold(self, resource: str) -> None:
+        self._world.server.pause(resource, True)
+        self._undone.append(resource)
+
+    def _cap(self, resource: str) -> None:
+        self._world.server.set_cap(resource, 1)
+        self._undone.append(resource)
+
+    def _reap(self) -> None:
+        self._world.server.reap_all()

@@ -1,0 +1,322 @@
+"""Virtual time: what the package takes for threads are greenlets here, of which one runs at a time, until it waits.
+
+`Fibers` is a runtime (`sqlsem.runtime`). Whoever steps it (`Fibers.resume`) decides which of those goes on that could,
+and time stands still unless it is set forward. So a run is decided by nothing but those decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlsem.errors import ConfigurationError
+from sqlsem.runtime import Condition, Lock, Runtime, Thread, Timer
+
+try:
+    import greenlet
+except ImportError as exc:
+    raise ConfigurationError("Simulations need greenlet; install it with: pip install 'sqlsem[simulate]'") from exc
+
+__all__ = ["Fiber", "Fibers"]
+
+T = TypeVar("T")
+
+
+class Fiber:
+    """A thread of execution. ``group``: the process that it is of, which is frozen or dead as a whole."""
+
+    __slots__ = (
+        "begun",
+        "call",
+        "deadline",
+        "error",
+        "glet",
+        "group",
+        "name",
+        "names",
+        "number",
+        "over",
+        "ready",
+        "where",
+    )
+
+    def __init__(self, number: int, name: str, group: Any, call: Callable[[], object]) -> None:
+        self.number = number
+        self.name = name
+        self.group = group
+        self.call = call
+        self.glet: Any = None
+        self.begun = False
+        self.over = False
+        self.ready = False
+        self.deadline = math.inf
+        self.error: BaseException | None = None
+        self.names: dict[Any, Any] = {}
+        self.where = ""  # what it is about to do, or waits for
+
+
+class Fibers(Runtime):
+    """All of them, and their clock.
+
+    Attributes:
+        now: The time, in seconds. Whoever steps the fibers sets it forward.
+        ended: What is left shall end: whoever waits gets `GreenletExit`.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.ended = False
+        self.all: list[Fiber] = []
+        self.running: Fiber | None = None
+        self._hub = greenlet.getcurrent()
+
+    # -- what runs ------------------------------------------------------------------------------------------------
+
+    def spawn(self, name: str, group: Any, call: Callable[[], object]) -> Fiber:
+        """A new fiber, which runs when it is resumed."""
+        fiber = Fiber(len(self.all), name, group, call)
+        fiber.ready = True
+        self.all.append(fiber)
+        return fiber
+
+    def resume(self, fiber: Fiber) -> None:
+        """Have it run until it waits, or steps, or is over."""
+        fiber.ready = False
+        fiber.deadline = math.inf
+        if not fiber.begun:
+            fiber.begun = True
+            fiber.glet = greenlet.greenlet(self._run, self._hub)
+        self.running = fiber
+        try:
+            fiber.glet.switch(fiber)
+        finally:
+            self.running = None
+
+    def _run(self, fiber: Fiber) -> None:
+        try:
+            fiber.call()
+        except greenlet.GreenletExit:
+            pass
+        except BaseException as exc:
+            fiber.error = exc
+        fiber.over = True
+        fiber.ready = False
+        self.wake_at_end(fiber)
+
+    def wake_at_end(self, fiber: Fiber) -> None:
+        """Those who join it go on."""
+        for other in self.all:
+            if other.where == f"join {fiber.name}":
+                other.ready = True
+
+    def step(self, where: str) -> None:
+        """Let others come in between."""
+        fiber = self.running
+        if self.ended:
+            raise greenlet.GreenletExit
+        if fiber is None:
+            return
+        fiber.ready = True
+        fiber.where = where
+        self._hub.switch()
+        self._check(fiber)
+
+    def block(self, where: str, seconds: float) -> bool:
+        """Wait until somebody sets ``ready``, or so long. Whether somebody did."""
+        fiber = self.running
+        if self.ended:
+            raise greenlet.GreenletExit
+        if fiber is None:
+            raise RuntimeError(f"Nobody runs who could wait for {where}: in a simulation only its programs may wait")
+        deadline = self.now + max(0.0, seconds)
+        fiber.ready = False
+        fiber.deadline = deadline
+        fiber.where = where
+        self._hub.switch()
+        self._check(fiber)
+        return self.now < deadline
+
+    def _check(self, fiber: Fiber) -> None:
+        fiber.where = ""
+        if self.ended:
+            raise greenlet.GreenletExit
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        end = self.now + seconds
+        while self.now < end:
+            self.block("sleep", end - self.now)
+
+    def end(self) -> None:
+        """Let go of all that is left: what they still do reaches nobody."""
+        self.ended = True
+        for fiber in self.all:
+            if fiber.glet is not None and not fiber.over:
+                fiber.over = True
+                fiber.glet.throw(greenlet.GreenletExit)
+
+    # -- a runtime ------------------------------------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def event(self) -> threading.Event:
+        return _Event(self)
+
+    def lock(self) -> Lock:
+        return _Lock(self)
+
+    def condition(self, lock: threading.Lock) -> Condition:
+        return _Condition(self, lock)
+
+    def thread(self, target: Callable[[], object], name: str) -> Thread:
+        return _Thread(self, target, name)
+
+    def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
+        return _Timer(self, seconds, call)
+
+    def namespace(self, local: threading.local) -> dict[str, Any]:
+        kept: dict[str, Any] = {} if self.running is None else self.running.names.setdefault(local, {})
+        return kept
+
+
+class _Event(threading.Event):
+    """An event in virtual time. (It is one of threading's by name only, and has nothing of it.)"""
+
+    def __init__(self, fibers: Fibers) -> None:
+        self._fibers = fibers
+        self._is_set = False
+        self._sleepers: list[Fiber] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for fiber in self._sleepers:
+            fiber.ready = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        fibers = self._fibers
+        if self._is_set:
+            return True
+        if timeout is not None and timeout <= 0:
+            return False
+        deadline = math.inf if timeout is None else fibers.now + timeout
+        sleeper = fibers.running
+        if sleeper is not None:
+            self._sleepers.append(sleeper)
+        try:
+            while not self._is_set and fibers.now < deadline:
+                fibers.block("event", deadline - fibers.now)
+        finally:
+            if sleeper is not None:
+                self._sleepers.remove(sleeper)
+        return self._is_set
+
+
+class _Lock:
+    def __init__(self, fibers: Fibers) -> None:
+        self._fibers = fibers
+        self._locked = False
+        self._sleepers: list[Fiber] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._locked:
+            if not blocking:
+                return False
+            fibers = self._fibers
+            deadline = math.inf if timeout < 0 else fibers.now + timeout
+            sleeper = fibers.running
+            assert sleeper is not None
+            self._sleepers.append(sleeper)
+            try:
+                while self._locked:
+                    if fibers.now >= deadline:
+                        return False
+                    fibers.block("lock", deadline - fibers.now)
+            finally:
+                self._sleepers.remove(sleeper)
+        self._locked = True
+        return True
+
+    def release(self) -> None:
+        self._locked = False
+        for fiber in self._sleepers:
+            fiber.ready = True
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+
+class _Condition:
+    def __init__(self, fibers: Fibers, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._event = _Event(fibers)
+        self._fibers = fibers
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        deadline = math.inf if timeout is None else self._fibers.now + timeout
+        while not predicate():
+            left = deadline - self._fibers.now
+            if left <= 0:
+                return False
+            self._event.clear()
+            self._lock.release()
+            try:
+                self._event.wait(left)
+            finally:
+                self._lock.acquire()
+        return True
+
+    def notify_all(self) -> None:
+        self._event.set()
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+
+class _Thread:
+    def __init__(self, fibers: Fibers, target: Callable[[], object], name: str) -> None:
+        self._fibers, self._target = fibers, target
+        running = fibers.running
+        self._group = None if running is None else running.group
+        self._name = f"{self._group}.{name.removeprefix('sqlsem-')}"
+        self._fiber: Fiber | None = None
+
+    def start(self) -> None:
+        self._fiber = self._fibers.spawn(self._name, self._group, self._target)
+
+    def join(self, timeout: float | None = None) -> None:
+        fiber, fibers = self._fiber, self._fibers
+        deadline = math.inf if timeout is None else fibers.now + timeout
+        while fiber is not None and not fiber.over and fibers.now < deadline:
+            fibers.block(f"join {fiber.name}", deadline - fibers.now)
+
+
+class _Timer:
+    def __init__(self, fibers: Fibers, seconds: float, call: Callable[[], object]) -> None:
+        self._cancelled = fibers.event()
+        self._seconds, self._call = seconds, call
+        self._thread = fibers.thread(self._run, "sqlsem-timer")
+
+    def _run(self) -> None:
+        if not self._cancelled.wait(self._seconds):
+            self._call()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()

@@ -1,0 +1,305 @@
+"""SQLite in a simulation: the real engine on a real file, one connection a session, in virtual time.
+
+A step is a statement outside of a transaction, the beginning of one that writes, its COMMIT, and the answer after that.
+What comes between two statements within a transaction cannot matter, as nobody sees or changes anything then. Who finds
+the file locked (SQLITE_BUSY) lets others go on, as who waits for a lock does. Time in SQL is the simulation's:
+``julianday('now')`` is a function of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from sqlsem.engines.base import Busy, Disconnected, Options, Session
+from sqlsem.engines.sqlite.connection import is_busy
+from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
+from sqlsem.engines.sqlite.rings import Rings
+from sqlsem.model import Ticket
+from sqlsem.testing.calling import Calling
+from sqlsem.testing.faults import Trouble
+from sqlsem.testing.fibers import Fibers
+from sqlsem.testing.real import OURS, RealServer, Row
+
+__all__ = ["FileServer", "files"]
+
+#: Seconds that a statement takes: no two have one time.
+STATEMENT_SECONDS = 0.0001
+#: Seconds after which who found the file locked tries again.
+BUSY_SECONDS = 0.02
+#: Seconds after which a waiter looks although nothing has been written, as the time of somebody may be up.
+LOOK_SECONDS = 0.25
+#: A folder in memory, where there is one.
+IN_MEMORY = "/dev/shm"  # noqa: S108
+ROWS = """
+SELECT q.resource_id, q.queue_position, m.host, q.requesting_id, q.granted_at IS NOT NULL, q.revoked_at IS NOT NULL
+FROM ProcessControl AS q LEFT JOIN sqlsem_member AS m USING (member_id) ORDER BY q.resource_id, q.queue_position
+"""
+
+
+class FileSession(Calling, SqliteSession):
+    """A connection of an actor's: others may come before each of its statements, and before it has the answer."""
+
+    _server: FileServer
+
+    def __init__(self, engine: FileEngine) -> None:
+        super().__init__(engine)
+        self._server, self._fibers, self.owner = engine.server, engine.server.fibers, engine.owner
+        self.cut = False
+        self._doing = ""  # in its transaction
+        self.rings = VirtualRings(self._server, engine.path, "")
+        self._server.sessions.append(self)
+
+    def _execute(self, statement: str, parameters: Any, fetch: bool) -> Any:
+        inside = self.connection is not None and self.connection.in_transaction
+        if statement.startswith("PRAGMA") or (inside and statement != "COMMIT"):
+            if inside and not fetch:
+                self._doing = _told(statement, parameters)
+            return super()._execute(statement, parameters, fetch)
+        self._step(f"COMMIT of: {self._doing}" if inside else _told(statement, parameters))
+        self._doing = ""
+        before = self._server.written
+        found = super()._execute(statement, parameters, fetch)
+        self._fibers.now += STATEMENT_SECONDS
+        if self.connection is not None and not self.connection.in_transaction and self._server.has_been_written():
+            self._server.wake()
+        if before != self._server.written:
+            self._step("the answer")
+        return found
+
+    def _step(self, what: str) -> None:
+        self._require()
+        self.let_others_in(what)
+        self._require()
+
+    def _require(self) -> None:
+        if (self.cut or self.interrupted) and not self._fibers.ended:
+            raise Disconnected(f"The connection to {self.engine.where} is broken")
+
+    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+        if not is_busy(failure):
+            return super()._try_again(failure, statement, parameters, fetch)
+        deadline = self._fibers.now + self.options.patience
+        while True:
+            self._server.wait_for(BUSY_SECONDS)
+            try:
+                return self._execute(statement, parameters, fetch)
+            except sqlite3.Error as exc:
+                if not is_busy(exc):
+                    raise self.translate(exc) from exc
+                if self._fibers.now > deadline:
+                    raise Busy(f"{self.engine.where} has been locked for {self.options.patience:g} s") from exc
+
+    def upgrade(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        return super().upgrade(ticket, timeout, cast("threading.Event", _Nudge(self._server, nudge)))
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        return super().enrol(self.owner, pid, program)
+
+    # -- what happens to it ---------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The process is no more: the system lets go of its locks, and the file for its beacon stays behind."""
+        self.lose()
+        if self in self._server.sessions:
+            self._server.sessions.remove(self)
+        beacon, self.beacon = self.beacon, None
+        if beacon is not None:
+            beacon.abandon()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+    def drop(self) -> None:
+        """(A beacon of a process that lives is not lost with a connection.)"""
+
+    def lose(self) -> None:
+        self.cut = self.interrupted = True
+        self.rouse()
+
+    def close(self) -> None:
+        super().close()
+        if self in self._server.sessions:
+            self._server.sessions.remove(self)
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self.rouse()
+
+
+class _Nudge:
+    """An event that also comes with anything that is written, and is waited for in long turns."""
+
+    def __init__(self, server: FileServer, nudge: threading.Event) -> None:
+        self._server, self._nudge = server, nudge
+        self.is_set, self.clear = nudge.is_set, nudge.clear
+
+    def wait(self, seconds: float) -> None:
+        self._server.wait_for(max(seconds, LOOK_SECONDS), self._nudge)
+
+
+class VirtualRings(Rings):
+    """A waiter sleeps until something was written, it is rung or nudged, or its time is up."""
+
+    def __init__(self, server: FileServer, database: Path, table: str) -> None:
+        super().__init__(database, table)
+        self._server = server
+        self._position: int | None = None
+
+    def listen(self, position: int) -> None:
+        self._position = position
+        self._server.rung.discard(position)
+
+    def stop(self) -> None:
+        self._position = None
+
+    def wait(self, seconds: float, nudge: threading.Event) -> bool:
+        if not nudge.is_set():
+            self._server.wait_for(max(seconds, LOOK_SECONDS), nudge)
+        if self._position in self._server.rung:
+            self._server.rung.discard(self._position)
+            return True
+        return False
+
+    def wake(self) -> None:
+        self._server.wake()
+
+    def ring(self, positions: Iterable[int]) -> None:
+        self._server.rung.update(positions)
+        self._server.wake()
+
+
+class FileEngine(SqliteEngine):
+    """The file, as one process sees it."""
+
+    def __init__(self, server: FileServer, options: Options, owner: str) -> None:
+        super().__init__(f"sqlite:///{server.path}?mode=rw", options)
+        self.server, self.owner = server, owner
+
+    def open(self) -> sqlite3.Connection:
+        connection = super().open()
+        clock = _clock_of(self.server)
+        connection.create_function("julianday", 1, clock)
+        connection.execute("PRAGMA synchronous = OFF")  # nothing has to outlive this process
+        return connection
+
+    def reach(self, purpose: str) -> FileSession:
+        self.server.fibers.step(f"connect to {purpose}")
+        return FileSession(self)
+
+
+class FileServer(RealServer):
+    """An SQLite file of its own for each run."""
+
+    name = "sqlite"
+    faults = ("crash", "pause", "cut", "slow", "clock", "revoke", "hold", "cap", "reap")
+
+    def __init__(self, fibers: Fibers, path: Path) -> None:
+        super().__init__(fibers)
+        self.path = path
+        self.rung: set[int] = set()
+        self.written = 0  # how often
+        self._waiting: dict[int, Any] = {}
+        self._seen: Any = None
+        self._noticed = -1
+        self._look = sqlite3.connect(path, timeout=0, isolation_level=None)
+        self._own = FileEngine(self, Options(), OURS).connect("look")
+
+    def engine(self, options: Options, owner: str) -> FileEngine:
+        return FileEngine(self, options, owner)
+
+    @property
+    def own(self) -> Session:
+        return self._own
+
+    def has_been_written(self) -> bool:
+        """Whether anybody has written since this was asked last."""
+        version = self._look.execute("PRAGMA data_version").fetchone()
+        changed, self._seen = version != self._seen, version
+        self.written += changed
+        return bool(changed)
+
+    def has_changed(self) -> bool:
+        self.has_been_written()
+        changed, self._noticed = self.written != self._noticed, self.written
+        return changed
+
+    def rows(self) -> list[Row]:
+        return [Row(*row[:4], *map(bool, row[4:])) for row in self._look.execute(ROWS)]
+
+    def wait_for(self, seconds: float, nudge: threading.Event | None = None) -> None:
+        """Wait until something is written, or so long."""
+        changed = self.fibers.event() if nudge is None else nudge
+        key = id(changed)
+        self._waiting[key] = changed
+        try:
+            changed.wait(seconds)
+        finally:
+            self._waiting.pop(key, None)
+
+    def wake(self) -> None:
+        """Something was written."""
+        for event in list(self._waiting.values()):
+            event.set()
+
+    def set_clock(self, seconds: float) -> None:
+        if seconds > 0:
+            raise Trouble("it would count as time that has passed")
+        self.skew += seconds
+        self._stepped = True
+
+    def close(self) -> None:
+        for session in list(self.sessions):
+            session.end()
+        self._look.close()
+        folder = self.path.with_name(self.path.name + "-members")
+        shutil.rmtree(folder, ignore_errors=True)
+        for end in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}{end}")
+
+
+@contextlib.contextmanager
+def files() -> Iterator[Any]:
+    """Makes servers on new files, which are gone at the end."""
+    where = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="sqlsem-simulated-", dir=where) as folder:
+        template = Path(folder, "template.db")
+        engine = SqliteEngine(f"sqlite:///{template}", Options())
+        session = engine.connect("main")
+        try:
+            session.install(engine.plan)
+        finally:
+            session.close()
+        path = Path(folder, "run.db")
+
+        def make(fibers: Fibers) -> FileServer:
+            shutil.copyfile(template, path)
+            return FileServer(fibers, path)
+
+        yield make
+
+
+def _clock_of(server: FileServer) -> Any:
+    def julianday(when: object) -> float:
+        if when != "now":
+            raise ValueError(f"only the time now is known here, not {when!r}")
+        return server.clock / 86400.0 + 2440587.5
+
+    return julianday
+
+
+def _told(statement: str, parameters: Any) -> str:
+    """A statement in a line, without its comments, and what it is about."""
+    lines = [line.strip() for line in statement.splitlines() if not line.lstrip().startswith("--")]
+    text = " ".join(filter(None, lines))
+    known = parameters if isinstance(parameters, dict) else {}
+    about = [f"{name} {known[name]!r}" for name in ("resource", "position", "member") if name in known]
+    return f"{text[:40]} … {', '.join(about)}" if about else text[:60]

@@ -1,0 +1,120 @@
+"""Locks that travel, in the simulated database, as ``sql/postgresql/handovers.sql`` does them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlsem.engines.answers import TOO_LATE, UNKNOWN, USED, not_adopted
+from sqlsem.engines.travelling import Travelling
+from sqlsem.model import UPGRADE, Request, Ticket
+from sqlsem.testing.store import Member
+
+if TYPE_CHECKING:
+    from sqlsem.testing.server import Server, ServerSession
+
+__all__ = ["Given", "Handovers"]
+
+
+@dataclass
+class Given:
+    """What was handed over under a token: by whom, to which member in transit."""
+
+    at: float
+    by: int
+    transit: int
+    tickets: list[Ticket]
+    adopted: tuple[int, str] | None = None  # by which member, in which call
+
+
+class Handovers(Travelling):
+    """The part of a session that hands over and adopts. All logins are one."""
+
+    _server: Server
+
+    def ask(self, what: str) -> None:
+        """The call is under way: others may come in between."""
+        raise NotImplementedError
+
+    def answer(self, what: str) -> None:
+        """It is done, and the answer is under way."""
+        raise NotImplementedError
+
+    def give_up(self, member_id: int) -> None:
+        """A sign of life. Raises `Disconnected` where the member was given up."""
+        raise NotImplementedError
+
+    def as_beacon(self) -> ServerSession:
+        """Itself."""
+        raise NotImplementedError
+
+    def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
+        what = f"hand_over {', '.join(str(ticket.position) for ticket in tickets)}"
+        self.ask(what)
+        there = self._give(member_id, tickets, token, ttl)
+        self.answer(f"{what}: {'done' if there else 'gone'}")
+        return there
+
+    def _give(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float) -> bool:
+        server = self._server
+        if token in server.handed_over:
+            return server.handed_over[token].by == member_id
+        self.give_up(member_id)
+        rows = [row for ticket in tickets if (row := server.row(ticket)) is not None]
+        if len(rows) < len(tickets) or any(
+            row.granted_at is None
+            or row.position in server.revoked
+            or row.member_id != member_id
+            or row.access == UPGRADE
+            for row in rows
+        ):
+            return False
+        transit = server.next_number()
+        member = Member(transit, server.people[member_id].owner, 0.0, ttl, self.as_beacon())
+        server.people[transit], server.members[transit] = member, server.members[member_id]
+        server.sign(member)
+        name = f"in transit {transit}"
+        for row in rows:
+            server.move(row, transit, name, f"handed over by {row.owner}", f"{name}.{row.position}", "handed_over")
+        moved = [Ticket(row.resource, row.position, name, True) for row in rows]
+        server.handed_over[token] = Given(server.clock, member_id, transit, moved)
+        return True
+
+    def adopt(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
+    ) -> list[tuple[Request, Ticket]]:
+        self.ask("adopt")
+        found = self._take(member_id, requesting_id, owner, uid, token)
+        self.answer(f"adopt: {', '.join(str(ticket.position) for _, ticket in found)}")
+        return found
+
+    def _take(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, token: str
+    ) -> list[tuple[Request, Ticket]]:
+        server, where = self._server, "the simulated database"
+        given = server.handed_over.get(token)
+        if given is None:
+            raise not_adopted(UNKNOWN, where, None, None, None, None)
+        first, ago = given.tickets[0], server.clock - given.at
+        if given.adopted not in (None, (member_id, uid)):
+            raise not_adopted(USED, where, "somebody", ago, first.resource, first.position)
+        self.give_up(member_id)
+        if given.adopted is None:
+            transit = server.people.get(given.transit)
+            rows = [row for ticket in given.tickets if (row := server.row(ticket)) is not None]
+            if transit is None or server.dead_in(transit) < 0 or len(rows) < len(given.tickets):
+                raise not_adopted(TOO_LATE, where, None, ago, first.resource, first.position)
+            for row in rows:
+                server.move(row, member_id, requesting_id, owner, uid)
+            del server.people[given.transit], server.members[given.transit]
+            given.adopted = (member_id, uid)
+        tickets = server.uids.get((member_id, uid), ())
+        rows = [row for ticket in tickets if (row := server.row(ticket)) is not None]
+        return [
+            (
+                Request(row.resource, row.access, row.limit, row.weight, row.note),
+                Ticket(row.resource, row.position, requesting_id, True),
+            )
+            for row in rows
+        ]

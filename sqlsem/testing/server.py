@@ -1,0 +1,320 @@
+"""A database in memory that can go wrong: the queue of `sqlsem.engines.memory`, with members that can die.
+
+What is in it is `sqlsem.testing.store`; here are its sessions. Each call is one transaction; between its effect and
+its answer others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from sqlsem.engines.base import Disconnected, Engine, Options
+from sqlsem.engines.memory import MemorySession
+from sqlsem.insight.audit import Finding, audit
+from sqlsem.model import Pulse, Request, Ticket
+from sqlsem.model_rates import RateAnswer, RateRequest, Wish
+from sqlsem.testing.calling import Calling
+from sqlsem.testing.conversions import Conversions
+from sqlsem.testing.faults import Trouble
+from sqlsem.testing.handovers import Handovers
+from sqlsem.testing.store import Member, Tables
+
+__all__ = ["Server", "ServerEngine", "ServerSession"]
+
+
+class Server(Tables):
+    """It, as a simulation sees it."""
+
+    def reap(self) -> None:
+        """Remove whoever is dead."""
+        for resource in list(self.queues):
+            self.suspect_all(resource, 0)
+
+    def reap_all(self) -> None:
+        """As an operator does it."""
+        self.reap()
+        for number in list(self.people):
+            self.test_member(number, 0)
+
+    def set_clock(self, seconds: float) -> None:
+        """The clock is set. Raises `Trouble` where it would count as time that has passed."""
+        if seconds > 0 and any(
+            one.lease is not None or not one.beacon.lives or self.revoked for one in self.people.values()
+        ):
+            raise Trouble("it would count as time that has passed")
+        self.skew += seconds
+
+    def stall(self, seconds: float) -> None:
+        """It stands still for so long."""
+        self.stalled_until = self.fibers.now + seconds
+
+    def moves(self) -> bool:
+        """Whether somebody can go on without anything else that could happen: nobody."""
+        return False
+
+    def engine(self, options: Options, owner: str) -> ServerEngine:
+        """It, as one process sees it."""
+        return ServerEngine(self, options, owner)
+
+    def notice(self) -> None:
+        """After each step. (It has told of everything already.)"""
+
+    def resources(self) -> list[str]:
+        """Whose queues are not empty."""
+        return sorted(self.queues)
+
+    def findings(self) -> Iterable[Finding]:
+        """What the audit of the history finds."""
+        return audit(reversed(self.past)).findings
+
+    def close(self) -> None:
+        """The simulation is over."""
+
+
+class ServerSession(Calling, Handovers, Conversions, MemorySession):
+    """A connection. ``lives``: the server has the session; the client may have lost it before."""
+
+    _server: Server
+
+    def __init__(self, server: Server, options: Options, owner: str) -> None:
+        super().__init__(server, options)
+        self._server = server
+        self._fibers = server.fibers
+        self.owner = owner
+        self.lives = True
+        self.cut = False
+        server.sessions.append(self)
+
+    def end(self) -> None:
+        """The server ends it, or notices that nobody is there."""
+        if self.lives:
+            self.lives = False
+            self.cut = True
+            self._server.sessions.remove(self)
+            self._fail()
+
+    def drop(self) -> None:
+        """The server notices that the line is broken."""
+        self.end()
+
+    def lose(self) -> None:
+        """The line breaks, and the server does not notice yet."""
+        self.cut = True
+        self._fail()
+
+    def _fail(self) -> None:
+        """Who is in a call hears that it is broken."""
+        self.rouse()
+        self._server.wake()
+
+    def close(self) -> None:
+        if self._fibers.ended:
+            return
+        self._interrupted = True
+        if not self.cut:
+            self.end()
+
+    def interrupt(self) -> None:
+        self.close()
+        self._fail()
+
+    @property
+    def usable(self) -> bool:
+        return not (self._interrupted or self.cut)
+
+    def require_connection(self) -> None:
+        if self._interrupted or self.cut:
+            raise Disconnected("The connection is broken")
+
+    def ask(self, what: str) -> None:
+        """The call is under way."""
+        self.require_connection()
+        self._step(what)
+
+    def answer(self, what: str) -> None:
+        """It is done, and the answer is under way."""
+        self._step(what)
+
+    def _step(self, what: str) -> None:
+        self.let_others_in(what)
+        self.require_connection()
+
+    def as_beacon(self) -> ServerSession:
+        return self
+
+    def give_up(self, member_id: int) -> None:
+        if not self._server.give_sign(member_id):
+            self._interrupted = True
+            raise Disconnected(f"Member {member_id} was given up")
+
+    # -- membership -------------------------------------------------------------------------------------------------
+
+    def enrol(self, host: str, pid: int, program: str) -> int:
+        self.ask("enrol")
+        server, options = self._server, self.options
+        number = server.next_number()
+        member = Member(number, self.owner, options.grace, options.lease, self)
+        server.people[number] = member
+        server.members[number] = (self.owner, pid, program)
+        server.sign(member)
+        server.durable()
+        self.answer(f"enrol: member {number}")
+        return number
+
+    def resume(self, member_id: int) -> bool:
+        self.ask("resume")
+        server = self._server
+        member = server.people.get(member_id)
+        if member is not None:
+            # (The old session, where it lingers, has nothing any more that counts.)
+            member.beacon = self
+            server.sign(member)
+        self.answer(f"resume: {'known' if member else 'given up'}")
+        return member is not None
+
+    def ping(self, member_id: int) -> Pulse:
+        self.ask("ping")
+        server = self._server
+        member = server.people.get(member_id)
+        if member is not None:
+            server.sign(member)
+        mine = frozenset(position for position, (owner, _) in server.calls.items() if owner == member_id)
+        pulse = Pulse(member is not None, mine, mine & frozenset(server.revoked))
+        self.answer("ping" if member else "ping: given up")
+        return pulse
+
+    def resign(self, member_id: int) -> None:
+        self.ask("resign")
+        if self._server.people.pop(member_id, None) is not None:
+            super().resign(member_id)
+            self._server.durable()
+        self.answer("resign")
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def register(
+        self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
+    ) -> list[Ticket] | None:
+        what = "register " + ", ".join(one.describe() for one in requests)
+        self.ask(what)
+        self.give_up(member_id)
+        if only_if_free:
+            for one in requests:
+                if not self._server.may_enter(one):
+                    self._server.suspect_all(one.resource, member_id)
+        tickets = super().register(member_id, requesting_id, owner, uid, requests, only_if_free)
+        came = "not free" if tickets is None else ", ".join(_told(ticket) for ticket in tickets)
+        self.answer(f"{what}: {came}")
+        return tickets
+
+    def release(self, ticket: Ticket, outcome: str) -> bool:
+        self.ask(f"release {ticket.position}")
+        there = super().release(ticket, outcome)
+        self.answer(f"release {ticket.position}: {'done' if there else 'gone'}")
+        return there
+
+    def cancel(self, member_id: int, uid: str, outcome: str) -> int:
+        self.ask("cancel")
+        number = super().cancel(member_id, uid, outcome)
+        self.answer(f"cancel: {number}")
+        return number
+
+    # -- rates ------------------------------------------------------------------------------------------------------
+
+    def take_rate(
+        self, request: RateRequest, ticket: Ticket | None, ahead_ms: int = 0, more: Sequence[Wish] = ()
+    ) -> RateAnswer:
+        what = f"take_rate {request.name}"
+        self.ask(what)
+        answer = super().take_rate(request, ticket, ahead_ms, more)
+        self.answer(f"{what}: {answer.turn.value}")
+        return answer
+
+    def settle_rate(self, resource: str, taken_ms: int, more: int) -> None:
+        self.ask(f"settle_rate {resource} {more}")
+        super().settle_rate(resource, taken_ms, more)
+        self.answer(f"settle_rate {resource}: done")
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def _look(self, ticket: Ticket) -> bool | None:
+        """Whether a row is granted, which it is as soon as it may be; None when it is gone."""
+        server = self._server
+        row = server.row(ticket)
+        if row is None or row.position in server.revoked:
+            return None
+        assert row.member_id is not None
+        request = Request(row.resource, row.access, row.limit, row.weight)
+        if row.granted_at is None and not server.may_enter(request, row.position):
+            return False
+        if not server.give_sign(row.member_id):
+            return None
+        return server.grant(row)
+
+    def wait(self, ticket: Ticket, timeout: float, nudge: threading.Event) -> bool | None:
+        fibers, server = self._fibers, self._server
+        deadline = fibers.now + timeout
+        self.ask(f"wait {ticket.position}")
+        server.waiting.add(nudge)
+        try:
+            while True:
+                nudge.clear()  # before looking: what changes afterwards is seen
+                self.require_connection()
+                there = self._look(ticket)
+                if there is False:
+                    row = server.row(ticket)
+                    assert row is not None
+                    if server.suspect_all(ticket.resource, row.member_id or 0):
+                        continue
+                    left = deadline - fibers.now
+                    if left > 0:
+                        nudge.wait(min(left, server.next_test(ticket.resource)))
+                        continue
+                break
+        finally:
+            server.waiting.discard(nudge)
+        self.answer(f"wait {ticket.position}: {_words(there)}")
+        return there
+
+    def look(self, member_id: int, tickets: Sequence[Ticket]) -> dict[int, bool | None]:
+        self.ask("look")
+        found = {ticket.position: self._look(ticket) for ticket in tickets}
+        for ticket in tickets:
+            if found[ticket.position] is False and self._server.suspect_all(ticket.resource, member_id):
+                found[ticket.position] = self._look(ticket)
+        answers: dict[int, bool | None] = {one: there for one, there in found.items() if there is not False}
+        self.answer(f"look: {answers}")
+        return answers
+
+
+class ServerEngine(Engine):
+    """The server, as one process sees it."""
+
+    name = "simulated"
+    session_class = ServerSession
+    setup_timeout = None
+
+    def __init__(self, server: Server, options: Options, owner: str) -> None:
+        super().__init__("simulated://", options)
+        self._server = server
+        self._owner = owner
+
+    @property
+    def where(self) -> str:
+        return "the simulated database"
+
+    def reach(self, purpose: str) -> ServerSession:
+        server = self._server
+        server.fibers.step(f"connect to {purpose}")
+        if server.fibers.now < server.down_until:
+            raise Disconnected("The server is down")
+        return ServerSession(server, self.options, self._owner)
+
+
+def _told(ticket: Ticket) -> str:
+    return f"{ticket.position} {'granted' if ticket.granted else 'waits'}"
+
+
+def _words(there: bool | None) -> str:
+    return "gone" if there is None else "granted" if there else "not yet"

@@ -1,0 +1,471 @@
+"""Searches for schedules in which locks, or a program that uses them, go wrong: in virtual time, and so that it can be
+repeated.
+
+A *program* is a function that uses locks as any program does. Some processes run it beside each other, on a database in
+memory; all of it, locks, membership and retries, is the code that ships. But time is virtual and only one thing happens
+at a time, and what happens next is drawn: who goes on, and what goes wrong (`FAULTS`). First that; then nothing goes
+wrong any more, and everybody who is alive must be let in.
+
+>>> def nightly(me):
+...     with me.locks.mutex("nightly"):
+...         me.step("loads")
+>>> simulate(nightly, schedules=20).schedules
+20
+
+Needs greenlet: ``pip install 'sqlsem[simulate]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import importlib
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlsem import runtime
+from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, Timeout
+from sqlsem.model import Duration, check_count, check_duration
+from sqlsem.terminal import output
+from sqlsem.testing.beside import Part, search_beside
+from sqlsem.testing.faults import FAULTS
+from sqlsem.testing.fibers import Fibers
+from sqlsem.testing.files import FileServer, files
+from sqlsem.testing.workloads import leading, periodic, queued, ranked
+from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, in_memory, told
+
+__all__ = [
+    "FAULTS",
+    "Actor",
+    "Report",
+    "SimulationFailed",
+    "converting",
+    "leading",
+    "mixed",
+    "periodic",
+    "queued",
+    "ranked",
+    "rated",
+    "simulate",
+    "travelling",
+]
+
+#: How URLs of PostgreSQL begin.
+SERVERS = ("postgresql:", "postgres:")
+#: After so many new objects Python looks for garbage during a search.
+GARBAGE = 50_000
+#: Seconds that shortening may take.
+SHORTEN_SECONDS = 20.0
+#: Of a trace so many lines are shown, from its end.
+MOST_LINES = 60
+_TEXT = re.compile(r"seed=(\d+):\s*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was tried, and found to be well."""
+
+    schedules: int
+    steps: int
+    seconds: float
+
+    def __str__(self) -> str:
+        each = self.steps / max(self.schedules, 1)
+        rate = self.schedules / max(self.seconds, 1e-9)
+        return f"{self.schedules} schedules of {each:.0f} steps, {rate:.0f} a second: nothing found"
+
+
+class SimulationFailed(AssertionError):
+    """A schedule was found in which something goes wrong.
+
+    Attributes:
+        kind: 'overlap', 'loss' (told late), 'phantom' (a grant without a row), 'left' (rows that stay), 'stuck' (alive,
+            and never let in), 'error' (the program, or its check, raised); or a kind of ``sqlsem audit``'s, as 'order'.
+        why: What went wrong, in words.
+        schedules: How many were tried, this one included.
+        schedule: It, as text, shortened: pass it as ``replay=``.
+        steps: What happened in it, a line each.
+    """
+
+    def __init__(self, violation: Violation, schedules: int, schedule: str, steps: Sequence[str], drawn: int) -> None:
+        self.kind = violation.kind
+        self.why = violation.words
+        self.schedules = schedules
+        self.schedule = schedule
+        self.steps = tuple(steps)
+        shown = self.steps[-MOST_LINES:]
+        left_out = [f"({len(self.steps) - len(shown)} lines before)"] if len(shown) < len(self.steps) else []
+        left = len(_read(schedule)[1])
+        super().__init__(
+            "\n".join(
+                [
+                    f"{self.kind}: {self.why}",
+                    f"found by schedule {schedules}, shortened from {drawn} choices to {left}; to repeat it: "
+                    f"replay={schedule!r}",
+                    *left_out,
+                    *shown,
+                ]
+            )
+        )
+
+
+def simulate(
+    program: Program,
+    *,
+    processes: int = 3,
+    threads: int = 1,
+    faults: Sequence[str] = FAULTS,
+    most_faults: int = 3,
+    schedules: int = 1000,
+    seconds: Duration | None = None,
+    seed: int = 0,
+    steps: int = 200,
+    grace: Duration = 5.0,
+    lease: Duration | None = None,
+    retry: Duration = 10.0,
+    begin: Callable[[], object] | None = None,
+    always: Callable[[], object] | None = None,
+    database: str = "memory",
+    jobs: int = 1,
+    replay: str | None = None,
+) -> Report:
+    """Run a program by many schedules; what was tried. Raises `SimulationFailed` with the first schedule in which
+    something goes wrong, shortened, and how to repeat it.
+
+    Args:
+        program: What each process does, with its `Actor`: uses ``me.locks``, a coordinator, or the default one, which
+            is the same, in the plain, blocking way.
+            ``me.step()`` lets others come in between, ``me.sleep(60)`` lets time pass. When it is told of a loss
+            (`LockLost`) or cannot reach the database (`Unavailable`) and does not catch that, it begins again, as a
+            job would. It must not use threads, asyncio, or wait for anything real.
+        processes: How many run it.
+        threads: How many threads each of them runs it in.
+        faults: What may go wrong: some of `FAULTS`; nothing, where it is empty.
+        most_faults: At the most so many in a schedule.
+        schedules: How many to try,
+        seconds: and for how long at the most, in real time.
+        seed: Of the first schedule; the next one has the next number.
+        steps: After so many at the most, nothing goes wrong any more.
+        grace: As for `sqlsem.connect`; ``lease`` and ``retry``, too. Virtual seconds.
+        begin: Called before each schedule: sets up what ``always`` looks at.
+        always: Called after each step; raises what must not be (``assert balance >= 0``).
+        database: ``memory``; or ``sqlite``: the real engine on files of its own, and so some ten times slower; there
+            what `FAULTS` says of servers does not happen. Or ``postgresql://…``: the real engine in a database of its
+            own on that server, which is made and dropped, and needs a superuser. It is neither restarted nor promoted.
+        jobs: In how many processes to search, which are forked off this one.
+        replay: The text of a schedule that failed: only that is run.
+
+    Raises:
+        SimulationFailed: Something goes wrong: two are inside who must not be, a loss is told too late, somebody alive
+            is never let in, a deadlock, an exception of the program's own or of ``always``.
+        ConfigurationError: An argument that cannot be; or a text that is no schedule.
+
+    >>> simulate(mixed, processes=2, schedules=20, seed=7).schedules
+    20
+    """
+    for fault in faults:
+        if fault not in FAULTS:
+            raise ConfigurationError(f"There is no fault {fault!r}; there are {', '.join(FAULTS)}")
+    possible, databases = _database(database)
+    settings = Settings(
+        program,
+        check_count("The number of processes", processes, most=100),
+        check_count("The number of threads", threads, most=100),
+        tuple(fault for fault in faults if fault in possible),
+        check_count("The number of faults", most_faults, least=0),
+        check_count("The number of steps", steps, least=11),
+        check_duration("grace", grace),
+        None if lease is None else check_duration("lease", lease, zero=False),
+        check_duration("retry", retry),
+        always,
+        begin,
+        databases,
+    )
+    check_count("The number of schedules", schedules)
+    check_count("The seed", seed, least=0)
+    if replay is not None:
+        return _replay(settings, *_read(replay))
+    limit = None if seconds is None else check_duration("seconds", seconds)
+    return _search(settings, range(seed, seed + schedules), limit, check_count("The number of jobs", jobs, most=1000))
+
+
+def _database(name: str) -> tuple[Sequence[str], Callable[[], contextlib.AbstractContextManager[MakeServer]]]:
+    """What can go wrong there, and how it is made."""
+    if name == "memory":
+        return FAULTS, in_memory
+    if name == FileServer.name:
+        return FileServer.faults, files
+    if name.startswith(SERVERS) or f"{name}:" in SERVERS:
+        postgres = importlib.import_module("sqlsem.testing.postgres")  # which needs psycopg
+        url = name if ":" in name else f"{name}://"
+        return postgres.PostgresServer.faults, functools.partial(postgres.servers, url)
+    shown = name.partition(":")[0]
+    raise ConfigurationError(f"There is no simulation of {shown!r}; there are memory, sqlite and postgresql://…")
+
+
+def _replay(settings: Settings, seed: int, choices: list[Choice]) -> Report:
+    with settings.databases() as make:
+        world = _run(settings, make, seed, choices)
+        if world.violation is not None:
+            raise _failed(settings, make, world.violation, 1, seed, choices, len(choices))
+    return Report(1, world.steps, 0.0)
+
+
+def _search(settings: Settings, seeds: range, seconds: float | None, jobs: int) -> Report:
+    began = time.monotonic()
+    search = functools.partial(_try, settings, None if seconds is None else began + seconds)
+    done, taken, failed = search(seeds) if jobs == 1 else search_beside(search, seeds, jobs)
+    if failed is not None:
+        with settings.databases() as make:
+            world = _run(settings, make, failed)
+            found = world.violation or Violation("error", "something failed that does not fail again")
+            choices = _shortened(settings, make, world) if world.violation else world.made
+            raise _failed(settings, make, found, failed - seeds[0] + 1, failed, choices, len(world.made))
+    return Report(done, taken, time.monotonic() - began)
+
+
+def _try(settings: Settings, until: float | None, seeds: Sequence[int]) -> Part:
+    """Try these, one after the other, until one fails or the time is over."""
+    done = taken = 0
+    with settings.databases() as make, _seldom_collected():
+        for seed in seeds:
+            if until is not None and time.monotonic() >= until:
+                break
+            world = _run(settings, make, seed)
+            done, taken = done + 1, taken + world.steps
+            if world.violation is not None:
+                return done, taken, seed
+    return done, taken, None
+
+
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Each schedule leaves thousands of objects that know each other: Python looks for them seldom meanwhile."""
+    before = gc.get_threshold()
+    gc.set_threshold(GARBAGE, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _run(
+    settings: Settings,
+    make: MakeServer,
+    seed: int,
+    choices: Sequence[Choice] | None = None,
+    trace: list[str] | None = None,
+) -> World:
+    before = random.getstate()
+    fibers = Fibers()
+    try:
+        with runtime.instead(fibers):
+            world = World(settings, fibers, make(fibers), seed, choices, trace)
+            with told(world):
+                world.run()
+    finally:
+        random.setstate(before)
+    return world
+
+
+def _failed(
+    settings: Settings,
+    make: MakeServer,
+    violation: Violation,
+    done: int,
+    seed: int,
+    choices: Sequence[Choice],
+    drawn: int,
+) -> SimulationFailed:
+    trace: list[str] = []
+    again = _run(settings, make, seed, choices, trace).violation
+    if again is None:
+        trace.append("(It did not happen again: the program depends on more than its schedule.)")
+    return SimulationFailed(again or violation, done, _text(seed, choices), trace, drawn)
+
+
+def _text(seed: int, choices: Sequence[Choice]) -> str:
+    return f"seed={seed}: " + "; ".join(f"{step} {words}" for step, words in choices)
+
+
+def _read(text: str) -> tuple[int, list[Choice]]:
+    found = _TEXT.fullmatch(text.strip())
+    choices = []
+    for part in found[2].split(";") if found is not None and found[2].strip() else ():
+        step, _, words = part.strip().partition(" ")
+        if not step.isdecimal() or not words.strip():
+            found = None
+            break
+        choices.append((int(step), words.strip()))
+    if found is None:
+        raise ConfigurationError(f"This is no schedule, as 'seed=7: 12 run B; 30 crash A 0' is one: {text!r}")
+    return int(found[1]), sorted(choices, key=lambda one: one[0])
+
+
+def _shortened(settings: Settings, make: MakeServer, world: World) -> list[Choice]:
+    """Fewer choices that lead to a violation of the same kind: larger parts are left out first, then single ones."""
+    assert world.violation is not None
+    kind, until = world.violation.kind, time.monotonic() + SHORTEN_SECONDS
+
+    def fails(some: list[Choice]) -> bool:
+        found = _run(settings, make, world.seed, some).violation
+        return found is not None and found.kind == kind
+
+    choices = list(world.made)
+    if not fails(choices):
+        return choices
+    size = max(1, len(choices) // 2)
+    while time.monotonic() < until:
+        at, shorter = 0, False
+        while at < len(choices) and time.monotonic() < until:
+            fewer = choices[:at] + choices[at + size :]
+            if fails(fewer):
+                choices, shorter = fewer, True
+            else:
+                at += size
+        if size > 1:
+            size //= 2
+        elif not shorter:
+            break
+    return choices
+
+
+def mixed(me: Actor) -> None:
+    """A bit of everything that locks are used for; what `simulate` is tried with when sqlsem itself is tested."""
+    locks, chance = me.locks, me.random
+    for _ in range(chance.randrange(1, 3)):
+        kind = chance.randrange(8)
+        if kind <= 1:
+            with locks.mutex("r"):
+                me.step("inside")
+        elif kind == 2:
+            with locks.limit("s", 2, weight=chance.randrange(1, 3)):
+                me.step("inside")
+        elif kind == 3:
+            with locks.read("w"):
+                me.step("inside")
+        elif kind == 4:
+            with locks.write("w"):
+                me.step("inside")
+                me.sleep(chance.choice((0.0, 3.0, 9.0)))
+        elif kind == 5:
+            with locks.all_of(locks.mutex("r"), locks.limit("s", 2)):
+                me.step("inside")
+        else:
+            lock = locks.mutex("r") if kind == 6 else locks.stage("g", chance.randrange(2))
+            if lock.acquire(timeout=chance.choice((0, 1.0))):
+                me.step("inside")
+                lock.release()
+
+
+def converting(me: Actor) -> None:
+    """Readers that become the writer, and writers that become readers, beside others who read and write."""
+    locks, chance = me.locks, me.random
+    for _ in range(chance.randrange(1, 3)):
+        kind = chance.randrange(4)
+        if kind == 0:
+            with locks.write("w") as grant:
+                me.step("writes")
+                grant.downgrade()
+                me.step("reads")
+        elif kind == 1:
+            with locks.read("w"):
+                me.sleep(chance.choice((0.0, 3.0)))
+        else:
+            with locks.read("w") as grant:
+                me.step("reads")
+                with contextlib.suppress(Deadlock, Timeout):
+                    grant.upgrade(timeout=chance.choice((0, 2.0, None)))
+                    me.step("writes")
+                    if kind == 2:
+                        grant.downgrade()
+                me.step("goes on")
+
+
+def travelling(me: Actor) -> None:
+    """Locks that are handed over, and adopted by whoever has the token first: also twice, too late, or by nobody."""
+    locks, chance = me.locks, me.random
+    tokens = me.shared.setdefault("tokens", [])
+    for _ in range(chance.randrange(1, 4)):
+        kind = chance.randrange(5)
+        if kind == 0:
+            with locks.mutex("r") as grant:
+                me.step("inside")
+                tokens.append(grant.hand_over(ttl=chance.choice((2, 20))))
+        elif kind == 1:
+            with locks.all_of(locks.read("w"), locks.limit("s", 2)) as grant:
+                tokens.append(grant.hand_over(ttl=20))
+        elif kind == 2 and tokens:
+            token = chance.choice(tokens)
+            me.sleep(chance.choice((0.0, 0.0, 2.0)))
+            with contextlib.suppress(NotHeld), locks.adopt(token):
+                me.step("goes on with it")
+        elif kind == 3:
+            with locks.write("w"):
+                me.step("writes")
+        else:
+            with locks.mutex("r"):
+                me.step("inside")
+
+
+def rated(me: Actor) -> None:
+    """What is taken from rates, also together with locks, and given back in part."""
+    locks, chance = me.locks, me.random
+    for _ in range(chance.randrange(1, 3)):
+        cost = chance.randrange(1, 3)
+        kind = chance.randrange(3)
+        if kind == 0:
+            with locks.rate("api", 3, per="10s", cost=cost) as grant:
+                me.step("calls")
+                grant.settle(chance.randrange(4))
+        elif kind == 1:
+            locks.rate("api", 3, per="10s", cost=cost).take(timeout=chance.choice((0, 2.0, 30.0)))
+        else:
+            with locks.all_of(locks.mutex("r"), locks.rate("api", 3, per="10s")):
+                me.step("calls alone")
+
+
+PROGRAMS = {one.__name__: one for one in (mixed, converting, rated, travelling, queued, ranked, leading, periodic)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m sqlsem.testing.simulate --seconds 60``: tries sqlsem itself; 1 where something is found."""
+    parser = argparse.ArgumentParser(prog="python -m sqlsem.testing.simulate", description="Tries sqlsem itself.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="real time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lease", type=float)
+    parser.add_argument("--program", choices=PROGRAMS, default="mixed")
+    parser.add_argument("--database", default="memory", help="memory, sqlite or postgresql://…")
+    parser.add_argument("-n", "--jobs", type=int, default=1, help="how many processes search")
+    parser.add_argument("--replay")
+    given = parser.parse_args(arguments)
+    try:
+        report = simulate(
+            PROGRAMS[given.program],
+            processes=given.processes,
+            threads=given.threads,
+            schedules=2**31 - 1,
+            seconds=given.seconds,
+            seed=given.seed,
+            lease=given.lease,
+            database=given.database,
+            jobs=given.jobs,
+            replay=given.replay,
+        )
+    except SimulationFailed as exc:
+        output.echo(*str(exc).splitlines())
+        return 1
+    output.echo(str(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

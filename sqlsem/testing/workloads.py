@@ -1,0 +1,147 @@
+"""Programs beside those of `sqlsem.testing.simulate`, for what stands on locks: work queues, priorities, leaders, what
+runs once a period. Each says itself what must be true of what it has seen; the simulation looks after the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from sqlsem.engines.ranking import LINE
+from sqlsem.errors import LockLost, NotHeld
+from sqlsem.leading import Term
+from sqlsem.tasks.queues import Queue
+from sqlsem.testing.real import Row
+from sqlsem.testing.world import Actor
+
+__all__ = ["leading", "periodic", "queued", "ranked"]
+
+#: Of each task so many attempts, as each crash takes one.
+MOST_ATTEMPTS = 100
+
+
+def queued(me: Actor) -> None:
+    """Tasks, some of them with locks, put and run by all; in the end each is finished, and was finished once."""
+    chance = me.random
+    queue = me.locks.queue("work", on_failure="continue")
+    put: set[int] = me.shared.setdefault("put", set())
+    for number in range(chance.randrange(1, 4)):
+        kind = chance.randrange(5)
+        if kind <= 1:
+            put.add(queue.put({"number": number}, max_attempts=MOST_ATTEMPTS))
+        elif kind == 2:
+            put.add(queue.put({}, locks=[me.locks.mutex("r"), me.locks.limit("s", 2)], max_attempts=MOST_ATTEMPTS))
+        elif kind == 3:
+            with me.locks.mutex("r"):
+                me.step("inside")
+        else:
+            _run_one(me, queue)
+    while True:
+        before = set(put)  # others put more meanwhile
+        counts = queue.counts()
+        if counts is None or counts.pending + counts.running == 0:
+            break
+        if not _run_one(me, queue):
+            me.sleep(1.0)
+    statuses = {task.task_id: task.status for task in queue.tasks(most=1000)}
+    unfinished = {task: statuses.get(task, "is no more") for task in before if statuses.get(task) != "finished"}
+    assert not unfinished, f"the queue is empty, and of what was put is not finished: {unfinished}"
+
+
+def _run_one(me: Actor, queue: Queue) -> bool:
+    """Whether there was one."""
+    task = queue.try_claim()
+    if task is None:
+        return False
+    finished: dict[int, str] = me.shared.setdefault("finished", {})
+    with contextlib.suppress(LockLost, NotHeld):  # then somebody else runs it
+        with task:
+            me.step(f"runs task {task.id}")
+            me.sleep(me.random.choice((0.0, 0.0, 2.0)))
+        assert task.id not in finished, f"{me} has finished task {task.id}, and so has {finished[task.id]}"
+        finished[task.id] = me.name
+    return True
+
+
+def ranked(me: Actor) -> None:
+    """Locks by priority, in two classes that wait for different times."""
+    chance = me.random
+    me.locks.set_priorities("p", "10s")
+    for _ in range(chance.randrange(1, 4)):
+        priority = chance.choice((0, 0, 5))
+        lock = me.locks.mutex("p", priority=priority)
+        # (What an ask before has left, which is removed later, is not of this one.)
+        me.shared.setdefault("left", set()).update(row.position for row in _rows(me) if row.host == me.name)
+        before = {position for position, its in _waiting(me).items() if its >= priority}
+        me.shared[me.name] = priority
+        if lock.acquire(timeout=chance.choice((0, 5.0, None))):
+            passed = before & _waiting(me).keys()
+            assert not passed, f"{me} has overtaken who asked before and has at least its priority: {sorted(passed)}"
+            me.step("inside")
+            me.sleep(chance.choice((0.0, 0.0, 3.0)))
+            lock.release()
+
+
+def _rows(me: Actor) -> list[Row]:
+    rows = [row for name in (LINE + "p", "p") for row in me.world.server.rows_on(name)]
+    return [row for row in rows if isinstance(row, Row)]
+
+
+def _waiting(me: Actor) -> dict[int, int]:
+    """Who waits, by its number, and with which priority. (A place in the line is granted as such, and still waits.)"""
+    known = [row for row in _rows(me) if row.host in me.shared and row.position not in me.shared["left"]]
+    return {
+        row.position: me.shared[str(row.host)]
+        for row in known
+        if not row.revoked and (row.resource != "p" or not row.granted)
+    }
+
+
+def leading(me: Actor) -> None:
+    """Leaders: one at a time, from on_started to the end of on_stopped, each with a larger fence."""
+
+    def begins(term: Term) -> None:
+        other = me.shared.get("leads")
+        assert other is None or not _leads(*other), f"{me} leads, and {other[0]} has not stopped"
+        me.shared["leads"] = (me, term)
+        me.step("begins")
+
+    def stops(term: Term) -> None:
+        me.step("stops")
+        if me.shared.get("leads") == (me, term):
+            del me.shared["leads"]
+
+    leader = me.locks.leader("scheduler", on_started=begins, on_stopped=stops, handle_sigterm=False)
+    for _ in range(me.random.randrange(1, 3)):
+        with leader as term:
+            terms: list[int] = me.shared.setdefault("terms", [])
+            assert not terms or terms[-1] < term.fence, f"fence {term.fence} after {terms[-1]}"
+            terms.append(term.fence)
+            me.step("leads")
+            if me.random.random() < 0.3:
+                term.ending.wait(9.0)
+                me.step("ends its term")
+
+
+def _leads(actor: Actor, term: Term) -> bool:
+    """Whether it believes so. (Who is dead or stopped believes nothing.)"""
+    return actor.runs and not term.lost and not actor.process.member.doubtful()
+
+
+def periodic(me: Actor) -> None:
+    """What runs once a period: at most one of those who run it is done."""
+    done: dict[Any, str] = me.shared.setdefault("done", {})
+    for _ in range(me.random.randrange(1, 4)):
+        me.step("asks")
+        run = me.locks.once("report", per="1d").begin()
+        if run is None:
+            assert "begun" in me.shared, "nobody has run it, and it is said to be done"
+            continue
+        me.shared["begun"] = True
+        me.step("runs it")
+        if me.random.random() < 0.2:
+            run.give_up()
+            continue
+        run.done()
+        assert not done, f"{me} has done it, and so has {done}"
+        done["report"] = me.name

@@ -1,0 +1,494 @@
+"""One run of programs in virtual time: processes, their database, what goes wrong, and what must not.
+
+A run is decided by a seed and by *choices*: at which step something else happens than the usual (that whoever runs goes
+on until it waits). So it can be repeated, and shortened by leaving choices out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import itertools
+import logging
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlsem.coordinator import coordinator_of
+from sqlsem.core import defaults
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Options
+from sqlsem.errors import LockLost, Unavailable
+from sqlsem.model import Entry, Request
+from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.testing.faults import Faults, Trouble
+from sqlsem.testing.fibers import Fiber, Fibers
+from sqlsem.testing.real import RealServer, Row
+from sqlsem.testing.server import Server
+
+__all__ = [
+    "Actor",
+    "Choice",
+    "MakeServer",
+    "Program",
+    "Settings",
+    "Violation",
+    "World",
+    "in_memory",
+    "together",
+    "told",
+]
+
+log = logging.getLogger("sqlsem")
+
+#: What happens at a step: ``(17, "crash B")``.
+Choice = tuple[int, str]
+#: Seconds after which everybody alive must have been let in, once nothing goes wrong any more.
+SERVED_SECONDS = 300.0
+#: Steps in which that must be.
+SERVED_STEPS = 20_000
+#: Whoever sleeps wakes so much too late, as everywhere: never by the rounding of a float too early.
+LATE_SECONDS = 1e-6
+#: Whoever does not wait for anything gives way to others after so many steps.
+MOST_STEPS = 50
+#: Seconds after which a program that was told of a loss begins again.
+AGAIN_SECONDS = 0.1
+#: Seconds for which rows of who has ended may stay: a registration in limbo is forgotten, and a ping comes.
+LEFT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What must not be. See `sqlsem.testing.simulate.SimulationFailed.kind`."""
+
+    kind: str
+    words: str
+
+
+#: Makes the database of a run.
+MakeServer = Callable[[Fibers], "Server | RealServer"]
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[MakeServer]:
+    """The simulated database."""
+    yield Server
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is run; durations in seconds."""
+
+    program: Program
+    processes: int = 3
+    threads: int = 1
+    faults: tuple[str, ...] = ()
+    most_faults: int = 3
+    steps: int = 200
+    grace: float = 5.0
+    lease: float | None = None
+    retry: float = 10.0
+    always: Callable[[], object] | None = None
+    begin: Callable[[], object] | None = None
+    #: Where the databases of the runs are.
+    databases: Callable[[], contextlib.AbstractContextManager[MakeServer]] = in_memory
+
+
+class Actor:
+    """A process that takes part, as its program sees it.
+
+    Attributes:
+        name: Its name: ``A``, ``B`` …
+        number: 0 for the first one.
+        locks: Its coordinator.
+        random: Decided by the seed of the run.
+        shared: What all of them share, empty at the beginning of a run: what one sends to another, say.
+    """
+
+    def __init__(self, world: World, number: int, settings: Settings) -> None:
+        self.name = chr(ord("A") + number) if number < 26 else f"P{number}"
+        self.number = number
+        self.world = world
+        self.shared = world.shared
+        options = Options(grace=settings.grace, lease=settings.lease)
+        self.process = Process(world.server.engine(options, self.name), settings.retry)
+        self.locks = coordinator_of(self.process)
+        self.dead = False
+        self.paused_until = -math.inf
+        self.fibers: list[Fiber] = []
+        self.left = settings.threads  # of its threads
+        self._random: random.Random | None = None
+        self._doing = ""
+
+    @property
+    def random(self) -> random.Random:
+        """Decided by the seed of the run."""
+        if self._random is None:
+            self._random = random.Random(self.world.seed * 97 + self.number)
+        return self._random
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is neither dead nor stopped."""
+        return not self.dead and self.world.fibers.now >= self.paused_until
+
+    def step(self, words: str = "works") -> None:
+        """Something that takes a moment, in which others may come in between."""
+        self.world.fibers.step(words)
+
+    def sleep(self, seconds: float) -> None:
+        """Virtual time passes."""
+        self.world.fibers.sleep(seconds)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: What each process does.
+Program = Callable[[Actor], object]
+
+
+@dataclass
+class World:
+    """One run. ``choices`` None: they are drawn, by the seed, and noted in ``made``; else these are made."""
+
+    settings: Settings
+    fibers: Fibers
+    server: Server | RealServer
+    seed: int
+    choices: Sequence[Choice] | None = None
+    trace: list[str] | None = None
+    made: list[Choice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server.removed = self._removed
+        self.server.seed = self.seed
+        self.violation: Violation | None = None
+        self.actors: list[Actor] = []
+        self.shared: dict[str, Any] = {}
+        self._withdrawn: set[int] = set()  # what was revoked in transit
+        self.steps = 0
+        self.calm = False  # nothing goes wrong any more
+        self.calm_since = 0.0
+        self._calm_step = 0
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+        self._last: Fiber | None = None
+        self._running_for = 0
+        self._random = random.Random(self.seed)
+        self.faults = Faults(self)
+        self._given = list(self.choices or ())
+        self._given.reverse()
+        self._next = 0
+        self._pace = 0.0
+        if self.choices is None:
+            self._pace = self._random.choice((0.02, 0.1, 0.3))
+            self._left = self._random.randrange(self.settings.most_faults + 1) if self.settings.faults else 0
+            self._kinds = [one for one in self.settings.faults if self._random.random() < 0.5] or self.settings.faults
+            self._calm_at = self._random.randrange(10, self.settings.steps)
+            self._draw_next()
+
+    # -- a run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Violation | None:
+        """What was violated, if anything was."""
+        random.seed(self.seed)  # of the pauses between attempts
+        settings = self.settings
+        if settings.begin is not None:
+            settings.begin()
+        for number in range(settings.processes):
+            actor = Actor(self, number, settings)
+            self.actors.append(actor)
+            actor.process.signals.add("granted", functools.partial(self._granted, actor))
+            for thread in range(settings.threads):
+                name = actor.name if settings.threads == 1 else f"{actor.name}{thread + 1}"
+                self.fibers.spawn(name, actor, functools.partial(self._live, actor))
+        try:
+            while self.violation is None and (fiber := self._choose()) is not None:
+                if self.trace is not None:
+                    self.trace.append(f"{self.steps:>5} {self.fibers.now - 1000:9.3f} s  {fiber.name:<9} {fiber.where}")
+                self.fibers.resume(fiber)
+                self.server.notice()
+                if fiber.error is not None:
+                    self._fail("error", f"{fiber.name} ended with {fiber.error!r}")
+                else:
+                    self._check_tasks()
+                    if settings.always is not None and self.violation is None:
+                        self._always(settings.always)
+            if self.violation is None:
+                self._check_end()
+        finally:
+            for actor in self.actors:
+                actor.process.member.closing.set()  # nobody closes it later, in real time
+            self.fibers.end()
+            self.server.close()
+        return self.violation
+
+    def _always(self, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except Exception as exc:
+            self._fail("error", f"after a step of {self._last.name if self._last else '?'}: {exc!r}")
+
+    def _live(self, actor: Actor) -> None:
+        defaults.provide_here(actor.locks)
+        while True:
+            try:
+                self.settings.program(actor)
+                break
+            except (LockLost, Unavailable) as exc:
+                if self.trace is not None:
+                    self.trace.append(f"{'':>19}{actor.name:<9} is told: {exc}")
+                self.fibers.sleep(AGAIN_SECONDS)
+        actor.left -= 1
+        if actor.left:
+            return
+        since = self.fibers.now
+        while self._rows_of(actor):
+            since = max(since, self.calm_since) if self.calm else self.fibers.now
+            if self.fibers.now > since + LEFT_SECONDS:
+                rows = ", ".join(f"{row.resource!r} at {row.position}" for row in self._rows_of(actor))
+                self._fail("left", f"{actor} has ended, and its rows stay: {rows}")
+                return
+            self.fibers.sleep(1.0)
+        actor.locks.close()
+        actor.dead = True  # by its own will
+        for session in [one for one in self.server.sessions if one.owner == actor.name]:
+            session.end()
+
+    def _rows_of(self, actor: Actor) -> list[Entry | Row]:
+        # (What is in transit is its no more, and goes when somebody finds its time over.)
+        return [
+            row
+            for row in self.server.rows()
+            if row.host == actor.name and not row.requesting_id.startswith("in transit")
+        ]
+
+    # -- who goes on ----------------------------------------------------------------------------------------------
+
+    def _choose(self) -> Fiber | None:
+        """Who goes on: None when all is over, or something is wrong."""
+        self.steps += 1
+        while True:
+            chosen = self._make_choices()
+            alive = [one for one in self.actors if not one.dead]
+            if not alive or self.violation is not None:
+                return None
+            now = self.fibers.now
+            ready = self._ready()
+            if ready:
+                break
+            # (Who is paused goes on then, and what was due for it before happens then.)
+            times = [max(one.deadline, one.group.paused_until) for one in self.fibers.all if _is_left(one)]
+            if self._events:
+                times.append(self._events[0][0])
+            at = min(times, default=math.inf)
+            if math.isinf(at) and self.server.moves():
+                continue
+            if math.isinf(at):
+                self._stuck("and nothing will ever happen")
+                return None
+            self._pass_time(max(at, now) + LATE_SECONDS)
+        if self.calm and (
+            self.fibers.now > self.calm_since + SERVED_SECONDS or self.steps > self._calm_step + SERVED_STEPS
+        ):
+            self._stuck(f"{self.fibers.now - self.calm_since:.0f} s after the last thing went wrong")
+            return None
+        return self._of(ready, chosen)
+
+    def _ready(self) -> list[Fiber]:
+        return [one for one in self.fibers.all if one.ready and not one.over and one.group.runs]
+
+    def _of(self, ready: list[Fiber], chosen: str | None) -> Fiber:
+        last, found = self._last, None
+        if chosen is not None:
+            found = next((one for one in ready if one.name == chosen), None)
+        if found is None and last in ready and self._running_for < MOST_STEPS:
+            found = last
+        if found is None:
+            number = -1 if last is None else last.number
+            found = next((one for one in ready if one.number > number), ready[0])
+        self._running_for = self._running_for + 1 if found is last else 0
+        self._last = found
+        return found
+
+    def _stuck(self, words: str) -> None:
+        who = "; ".join(f"{one.name}: {one.where}" for one in self.fibers.all if _is_left(one))
+        self._fail("stuck", f"somebody alive was not served, {words} ({who})")
+
+    def _pass_time(self, at: float) -> None:
+        if not math.isinf(at):
+            self.fibers.now = at
+        while self._events and self._events[0][0] <= at:
+            heapq.heappop(self._events)[2]()
+        for fiber in self.fibers.all:
+            if fiber.deadline <= at and not fiber.over:
+                fiber.ready = True
+
+    def at(self, seconds: float, call: Callable[[], object]) -> None:
+        """Have something happen after so many seconds."""
+        heapq.heappush(self._events, (self.fibers.now + seconds, next(self._numbers), call))
+
+    def settle(self) -> None:
+        """Have happen what is due."""
+        self._pass_time(self.fibers.now)
+
+    # -- choices --------------------------------------------------------------------------------------------------
+
+    def _draw_next(self) -> None:
+        self._next = self.steps + 1 + int(math.log(1.0 - self._random.random()) / math.log(1.0 - self._pace))
+
+    def _make_choices(self) -> str | None:
+        """What happens at this step; the name of who shall go on, where somebody was chosen."""
+        if self.calm:
+            return None
+        chosen = None
+        if self.choices is not None:
+            while self._given and self._given[-1][0] <= self.steps:
+                chosen = self._make(self._given.pop()[1]) or chosen
+            if not self._given:
+                self._calm_down()
+        elif self.steps >= self._calm_at:
+            self.made.append((self.steps, "calm"))
+            self._calm_down()
+        elif self.steps >= self._next:
+            words = self._draw()
+            self._draw_next()
+            if words is not None:
+                self.made.append((self.steps, words))
+                chosen = self._make(words)
+        return chosen
+
+    def _draw(self) -> str | None:
+        if self._left and self._random.random() < 0.3:
+            words = self.faults.draw(self._random, self._random.choice(self._kinds))
+            self._left -= words is not None
+            return words
+        ready = [one for one in self._ready() if one is not self._last]
+        return f"run {self._random.choice(ready).name}" if ready else None
+
+    def _make(self, words: str) -> str | None:
+        verb, *rest = words.split()
+        if verb == "run":
+            return rest[0]
+        if verb == "calm":
+            self._calm_down()
+            return None
+        try:
+            self.faults.make(verb, rest)
+            if self.trace is not None:
+                self.trace.append(f"{self.steps:>5} {self.fibers.now - 1000:9.3f} s  *** {words}")
+        except Trouble as exc:
+            if self.trace is not None:
+                self.trace.append(f"{self.steps:>5} {self.fibers.now - 1000:9.3f} s  ({words}: {exc})")
+        return None
+
+    def _calm_down(self) -> None:
+        """Nothing goes wrong from now on, and what was stopped goes on."""
+        if self.calm:
+            return
+        self.calm, self.calm_since, self._calm_step = True, self.fibers.now, self.steps
+        self._given.clear()
+        self.faults.undo()
+
+    # -- what must not be -----------------------------------------------------------------------------------------
+
+    def _fail(self, kind: str, words: str) -> None:
+        if self.violation is None:
+            self.violation = Violation(kind, words)
+
+    def _believed(self, actor: Actor) -> Iterator[tuple[Request, int]]:
+        """What a process believes to hold. One that does not run believes nothing, nor one that has to ask first."""
+        if actor.runs and not actor.process.member.doubtful():
+            for grant in actor.process.holdings.grants():
+                holding = grant.holding
+                if holding.why_lost is None:
+                    for request, ticket in zip(holding.requests, holding.tickets, strict=True):
+                        if ticket.position not in self._withdrawn:
+                            yield request, ticket.position
+
+    def _removed(self, row: Entry | Row, why: str) -> None:
+        if why == "revoked" and row.requesting_id.startswith("in transit"):
+            # Its giver may not know yet that it has handed it over, but works under it no more.
+            self._withdrawn.add(row.position)
+            return
+        for actor in self.actors:
+            if actor.name == row.host and any(position == row.position for _, position in self._believed(actor)):
+                self._fail(
+                    "loss", f"{actor} believes that it holds {row.resource!r} at {row.position}, whose row was {why}"
+                )
+
+    def _granted(self, actor: Actor, event: Any) -> None:
+        if event.position not in self.server.let_in:
+            self._fail("phantom", f"{actor} has {event.resource!r} at {event.position}, which was granted to nobody")
+        elif all(row.position != event.position for row in self.server.rows_on(event.resource)):
+            self._fail("phantom", f"{actor} has {event.resource!r} at {event.position}, whose row is gone")
+        inside = [
+            (other.name, request)
+            for other in self.actors
+            for request, _ in self._believed(other)
+            # (What takes from a rate leaves its line, and hears of that later. Nobody works there.)
+            if request.resource == event.resource and not event.resource.startswith(RATE_PREFIX)
+        ]
+        if not together([request for _, request in inside]):
+            who = ", ".join(f"{name}: {request.describe()}" for name, request in inside)
+            self._fail("overlap", f"more are inside than may be: {who}")
+
+    def _check_tasks(self) -> None:
+        """No task is run by two."""
+        runs: dict[str, Actor] = {}
+        for actor in self.actors:
+            if actor.process.claims and actor.runs and not actor.process.member.doubtful():
+                for claim in actor.process.claims.all():
+                    if claim.is_open and not claim.lost and runs.setdefault(claim.title, actor) is not actor:
+                        self._fail("twice", f"{claim.title} is run by {runs[claim.title]} and by {actor}")
+
+    def _check_end(self) -> None:
+        self._pass_time(self.fibers.now + 10 * SERVED_SECONDS)
+        self.server.reap()
+        for row in self.server.rows():
+            self._fail("left", f"all have ended, and a row stays: {row.resource!r} at {row.position}, of {row.host}")
+        for finding in self.server.findings():
+            self._fail(finding.kind, f"{finding.resource!r} at {finding.position}: {finding.words}")
+
+
+def together(requests: Iterable[Request]) -> bool:
+    """Whether these may be inside at one time. (Not by `Request.fits`, which is under test.)"""
+    inside = list(requests)
+    for one in inside:
+        others = [other for other in inside if other is not one and not (one.shared and other.access == one.access)]
+        limits = [each.limit for each in (one, *others) if each.limit is not None]
+        if others and limits and one.weight + sum(other.weight for other in others) > min(limits):
+            return False
+    return True
+
+
+def _is_left(fiber: Fiber) -> bool:
+    return not fiber.over and not fiber.group.dead
+
+
+class _Told(logging.Handler):
+    """Puts what is logged among the steps."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.trace is not None:
+            self._world.trace.append(f"{'':>19}{'log':<9} {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def told(world: World) -> Iterator[None]:
+    """While it runs, what is logged goes to its trace, and nowhere else."""
+    before, propagate, handlers, disabled = log.level, log.propagate, log.handlers, log.disabled
+    log.propagate, log.handlers, log.disabled = False, [_Told(world)], world.trace is None
+    try:
+        yield
+    finally:
+        log.propagate, log.handlers, log.disabled = propagate, handlers, disabled
+        log.setLevel(before)
