@@ -232,14 +232,11 @@ def _summary(seen: _Seen, seconds: float, workers: int, limit: int) -> Text:
 def _work(url: str, inside: Path, limit: int) -> None:
     """A worker: in and out again, until standard input is closed."""
     stopped = threading.Event()
-    working = threading.Lock()
     mark = inside / str(os.getpid())
 
     def listen() -> None:
         sys.stdin.read()
-        stopped.set()
-        with working:  # not while there is a mark
-            coordinator.close()  # which ends the wait
+        stopped.set()  # who waits is let in by those who leave, and leaves at once
 
     with sqlsem.connect(url) as coordinator, contextlib.suppress(KeyboardInterrupt):
         lock = coordinator.limit(RESOURCE, limit, note=f"worker {os.getpid()}")
@@ -247,22 +244,14 @@ def _work(url: str, inside: Path, limit: int) -> None:
         sys.stdin.readline()  # all start together
         threading.Thread(target=listen, daemon=True).start()
         while not stopped.is_set():
-            try:
-                lock.acquire()
-            except sqlsem.SqlsemError:
+            with lock as grant:
                 if stopped.is_set():
-                    return
-                raise
-            with working:
-                if stopped.is_set():
-                    return
-                waited = lock.grant.waited
+                    break
                 mark.touch()
                 count = len(list(inside.iterdir()))
                 time.sleep(random.uniform(*WORK_SECONDS))
                 mark.unlink()
-                lock.release()
-            print(json.dumps({"inside": count, "waited": waited}), flush=True)
+            print(json.dumps({"inside": count, "waited": grant.waited}), flush=True)
 
 
 if __name__ == "__main__":

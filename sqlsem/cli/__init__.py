@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 import sqlsem
-from sqlsem.cli import demo, doctor, locks, metrics, nights, rounds, run, schema, tasks, watch, why, work
 from sqlsem.cli.connecting import Connecting
-from sqlsem.cli.group import Commands
+from sqlsem.cli.group import Commands, Loaded
 from sqlsem.cli.options import duration
 from sqlsem.printable import CleanFormatter
 from sqlsem.terminal import output
@@ -22,6 +21,18 @@ from sqlsem.terminal import output
 __all__ = ["main"]
 
 log = logging.getLogger("sqlsem")
+
+#: Where each command is, in the order of use, as the help lists them.
+COMMANDS = {
+    **{"init": "schema:init", "run": "run:run", "ls": "locks:ls", "why": "why:why", "history": "locks:history"},
+    **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
+    **{"schedules": "tasks:schedules", "rounds": "rounds:rounds_", "rates": "rates:rates"},
+    **{"set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
+    **{"release": "locks:release", "reap": "locks:reap", "guard": "guarding:guard"},
+    **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},
+    **{"timeline": "nights:timeline", "replay": "nights:replay", "audit": "nights:audit"},
+    **{"sql": "schema:sql_", "doctor": "doctor:doctor", "demo": "demo:demo"},
+}
 
 
 @contextlib.contextmanager
@@ -44,6 +55,7 @@ def _logging(verbose: int) -> Iterator[None]:
 
 @click.group(
     cls=Commands,
+    commands=Loaded(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Examples:
@@ -98,15 +110,3 @@ def main(
     atexit.register(output.let_terminal_go)
     ctx.with_resource(_logging(verbose))
     ctx.obj = Connecting(url, profile, {name: one for name, one in given.items() if one is not None}, verbose)
-
-
-# In the order of use, as the help lists them.
-for _command in (
-    *(schema.init, run.run, locks.ls, why.why, locks.history),
-    *(tasks.put, work.work, tasks.queues, tasks.tasks_, tasks.schedules, rounds.rounds_),
-    *(locks.set_, locks.pause, locks.resume, locks.release, locks.reap),
-    *(watch.top, watch.dashboard, metrics.metrics),
-    *(nights.timeline, nights.replay, nights.audit),
-    *(schema.sql_, doctor.doctor, demo.demo),
-):
-    main.add_command(_command)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from sqlsem.errors import (
 )
 from sqlsem.terminal import output
 
-__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "WithCommand"]
+__all__ = ["EXIT_LOST", "EXIT_TEMPFAIL", "Commands", "Listing", "Loaded", "WithCommand"]
 
 #: What we exit with, after sysexits.h; a status of 1 says no more than that something was not in order.
 EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE, EXIT_TEMPFAIL, EXIT_LOST, EXIT_CONFIG = 64, 69, 70, 75, 76, 78
@@ -37,6 +38,38 @@ EXIT_CODES: tuple[tuple[type[SqlsemError], int], ...] = (
     (RoundFailed, 1),
     (TaskFailed, 1),
 )
+
+
+class Loaded(MutableMapping[str, click.Command]):
+    """Commands by name, in the order of use. The module of one is imported when it is asked for: it takes longer to
+    import all of them than most commands take.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places: dict[str, str | click.Command] = dict(places)  # as "locks:ls", in this folder
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._places[name]
+        if isinstance(found, str):
+            module, _, variable = found.partition(":")
+            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), variable)
+            self._places[name] = found = command
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._places[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class _InOrder(click.Group):

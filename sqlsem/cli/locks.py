@@ -16,6 +16,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.known import require_resource
 from sqlsem.cli.options import age, duration, json_option, most_option, often, resource_name
 from sqlsem.errors import Unavailable
+from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.reasons import Reason, reasons
 from sqlsem.live import take_away
 from sqlsem.model import Entry, Resource
@@ -29,7 +30,7 @@ __all__ = ["history", "ls", "pause", "reap", "release", "resume", "set_"]
 #: Queues, and why those wait who wait.
 Seen = tuple[list[tuple[Resource, list[Entry]]], dict[int, Reason]]
 #: How requests end.
-OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded")
+OUTCOMES = ("released", "timeout", "cancelled", "reaped", "revoked", "lost", "upgraded", "downgraded", "handed_over")
 
 
 @click.command()
@@ -154,16 +155,28 @@ def history(
 new_option = click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
 
 
-@click.command("set", short_help="Set a resource's cap, or when rows are stale.")
+@click.command("set", short_help="Set a resource's limit, or when rows are stale.")
 @click.argument("resource", type=resource_name)
-@click.option("--limit", type=click.IntRange(1, model.MAX_INT), help="Never more than so many, whatever users declare.")
-@click.option("--no-limit", is_flag=True, help="Lift the cap.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, model.MAX_INT),
+    help="Never more than so many, whatever users declare; so many for those who declare nothing.",
+)
+@click.option("--no-limit", is_flag=True, help="Lift it; refused while requests that declare nothing count on it.")
 @click.option(
     "--stale-after",
     type=duration,
     help="Remove rows without a living process behind them (made by plain INSERTs) at this age: 90s, 5m, 2h, 1d.",
 )
 @click.option("--no-stale-after", is_flag=True, help="Never remove them.")
+@click.option(
+    "--priorities",
+    type=duration,
+    is_flag=False,
+    flag_value="1m",
+    help="Requests wait by priority, and must name one; a step of priority is worth so much time of waiting (1m).",
+)
+@click.option("--no-priorities", is_flag=True, help="First come, first served. Refuses those who wait by priority.")
 @new_option
 @connecting
 def set_(
@@ -173,30 +186,45 @@ def set_(
     no_limit: bool,
     stale_after: float | None,
     no_stale_after: bool,
+    priorities: float | None,
+    no_priorities: bool,
     new: bool,
 ) -> None:
-    """Set a resource's cap, or the age at which rows of bare participants are removed.
+    """Set a resource's limit, whether requests have priorities, or when rows of bare participants go.
 
-    A cap can only lower what users declare. Those inside stay inside.
+    Who declares a limit gets no more than this one, whatever it declares; who declares none gets this one. It counts at
+    once, raised or lowered; those inside stay inside. A RESOURCE that ends with * is all that begin so and have no
+    limit of their own; of several the longest counts.
 
     \b
     Examples:
       sqlsem set etl --limit 2
+      sqlsem set 'tenant:*' --limit 4
       sqlsem set etl --no-limit --stale-after 2h
+      sqlsem set etl --priorities 5m
     """
-    if (limit is not None and no_limit) or (stale_after is not None and no_stale_after):
+    pairs = ((limit, no_limit), (stale_after, no_stale_after), (priorities, no_priorities))
+    if any(value is not None and none for value, none in pairs):
         raise click.UsageError("An option and its --no-… cannot both hold.")
-    if limit is None and stale_after is None and not no_limit and not no_stale_after:
-        raise click.UsageError("Say what to set: --limit N, --no-limit, --stale-after 2h or --no-stale-after.")
+    if all(value is None and not none for value, none in pairs):
+        raise click.UsageError(
+            "Say what to set: --limit N, --stale-after 2h, --priorities 1m, or one of --no-limit, --no-stale-after and "
+            "--no-priorities."
+        )
     if stale_after == 0:
         raise click.UsageError("--stale-after must be above 0; to never remove anything: --no-stale-after.")
+    if priorities == 0:
+        raise click.UsageError("--priorities must be above 0: what a step of priority is worth, in time of waiting.")
+    sets_pattern = is_pattern(resource) and stale_after is None and not no_stale_after
     with options.coordinator(looks=True) as coordinator:
-        if not new:
+        if not new and not sets_pattern:
             require_resource(coordinator, resource)
         if limit is not None or no_limit:
             coordinator.set_limit(resource, limit)
         if stale_after is not None or no_stale_after:
             coordinator.set_stale_after(resource, stale_after)
+        if priorities is not None or no_priorities:
+            coordinator.set_priorities(resource, priorities)
         _tell_settings(coordinator, resource)
 
 
@@ -243,9 +271,11 @@ def _tell_settings(coordinator: sqlsem.Coordinator, resource: str) -> None:
     one = found or Resource(resource, None, False, None, 0, 0)
     parts = [
         f"paused{_by(one.paused_by)}" if one.paused else "not paused",
-        "no cap" if one.cap is None else f"capped at {one.cap}{_by(one.cap_by)}",
+        "no cap" if one.cap is None else f"capped at {one.cap}{clean(one.whose_cap)}",
         "rows never stale" if one.stale_after is None else f"rows stale after {seconds_in_words(one.stale_after)}",
     ]
+    if one.ageing is not None:
+        parts.append(f"by priority (a step is worth {seconds_in_words(one.ageing)} of waiting)")
     output.echo(f"{clean(resource)}: {', '.join(parts)}; {one.holding} in, {one.waiting} waiting")
 
 

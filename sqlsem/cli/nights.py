@@ -17,10 +17,11 @@ from sqlsem.cli.options import age, json_option, resource_name
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.audit import Ruling, rulings
 from sqlsem.insight.audit import audit as check
+from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.replay import ORDERS, Terms
 from sqlsem.insight.replay import replay as run_again
 from sqlsem.insight.timeline import timeline as lay_out
-from sqlsem.model import MAX_INT, Entry, Past, monotonic
+from sqlsem.model import MAX_INT, Entry, Operation, Past, monotonic
 from sqlsem.terminal import output
 from sqlsem.terminal.nights import render_audit, render_replay
 from sqlsem.terminal.timeline import FORMATS, library, picture
@@ -71,8 +72,16 @@ class Night:
 
     def rulings(self) -> list[Ruling]:
         """What operators had set, and when, as far as it is known."""
-        done = self._coordinator.operations(self._resource, most=MOST_OPERATIONS, since=self._since)
-        return rulings(done, self._resources)
+        done = self._coordinator.operations(most=MOST_OPERATIONS, since=self._since)
+        return rulings((one for one in done if self._concerns(one)), self._resources)
+
+    def _concerns(self, one: Operation) -> bool:
+        return self._resource is None or one.resource == self._resource or is_pattern(one.resource or "")
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """The limits that the server has now."""
+        return {one.resource: one.cap for one in self._resources if one.cap is not None}
 
     def past(self) -> Iterator[Past]:
         """All finished requests. What ends while it is read may be left out."""
@@ -252,7 +261,7 @@ def replay(
         past = list(itertools.islice(night.past(), most + 1))
     left_out = len(past) > most
     del past[most:]
-    terms = Terms(dict(limits), dict(weights), order)
+    terms = Terms(dict(limits), dict(weights), order, night.caps)
     known = {one.resource for one in past} | {one.resource for one in night.entries}
     for name in (*terms.limits, *terms.weights):
         if name not in known:

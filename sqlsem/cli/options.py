@@ -9,10 +9,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
+import sqlsem
 from sqlsem import model
 from sqlsem.errors import ConfigurationError
+from sqlsem.model_rates import RateRequest, Window, windows_of
 
 __all__ = [
+    "a_lock",
     "age",
     "duration",
     "json_option",
@@ -21,6 +24,8 @@ __all__ = [
     "name_of",
     "often",
     "pass_url_option",
+    "rate_window",
+    "rated",
     "refusing",
     "resource_name",
     "staged",
@@ -86,12 +91,33 @@ def whole_number(least: int, what: str) -> Callable[[str], int]:
     return check
 
 
-def limited(value: str) -> tuple[str, int, int]:
-    """``NAME=LIMIT``, ``NAME=LIMIT:WEIGHT``."""
-    match = re.fullmatch(r"(.+)=(\d+)(?::(\d+))?", value)
+def limited(value: str) -> tuple[str, int | None, int]:
+    """``NAME``, ``NAME=LIMIT``, ``NAME=LIMIT:WEIGHT``, ``NAME=:WEIGHT``; without LIMIT it is the server's."""
+    match = re.fullmatch(r"([^=]+)|(.+)=(?=.)(\d+)?(?::(\d+))?", value)
     if match is None:
-        raise click.BadParameter(f"{value!r} is not NAME=LIMIT or NAME=LIMIT:WEIGHT")
-    return match[1], int(match[2]), int(match[3] or 1)
+        raise click.BadParameter(f"{value!r} is not NAME, NAME=LIMIT, NAME=LIMIT:WEIGHT or NAME=:WEIGHT")
+    return match[1] or match[2], int(match[3]) if match[3] else None, int(match[4] or 1)
+
+
+@refusing
+def rate_window(value: str) -> Window:
+    """``LIMIT/WINDOW``."""
+    match = re.fullmatch(r"(\d{1,10})/([^/,:=]+)", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not N/TIME, such as 100/1m")
+    (window,) = windows_of(int(match[1]), match[2])
+    return window
+
+
+@refusing
+def rated(value: str) -> RateRequest:
+    """``NAME=LIMIT/WINDOW``, ``NAME=LIMIT/WINDOW,LIMIT/WINDOW``, with ``:COST`` at the end or without."""
+    match = re.fullmatch(r"(.+)=(\d+/[^/,:=]+(?:,\d+/[^/,:=]+)*)(?::(\d+))?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not NAME=LIMIT/WINDOW or NAME=LIMIT/WINDOW,LIMIT/WINDOW:COST")
+    pairs = [part.split("/") for part in match[2].split(",")]
+    windows: dict[model.Duration, int] = {window: int(limit) for limit, window in pairs}
+    return RateRequest(match[1], windows_of(windows, None), int(match[3] or 1))
 
 
 def staged(value: str) -> tuple[str, int]:
@@ -100,6 +126,13 @@ def staged(value: str) -> tuple[str, int]:
     if match is None:
         raise click.BadParameter(f"{value!r} is not NAME=ORDER")
     return match[1], int(match[2])
+
+
+@refusing
+def periodic(value: str) -> tuple[str | None, float]:
+    """``DURATION``, ``NAME=DURATION``."""
+    name, equals, per = value.rpartition("=")
+    return name if equals else None, model.check_duration("A period", per, most=model.MAX_INT)
 
 
 def most_option(default: int) -> Callable[[F], F]:
@@ -122,3 +155,22 @@ pass_url_option = click.option(
     help="Hand the database's URL on in $SQLSEM_URL, though there is a password in it. (Else what is started does not "
     "find it, and is told so when it asks sqlsem for a lock.)",
 )
+
+
+def a_lock(text: str) -> sqlsem.Lock:
+    """``KIND:NAME``, as a lock."""
+    kind, _, name = text.partition(":")
+    try:
+        if kind == "limit":
+            resource, most, weight = limited(name)
+            return sqlsem.limit(resource, most, weight=weight)
+        if kind == "stage":
+            return sqlsem.stage(*staged(name))
+        plain = {"mutex": sqlsem.mutex, "write": sqlsem.write, "read": sqlsem.read}.get(kind)
+        if plain is not None:
+            return plain(name)
+    except ConfigurationError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    raise click.BadParameter(
+        f"{text!r} is not mutex:NAME, write:NAME, read:NAME, limit:NAME[=LIMIT] or stage:NAME=ORDER"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import shutil
@@ -10,7 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,14 +21,20 @@ from sqlsem import config
 from sqlsem.cli import supervisor
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import EXIT_LOST, EXIT_TEMPFAIL
-from sqlsem.cli.options import duration, limited, pass_url_option, resource_name, staged
+from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
+from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
+from sqlsem.core.options import LockOptions
+from sqlsem.core.periodic import Period
 from sqlsem.errors import ConfigurationError, SqlsemError
+from sqlsem.model_rates import RateRequest
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
 
 __all__ = ["run"]
 
 log = logging.getLogger("sqlsem")
+#: For the command of one who leads to end on SIGTERM: it has the lock until then, so nothing presses.
+STEP_DOWN_SECONDS = 10.0
 
 
 @click.command(
@@ -40,8 +46,9 @@ log = logging.getLogger("sqlsem")
     "--limit",
     multiple=True,
     type=limited,
-    metavar="NAME=N[:WEIGHT]",
-    help="At most N at a time; WEIGHT counts for so many of them (1 if left out): etl=3, etl=10:4.",
+    metavar="NAME[=N[:WEIGHT]]",
+    help="At most N at a time; WEIGHT counts for so many of them (1 if left out): etl=3, etl=10:4. Without N the limit "
+    "is the one that `sqlsem set` has set: etl, etl=:4.",
 )
 @click.option("--read", multiple=True, type=resource_name, metavar="NAME", help="Beside other readers, but no writer.")
 @click.option("--write", multiple=True, type=resource_name, metavar="NAME", help="Alone: no reader, no writer.")
@@ -52,7 +59,51 @@ log = logging.getLogger("sqlsem")
     metavar="NAME=ORDER",
     help="Beside others of the same ORDER, after all earlier requests of another one: load=200.",
 )
+@click.option(
+    "--rate",
+    "rates",
+    multiple=True,
+    type=rated,
+    metavar="NAME=N/TIME[:COST]",
+    help="At most N in any TIME, by everybody together: api=100/1m, api=10/1s,1000/1h:7 (two windows; this takes 7). "
+    "Taken when the locks are had.",
+)
+@click.option(
+    "--once-per",
+    type=periodic,
+    metavar="[NAME=]DURATION",
+    help="Once in each period, however many ask on however many hosts, unless the command fails: then the next one may "
+    "try. Where it is done, the exit code is 0. Periods are multiples of DURATION since 1970 in UTC. NAME says what "
+    "runs; left out, it is that of the one lock: report=1d, 6h.",
+)
+@click.option(
+    "--offset", type=duration, default="0", help="Moves the beginning of the periods: 6h, with 1d, is at 6:00 UTC."
+)
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Take over the lock that was handed over (grant.hand_over()) under the token in $SQLSEM_TOKEN, which the "
+    "command does not see.",
+)
+@click.option(
+    "--join",
+    is_flag=True,
+    help="Run under the lock of the sqlsem run above, as a part of what that does, and never longer than it lasts: "
+    "when the command of that ends, this is ended, too, and only then the lock given back. Asks no database.",
+)
+@click.option(
+    "--leader",
+    type=resource_name,
+    metavar="NAME",
+    help="Of many one leads: the command runs while this one does, is ended when the lead is lost or taken away, and "
+    "started again for the next term. On SIGTERM it is ended, and the next one leads. --note is what others see.",
+)
 @click.option("--timeout", type=duration, help="Give up when the lock is not had in this time; 0 does not wait at all.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 99),
+    help="Before lower ones that wait, where an operator has set priorities (sqlsem set NAME --priorities). One lock.",
+)
 @click.option("--note", help="Words for anyone who looks at the queue. Left out: the program's name.")
 @click.option(
     "-E",
@@ -79,18 +130,7 @@ log = logging.getLogger("sqlsem")
 @pass_url_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @connecting
-def run(
-    options: Connecting,
-    /,
-    timeout: float | None,
-    note: str | None,
-    conflict_exit_code: int,
-    lost_exit_code: int,
-    kill_after: float | None,
-    pass_url: bool,
-    command: Sequence[str],
-    **locks: Any,
-) -> int:
+def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
     """Run a command while holding a lock: flock(1) for the whole company.
 
     Several locks are had all at once, so that two such commands never wait for each other. The command finds
@@ -107,6 +147,12 @@ def run(
       sqlsem run --limit etl=3 -- python load.py
       sqlsem run --mutex nightly --read dim_customer --timeout 10m -- ./load.sh
       sqlsem run --mutex cache --timeout 0 -E 0 -- ./refresh.sh   (or be content)
+      sqlsem run --mutex etl --priority 9 -- ./urgent.sh
+      sqlsem run --rate api=100/1m -- ./ask.sh      (at its turn; holds nothing)
+      sqlsem run --once-per report=1d -- ./report.sh    (on every host, by cron)
+      sqlsem run --adopt -- ./job.sh    (with the token in $SQLSEM_TOKEN)
+      sqlsem run --join -- ./part.sh &  (in a script that sqlsem run runs)
+      sqlsem run --leader scheduler -- ./scheduler      (on every host)
 
     \b
     Exit codes: that of the command, 128 + N when signal N ended it; else
@@ -118,47 +164,130 @@ def run(
       126 the command cannot be executed
       127 there is no such command
     """
-    wanted = _Wanted(**locks)
-    if not wanted.names:
-        raise click.UsageError("Say which lock: --mutex NAME, --limit NAME=N, --read, --write or --stage NAME=ORDER.")
+    chosen = _Chosen(**{name: given.pop(name) for name in [field.name for field in fields(_Chosen)]})
+    wanted = _Wanted(**given)
+    wanted.require_one(chosen)
     if status := _cannot_start(command[0]):
         return status
-    note = os.path.basename(command[0])[:200] if note is None else note
-    if kill_after is None:
-        kill_after = min(1.0, options.life / 5) / 2
+    kill_after = min(1.0, options.life / 5) / 2 if chosen.kill_after is None else chosen.kill_after
     events: supervisor.Events = SimpleQueue()
+    if chosen.join:
+        return _run_joined(supervisor.Job(command, os.environ, kill_after), events, chosen.lost_exit_code)
+    token = os.environ.pop("SQLSEM_TOKEN", None)
     with options.coordinator() as coordinator, supervisor.Signals(events):
         if not options.settings.embedded and not options.verbose and sys.stderr.isatty():
-            output.say(f"locking {', '.join(map(repr, wanted.names))} in {coordinator.engine.where}")
+            names = [chosen.leader] if chosen.leader else wanted.resources
+            output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
             threading.Thread(target=waiting.tell, daemon=True).start()
-        environment = config.environment(options.chosen_url, hand_on=pass_url)
+        environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
+        job = supervisor.Job(command, environment, kill_after, waiting.had)
+        note = os.path.basename(command[0])[:200] if chosen.note is None else chosen.note
         try:
-            ended, lost = supervisor.run(
-                functools.partial(wanted.lock, coordinator, note),
-                supervisor.Job(command, environment, kill_after, waiting.had),
-                coordinator=coordinator,
-                events=events,
-                timeout=timeout,
-            )
-        except supervisor.Stopped as exc:
-            return 128 + exc.number
-        except OSError as exc:
-            if isinstance(exc, SqlsemError):
-                raise
-            output.print_error(f"{command[0]}: {exc.strerror}")
-            return supervisor.NOT_FOUND if isinstance(exc, FileNotFoundError) else supervisor.CANNOT_RUN
+            if chosen.adopt:
+                return _hold(partial(Adopted, coordinator, token), job, coordinator, events, wanted, chosen)
+            if chosen.leader is not None:
+                patience = STEP_DOWN_SECONDS if chosen.kill_after is None else chosen.kill_after
+                job = replace(job, step_down=supervisor.SteppingDown(patience))
+                return _lead(chosen.leader, note, job, coordinator, events)
+            lock = partial(wanted.lock, coordinator, note)
+            if not wanted.is_held:
+                take = partial(take_rates, coordinator, wanted.rates, note, chosen.timeout)
+                return _hold(lock, job, coordinator, events, wanted, chosen, take=take)
+            if wanted.once_per is None:
+                return _hold(lock, job, coordinator, events, wanted, chosen)
+            once = OncePerPeriod(coordinator, wanted.period, lock)
+            return _hold(once, replace(job, finished=once.finish), coordinator, events, wanted, chosen, once)
         finally:
             waiting.over.set()
-        if lost is not None:
-            output.print_error(lost)
-            return lost_exit_code
-        if ended is not None:
-            return ended
-        words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted.names)}"
-        (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
-        return conflict_exit_code
+
+
+def _lead(name: str, note: str, job: supervisor.Job, coordinator: sqlsem.Coordinator, events: supervisor.Events) -> int:
+    """Run the command in each term; the exit code."""
+    coordinator.leader(name, note).current()  # a database that is out of reach at the beginning is told at once
+
+    def lock(on_lost: Callable[[sqlsem.Grant], object]) -> sqlsem.Lock:
+        return coordinator.mutex(name, note=note, on_lost=on_lost)
+
+    try:
+        return supervisor.lead(lock, job, coordinator=coordinator, events=events)
+    except supervisor.Stopped as exc:
+        return 128 + exc.number
+    except OSError as exc:
+        return _not_started(job.command[0], exc)
+
+
+def _hold(
+    make_lock: Callable[[Callable[[sqlsem.Grant], object]], supervisor.Obtainable],
+    job: supervisor.Job,
+    coordinator: sqlsem.Coordinator,
+    events: supervisor.Events,
+    wanted: _Wanted,
+    chosen: _Chosen,
+    once: OncePerPeriod | None = None,
+    take: Callable[[], bool] | None = None,
+) -> int:
+    """Run the command under the lock, or when something was taken that nobody holds; the exit code."""
+    try:
+        if take is not None:
+            ended, lost = supervisor.run_after(take, job, events), None
+        else:
+            ended, lost = supervisor.run(make_lock, job, coordinator=coordinator, events=events, timeout=chosen.timeout)
+    except supervisor.Stopped as exc:
+        return 128 + exc.number
+    except OSError as exc:
+        return _not_started(job.command[0], exc)
+    if lost is not None:
+        output.print_error(lost)
+        return chosen.lost_exit_code
+    if ended is None and once is not None and once.done:
+        log.info("%r is done for this period", wanted.period.name)
+        return 0
+    return _tell_not_had(coordinator, wanted, chosen.timeout, chosen.conflict_exit_code) if ended is None else ended
+
+
+def _tell_not_had(
+    coordinator: sqlsem.Coordinator, wanted: _Wanted, timeout: float | None, conflict_exit_code: int
+) -> int:
+    words = f"not had within {timeout:g} s in {coordinator.engine.where}: {_in_the_way(coordinator, wanted.resources)}"
+    (output.say if conflict_exit_code else log.info)(words)  # who is content without it needs no mail about it
+    return conflict_exit_code
+
+
+def _not_started(program: str, error: OSError) -> int:
+    """The exit code for it, which has been told; what has another cause goes on."""
+    if isinstance(error, SqlsemError):
+        raise error
+    output.print_error(f"{program}: {error.strerror}")
+    return supervisor.NOT_FOUND if isinstance(error, FileNotFoundError) else supervisor.CANNOT_RUN
+
+
+def _run_joined(job: supervisor.Job, events: supervisor.Events, lost_exit_code: int) -> int:
+    with supervisor.Signals(events):
+        try:
+            status, over = supervisor.run_joined(job, events)
+        except OSError as exc:
+            return _not_started(job.command[0], exc)
+    if over:
+        output.print_error("the lock that was joined has ended, and so the command was ended")
+        return lost_exit_code
+    return status
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What the command line says of how it runs."""
+
+    timeout: float | None
+    note: str | None
+    conflict_exit_code: int
+    lost_exit_code: int
+    kill_after: float | None
+    pass_url: bool
+    adopt: bool
+    join: bool
+    leader: str | None
 
 
 @dataclass(frozen=True)
@@ -166,27 +295,80 @@ class _Wanted:
     """The locks that the command line names."""
 
     mutex: Sequence[str]
-    limit: Sequence[tuple[str, int, int]]  # name, limit, weight
+    limit: Sequence[tuple[str, int | None, int]]  # name, limit (None: the server's), weight
     read: Sequence[str]
     write: Sequence[str]
     stage: Sequence[tuple[str, int]]  # name, order
+    priority: int | None
+    rates: Sequence[RateRequest]
+    once_per: tuple[str | None, float] | None  # name (None: the lock's), seconds
+    offset: float
+
+    def require_one(self, chosen: _Chosen) -> None:
+        """Raise unless it is said which lock, in one way."""
+        named = bool(self.names or self.once_per or self.rates)
+        alone = (chosen.adopt, chosen.join, chosen.leader is not None)
+        if self.priority is not None and (any(alone) or self.once_per or self.rates or len(self.names) != 1):
+            raise click.UsageError("--priority goes with one lock: --mutex, --limit, --read, --write or --stage.")
+        if named + sum(alone) > 1:
+            raise click.UsageError("--adopt, --join and --leader stand alone: what they bring is the lock.")
+        if chosen.leader is not None and chosen.timeout is not None:
+            raise click.UsageError("--leader waits for as long as it takes, without --timeout.")
+        if not (named or any(alone)):
+            raise click.UsageError(
+                "Say which lock: --mutex NAME, --limit NAME[=N], --read, --write, --stage NAME=ORDER or "
+                "--rate NAME=N/TIME."
+            )
+        if self.once_per is not None:
+            _ = self.period  # what cannot be is told at once
+        elif self.offset:
+            raise click.UsageError("--offset moves the periods of --once-per, which is not there.")
+
+    @property
+    def period(self) -> Period:
+        """Of --once-per."""
+        assert self.once_per is not None
+        name, seconds = self.once_per
+        if name is None:
+            if len(self.names) != 1:
+                raise click.UsageError("Say what runs once per period: --once-per NAME=DURATION, as in report=1d.")
+            name = self.names[0]
+        try:
+            return Period(name, seconds, self.offset)
+        except ConfigurationError as exc:
+            raise click.UsageError(str(exc)) from exc
 
     @property
     def names(self) -> list[str]:
-        """The resources."""
+        """Of the locks."""
         limits, stages = (name for name, *_ in self.limit), (name for name, _ in self.stage)
         return [*self.mutex, *limits, *self.read, *self.write, *stages]
+
+    @property
+    def resources(self) -> list[str]:
+        """What is locked, by all of it."""
+        periods = [] if self.once_per is None else [self.period.resource]
+        return [*self.names, *periods, *(rate.resource for rate in self.rates)]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is anything to hold: what is taken of rates is not."""
+        return bool(self.names or self.once_per)
 
     def lock(
         self, coordinator: sqlsem.Coordinator, note: str, on_lost: Callable[[sqlsem.Grant], object]
     ) -> sqlsem.Lock:
         """All of them as one."""
         try:
-            locks = [coordinator.mutex(name, note=note) for name in self.mutex]
-            locks += [coordinator.limit(name, number, weight=weight, note=note) for name, number, weight in self.limit]
-            locks += [coordinator.read(name, note=note) for name in self.read]
-            locks += [coordinator.write(name, note=note) for name in self.write]
-            locks += [coordinator.stage(name, order, note=note) for name, order in self.stage]
+            given: LockOptions = {"note": note, "priority": self.priority}
+            locks: list[sqlsem.Lock | sqlsem.Rate] = [coordinator.mutex(name, **given) for name in self.mutex]
+            locks += [coordinator.limit(name, number, weight=weight, **given) for name, number, weight in self.limit]
+            locks += [coordinator.read(name, **given) for name in self.read]
+            locks += [coordinator.write(name, **given) for name in self.write]
+            locks += [coordinator.stage(name, order, **given) for name, order in self.stage]
+            if self.once_per is not None:
+                locks.append(coordinator.mutex(self.period.resource, note=note))
+            locks += [rate_of(coordinator, one, note) for one in self.rates]
             return sqlsem.all_of(*locks, on_lost=on_lost)
         except ConfigurationError as exc:
             raise click.UsageError(str(exc)) from exc

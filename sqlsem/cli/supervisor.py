@@ -15,7 +15,9 @@ Elsewhere, or when it has cleared its environment and we are killed, it survives
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -25,16 +27,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from sqlsem import guard
+from sqlsem.cli.joining import Joinable, Joined
 from sqlsem.coordinator import Coordinator
 from sqlsem.core import nesting
 from sqlsem.core.grants import Grant
-from sqlsem.errors import LockLost
-from sqlsem.locks import Lock
+from sqlsem.core.leading import LONGEST_PAUSE_SECONDS
+from sqlsem.core.pauses import pauses
+from sqlsem.errors import LockLost, Unavailable
+from sqlsem.model import Duration, monotonic
 
-__all__ = ["CANNOT_RUN", "NOT_FOUND", "Events", "Job", "Signals", "Stopped", "run"]
+__all__ = [
+    "CANNOT_RUN",
+    "NOT_FOUND",
+    "Events",
+    "Job",
+    "Obtainable",
+    "Signals",
+    "SteppingDown",
+    "Stopped",
+    "lead",
+    "run",
+    "run_joined",
+]
 
 #: Exit codes of a command that cannot be started, as shells have them.
 NOT_FOUND, CANNOT_RUN = 127, 126
@@ -47,7 +64,9 @@ NET_SECONDS = 0.5
 #: Of prctl(2): makes us the parent of orphans below us (Linux).
 PR_SET_CHILD_SUBREAPER = 36
 log = logging.getLogger("sqlsem")
-#: What happens while we wait: ("signal", its number), ("child", 0) has ended, ("lost", 0), ("asked", 0) for the lock.
+T = TypeVar("T")
+#: What happens while we wait: ("signal", its number), ("child", 0) has ended, ("lost", the grant's position; 0: what
+#: was joined), ("asked", 0) for the lock.
 Events = SimpleQueue[tuple[str, int]]
 
 
@@ -94,6 +113,25 @@ class Signals:
         self._events.put(("child", 0))
 
 
+class Obtainable(Protocol):
+    """What a grant is had of: a `sqlsem.Lock`, or what is adopted."""
+
+    def acquire(self, *, timeout: Duration | None) -> bool:
+        """Have it; False when not in time."""
+
+    @property
+    def grant(self) -> Grant:
+        """What this thread has."""
+
+
+@dataclass
+class SteppingDown:
+    """What SIGTERM does to one who leads."""
+
+    patience: float  # seconds from the SIGTERM that the command gets to its SIGKILL
+    asked: bool = False
+
+
 @dataclass(frozen=True)
 class Job:
     """A command, and how it runs."""
@@ -101,23 +139,36 @@ class Job:
     command: Sequence[str]  # the program and its arguments
     environment: Mapping[str, str]  # to which the grant is added
     kill_after: float  # seconds between asking it to end (SIGTERM) and making it (SIGKILL)
-    started: Callable[[Grant, int], object]  # called with the grant and the process id
+    #: Called with the grant and the process id.
+    started: Callable[[Grant, int], object] = lambda grant, pid: None
+    #: Called with the grant, which is held still, and the exit status, when it has ended, and all that has joined.
+    finished: Callable[[Grant, int], object] = lambda grant, status: None
+    #: None: SIGTERM is the command's affair.
+    step_down: SteppingDown | None = None
 
-    def environment_with(self, grant: Grant, mark: str) -> dict[str, str]:
-        """What the command finds of the grant, and what it must not wait for: all that is held until it has ended."""
+    def environment_with(self, grant: Grant | None, mark: str, more: Mapping[str, str]) -> dict[str, str]:
+        """What the command finds of the grant, and what it must not wait for: all that is held until it has ended. (One
+        that has joined finds what those above tell it.)
+        """
+        held = {}
+        if grant is not None:
+            held = {
+                "SQLSEM_RESOURCE": grant.resource,
+                "SQLSEM_POSITION": str(grant.position),
+                "SQLSEM_FENCE": str(grant.fence),
+                nesting.HELD: nesting.tell(grant.holding, self.environment),
+            }
         return {
             **self.environment,
-            "SQLSEM_RESOURCE": grant.resource,
-            "SQLSEM_POSITION": str(grant.position),
-            "SQLSEM_FENCE": str(grant.fence),
-            nesting.HELD: nesting.tell(grant.holding, self.environment),
+            **held,
             # Of those above us, too, who shall find what is below them.
             guard.MARKS: ":".join([*filter(None, [self.environment.get(guard.MARKS)]), mark]),
+            **more,
         }
 
 
 def run(
-    make_lock: Callable[[Callable[[Grant], object]], Lock],
+    make_lock: Callable[[Callable[[Grant], object]], Obtainable],
     job: Job,
     *,
     coordinator: Coordinator,
@@ -140,8 +191,9 @@ def run(
     running = threading.Event()
     ended = threading.Event()
 
-    def on_lost(_: Grant) -> None:
-        events.put(("lost", 0))
+    def on_lost(grant: Grant) -> None:
+        events.put(("lost", grant.position))
+        joinable.tell()
         # In a thread of the coordinator's, which goes on to give up the row that an operator wants: not before the
         # command has ended. (What was lost in any other way, it does not make later.)
         if running.is_set() and threading.current_thread() is not threading.main_thread():
@@ -151,18 +203,82 @@ def run(
     # The system frees the beacon of an SQLite member at once: then the guard has no time for politeness.
     options = coordinator.engine.options
     polite = job.kill_after if coordinator.engine.beacon_may_fail and (options.grace or options.lease) else 0.0
-    with _Guarding(polite) as guarding:
+    joinable = Joinable(polite)
+    with _Guarding(polite) as guarding, joinable:
         grant = _acquire(lock, timeout, events)
         if grant is None:
             return None, None
         status = 0
         try:
             if not grant.lost:
-                status = _supervise(job, grant, events, guarding, running)
+                status = _supervise(job, grant, events, guarding, running, joinable.environment)
+                joinable.end()
+                job.finished(grant, status)
         finally:
+            joinable.end()  # they work under this lock, so it is not given back before they have ended
             ended.set()
             lost = _released(grant)
         return status, lost
+
+
+def lead(
+    make_lock: Callable[[Callable[[Grant], object]], Obtainable],
+    job: Job,
+    *,
+    coordinator: Coordinator,
+    events: Events,
+) -> int:
+    """`run`, term after term: when the lock is lost, or the place in its queue, the command is ended, and the lock is
+    asked for anew, also while the database is away. On SIGTERM the command is ended (`Job.step_down`), and the lock
+    given back. Returns the exit status of the command that has ended by itself, or for SIGTERM. Raises as `run`.
+    """
+    waits = _waits()
+    while True:
+        why: LockLost | Unavailable | None
+        try:
+            status, why = run(make_lock, job, coordinator=coordinator, events=events, timeout=None)
+        except (LockLost, Unavailable) as exc:  # while it waited
+            why = exc
+        else:
+            if status is not None and (why is None or (job.step_down is not None and job.step_down.asked)):
+                return status
+            waits = _waits()
+        log.warning("takes part again: %s", why)
+        _rest(next(waits), events)
+
+
+def _waits() -> Iterator[float]:
+    return pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
+
+
+def _rest(seconds: float, events: Events) -> None:
+    """Raises `Stopped` when a signal comes meanwhile."""
+    until = monotonic() + seconds
+    while (left := until - monotonic()) > 0:
+        with contextlib.suppress(Empty):
+            what, number = events.get(timeout=min(left, NET_SECONDS))
+            if what == "signal":
+                raise Stopped(number)
+
+
+def run_joined(job: Job, events: Events) -> tuple[int, bool]:
+    """Run a command under the lock of the `sqlsem run` above. Returns the exit status, and whether the lock has ended,
+    and the command with it. Raises as `run`, and `Joined`.
+    """
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        events.put(("lost", 0))
+
+    link = Joined(job.environment, end)
+    job = dataclasses.replace(job, kill_after=min(job.kill_after, link.polite))
+    try:
+        with _Guarding(job.kill_after) as guarding:
+            status = _supervise(job, None, events, guarding, threading.Event(), {})
+        return status, over.is_set()
+    finally:
+        link.leave()
 
 
 def _released(grant: Grant) -> LockLost | None:
@@ -174,15 +290,28 @@ def _released(grant: Grant) -> LockLost | None:
     return None
 
 
-def _acquire(lock: Lock, timeout: float | None, events: Events) -> Grant | None:
-    """Acquire in a thread, so that this one is free for signals."""
-    had: list[Grant] = []
+def run_after(obtain: Callable[[], bool], job: Job, events: Events) -> int | None:
+    """Run a command when something was obtained that nobody holds; its exit status, None where it was not obtained.
+    Raises as `run`.
+    """
+    if _in_thread(lambda: obtain() or None, events) is None:
+        return None
+    with _Guarding(job.kill_after) as guarding:
+        return _supervise(job, None, events, guarding, threading.Event(), {})
+
+
+def _acquire(lock: Obtainable, timeout: float | None, events: Events) -> Grant | None:
+    return _in_thread(lambda: lock.grant if lock.acquire(timeout=timeout) else None, events)
+
+
+def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
+    """Obtain something in a thread, so that this one is free for signals."""
+    had: list[T | None] = []
     failed: list[BaseException] = []
 
     def acquire() -> None:
         try:
-            if lock.acquire(timeout=timeout):
-                had.append(lock.grant)
+            had.append(obtain())
         except BaseException as exc:
             failed.append(exc)
         finally:
@@ -203,25 +332,35 @@ def _acquire(lock: Lock, timeout: float | None, events: Events) -> Grant | None:
     return had[0] if had else None
 
 
-def _supervise(job: Job, grant: Grant, events: Events, guarding: _Guarding, running: threading.Event) -> int:
+def _supervise(
+    job: Job,
+    grant: Grant | None,
+    events: Events,
+    guarding: _Guarding,
+    running: threading.Event,
+    more: Mapping[str, str],
+) -> int:
     """Run the command to its end; its exit status, as a shell tells it."""
-    terminal = _has_terminal()
-    alone = guard.POSIX and not terminal  # it leads a session of its own
+    alone = guard.POSIX and not _has_terminal()  # it leads a session of its own
     mark = os.urandom(8).hex()
     with _adopting() as adopts:
         others = frozenset(guard.children()) if adopts else None
         # Descriptors that we were given are the command's, as in diff <(a) <(b); our own are never inherited.
         child = subprocess.Popen(  # noqa: S603 - to run what the user typed is the purpose
-            job.command, env=job.environment_with(grant, mark), close_fds=not guard.POSIX, start_new_session=alone
+            job.command,
+            env=job.environment_with(grant, mark, more),
+            close_fds=not guard.POSIX,
+            start_new_session=alone,
         )
         running.set()
         tree = guard.Tree(child.pid, alone, mark, others)
         guarding.watch(tree)
-        job.started(grant, child.pid)
+        if grant is not None:
+            job.started(grant, child.pid)
         if not guard.POSIX:
             _tell_end(child, events)
         try:
-            _attend(child, tree, events, job.kill_after, terminal)
+            _attend(child, tree, events, job, 0 if grant is None else grant.position)
         except BaseException:
             guard.end(tree, job.kill_after, lambda: child.poll() is not None)
             raise
@@ -231,23 +370,29 @@ def _supervise(job: Job, grant: Grant, events: Events, guarding: _Guarding, runn
     return 128 - status if status < 0 else status
 
 
-def _attend(
-    child: subprocess.Popen[bytes], tree: guard.Tree, events: Events, kill_after: float, terminal: bool
-) -> None:
-    """Until the command has ended: hand signals on to it, and end it when the lock is lost."""
+def _attend(child: subprocess.Popen[bytes], tree: guard.Tree, events: Events, job: Job, term: int) -> None:
+    """Until the command has ended: hand signals on to it, and end it when the lock is lost (whose position is ``term``;
+    what is told of an earlier one comes too late).
+    """
+    at_last = math.inf  # when it must have ended
     while child.poll() is None:
+        if monotonic() > at_last:
+            guard.end(tree, 0.0, lambda: child.poll() is not None)
         try:
             what, number = events.get(timeout=NET_SECONDS)
         except Empty:
             continue
         if what == "child" and tree.others is not None:
             _bury({*tree.others, child.pid})
-        if what == "lost":
-            guard.end(tree, kill_after, lambda: child.poll() is not None)
+        if what == "lost" and number == term:
+            guard.end(tree, job.kill_after, lambda: child.poll() is not None)
         elif what == "signal" and child.poll() is None:
             name = signal.Signals(number).name
-            if not (terminal and name in FROM_KEYBOARD and _in_foreground()):
+            if not (name in FROM_KEYBOARD and _in_foreground()):
                 guard.send(child.pid, number, tree.whole)
+            if name == "SIGTERM" and job.step_down is not None:
+                job.step_down.asked = True
+                at_last = min(at_last, monotonic() + job.step_down.patience)
 
 
 def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:

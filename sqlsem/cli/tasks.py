@@ -16,19 +16,22 @@ from sqlsem import model, tasks
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing, WithCommand
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import duration, json_option, most_option, name_of, whole_number
+from sqlsem.cli.options import a_lock, duration, json_option, most_option, name_of, whole_number
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed
 from sqlsem.insight.reasons import TaskReason, task_reasons
+from sqlsem.insight.task_estimates import MOST_ENDED, MOST_OPEN
 from sqlsem.model import Attempt, TaskEntry
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
-from sqlsem.terminal.tasks import STATES, counted, render_counts, render_schedules, render_tasks
+from sqlsem.terminal.tasks import STATES, counted, render_schedules, render_tasks
 
-__all__ = ["put", "queues", "schedules", "tasks_"]
+__all__ = ["put", "schedules", "tasks_"]
 
 #: Failed tasks among which is looked for those that hold up the pending ones.
 MOST_FAILED = 1000
+#: Running tasks that are counted for limits.
+MOST_RUNNING = 10_000
 #: The longest time before a second attempt, seconds: what the databases allow.
 LONGEST_BACKOFF_SECONDS = 300
 _queue_name = name_of("The queue's name")
@@ -116,6 +119,26 @@ def _given(text: str) -> str:
     "--unique", metavar="KEY", help="Put nothing while a task with this key is open; its number is printed then."
 )
 @click.option("--replace", metavar="KEY", help="Put it in the place of the pending task with this key.")
+@click.option(
+    "--key", metavar="KEY", help="Whose task it is: workers share themselves out between the keys of a queue."
+)
+@click.option(
+    "--priority",
+    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    default="0",
+    show_default=True,
+    metavar="N",
+    help="Among the tasks of its key and order: lower ones first.",
+)
+@click.option(
+    "--lock",
+    "locks",
+    multiple=True,
+    type=a_lock,
+    metavar="KIND:NAME",
+    help="What it needs to run, from its start to its end: mutex:NAME, write:NAME, read:NAME, limit:NAME[=N] or "
+    "stage:NAME=ORDER; may be repeated. Until it is free the task waits without a worker.",
+)
 @click.option("--every", metavar="CRON", help="Put it at these times, by whoever works on the queue then: '0 2 * * *'.")
 @click.option("--name", metavar="NAME", help="What that schedule is called; one of the same name is replaced.")
 @click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of --every: Europe/Berlin.")
@@ -142,6 +165,8 @@ def put(options: Connecting, /, queue: str, as_json: bool, **given: Any) -> None
       sqlsem put nightly --call etl:load --arg '"customers"' --arg full=true
       sqlsem put mails --json-body - < mail.json
       sqlsem put nightly --unique report -- ./report.sh
+      sqlsem put mails --key tenant-7 --call mails:send --arg 4711
+      sqlsem put nightly --lock write:customers --lock limit:pg=4 -- ./load.sh
       sqlsem put nightly --every "0 2 * * *" --time-zone Asia/Tokyo -- ./load.sh
     """
     try:
@@ -244,7 +269,8 @@ def tasks_(
 
     FOR is how long it ran, or has been running. WHEN is when it was put, started or ended. TRIES counts the times it
     was started, of those it may be. WHY is what a pending task waits for, if it is not its turn: when it is due, or
-    what of a lower order has not ended (in full: sqlsem why TASK). WHO is the host and process that runs it. The worker
+    what of a lower order has not ended, and in about how many minutes and seconds it will be started (~02:51; in full:
+    sqlsem why TASK). WHO is the host and process that runs it. The worker
     of a task that is lost is dead; it will be run again.
 
     \b
@@ -260,7 +286,7 @@ def tasks_(
     queue = queue or also
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.tasks(queue, status, most=most + 1, skip=(page - 1) * most)
-        why = _why(coordinator, found, whole=status is None and page == 1)
+        why = _why(coordinator, found, whole=status is None and page == 1, ended=len(found) <= most)
     cut = ""
     if len(found) > most:
         cut = f"There are more than these {most}; see them with --most, the next ones with --page {page + 1}."
@@ -279,42 +305,24 @@ def tasks_(
         output.echo(cut)
 
 
-def _why(coordinator: sqlsem.Coordinator, found: Sequence[TaskEntry], *, whole: bool) -> dict[int, TaskReason]:
-    """Why those of these tasks that are pending do not run. ``whole``: what comes before them is among them."""
-    known = {one.task_id: one for one in found}
-    for queue in dict.fromkeys(one.queue for one in found if one.status == "pending" and not whole):
-        for status, most in ((None, 1), ("failed", MOST_FAILED)):
-            known.update((one.task_id, one) for one in coordinator.tasks(queue, status, most=most))
-    return task_reasons(known.values(), datetime.now(timezone.utc))
-
-
-@click.command(short_help="Show the work queues: counts by state, the oldest, the rate, what holds them up.")
-@click.argument("queue", required=False, type=_queue_name)
-@json_option
-@connecting
-def queues(options: Connecting, queue: str | None, as_json: bool) -> int:
-    """Show the work queues, or one: how many tasks are in which state, and what holds it up.
-
-    FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
-    worker is dead, LOST only these. OLDEST is how long the oldest task has been waiting that could be started, A MINUTE
-    how many have ended of late, on the average of five minutes.
-
-    \b
-    Examples:
-      sqlsem queues
-      sqlsem queues nightly --json | jq '.[0].pending'
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
+def _why(
+    coordinator: sqlsem.Coordinator, found: Sequence[TaskEntry], *, whole: bool, ended: bool
+) -> dict[int, TaskReason]:
+    """Why those of these tasks that are pending do not run, and when they will. ``whole``: what comes before them is
+    among them; ``ended``: so is what has ended.
     """
-    with options.coordinator(looks=True) as coordinator:
-        found = coordinator.queues(queue)
-    if as_json:
-        output.print_json([one.as_dict() for one in found])
-    else:
-        console = output.console()
-        output.show(console, render_counts(found, console.width, queue))
-    return 0 if found else 1
+    known = {one.task_id: one for one in found}
+    wanted: list[tuple[str | None, int]] = []
+    if not whole:
+        wanted += [(None, MOST_OPEN), ("failed", MOST_FAILED), ("running", MOST_RUNNING)]
+    wanted += [] if whole and ended else [("finished", MOST_ENDED)]
+    queues = dict.fromkeys(one.queue for one in found if one.status == "pending")
+    for queue in queues:
+        for status, most in wanted:
+            known.update((one.task_id, one) for one in coordinator.tasks(queue, status, most=most))
+    limits = [limit for queue in queues for limit in coordinator.queue_limits(queue)]
+    waits = [wait for queue in queues for wait in coordinator.queue_waits(queue)]
+    return task_reasons(known.values(), datetime.now(timezone.utc), limits, waits=waits)
 
 
 @click.group(cls=Listing, invoke_without_command=True, short_help="Show the schedules of tasks; pause, resume, remove.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -12,8 +13,11 @@ from sqlsem.cli.options import json_option, most_option
 from sqlsem.errors import ConfigurationError
 from sqlsem.insight.chains import Waits
 from sqlsem.insight.overview import Overview
+from sqlsem.insight.rates import goes_in, rate_words
 from sqlsem.insight.reasons import reasons, task_reasons
+from sqlsem.insight.task_estimates import MOST_ENDED
 from sqlsem.model import TaskEntry
+from sqlsem.model_rates import RATE_PREFIX
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told_of_task
@@ -40,7 +44,8 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
     resource or, if nobody is there, a work queue; then all of it is told, in the order of the queue.
 
     The time is a range, from how long such locks were held of late: of ten such ranges about eight hold the truth.
-    Where fewer than five holds are known, or the resource is paused, none is told.
+    Where fewer than five holds are known, or the resource is paused, none is told. Of a task it is from how long such
+    tasks took, and from who works on the queue now.
 
     \b
     Examples:
@@ -54,7 +59,7 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
     """
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.overview()
-        lines, plain = ([], []) if is_task else _requests(found, what, most)
+        lines, plain = ([], []) if is_task else _requests(coordinator, found, what, most)
         if not plain:
             lines, plain = _tasks(coordinator, found, what, most)
     if as_json:
@@ -67,7 +72,9 @@ def why(options: Connecting, what: str, is_task: bool, most: int, as_json: bool)
     return 0 if plain else 1
 
 
-def _requests(found: Overview, what: str, most: int) -> tuple[list[str], list[dict[str, Any]]]:
+def _requests(
+    coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
+) -> tuple[list[str], list[dict[str, Any]]]:
     """A request by its position, or all of a resource."""
     position = int(what) if what.isascii() and what.isdigit() else None
     entries = [one for one in found.entries if one.position == position]
@@ -77,11 +84,20 @@ def _requests(found: Overview, what: str, most: int) -> tuple[list[str], list[di
     told = reasons(found, only=position if len(entries) == 1 else None, waits=waits)
     lines: list[str] = []
     plain: list[dict[str, Any]] = []
+    resources = {one.resource for one in entries[:most] if one.resource.startswith(RATE_PREFIX)}
+    rates = {name: coordinator.rates(name.removeprefix(RATE_PREFIX)) for name in resources}
     for one in entries[:most]:
         chain, reason = waits.chain(one.position), told.get(one.position)
         behind = [other.entry for number, other in waits.blocked.items() if waits.head(number) == one]
         lines += told_of_entry(one, reason, chain, behind)
         plain.append(entry_as_dict(one, reason, chain))
+        if rates.get(one.resource):  # nobody holds it: the first one waits, too
+            before = sum(row.resource == one.resource and row.position < one.position for row in found.entries)
+            lines.append(f"  {rate_words(before, rates[one.resource])}")
+            plain[-1]["rate"] = {
+                "windows": [dataclasses.asdict(window) for window in rates[one.resource]],
+                "goes_in": goes_in(before, rates[one.resource]),
+            }
     if len(entries) > most:
         lines.append(f"There are {len(entries) - most} more; see them with --most.")
     return lines, plain
@@ -96,11 +112,18 @@ def _tasks(
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:
         try:
-            opened += coordinator.tasks(queue, most=MOST_TASKS)
+            some = coordinator.tasks(queue, most=MOST_TASKS)
+            opened += some
+            if len(some) == MOST_TASKS:  # what has ended comes behind them
+                opened += coordinator.tasks(queue, "finished", most=MOST_ENDED)
         except ConfigurationError:  # this login may not look at tasks
             return [], []
     asked = [one for one in opened if one.task_id == number] if number is not None else []
     asked = asked or [one for one in opened if one.queue == what and one.status in OPEN]
-    told = task_reasons(opened, found.taken_at)
+    names = dict.fromkeys(one.queue for one in asked)
+    limits = [limit for queue in names for limit in coordinator.queue_limits(queue)]
+    waits = [wait for queue in names for wait in coordinator.queue_waits(queue)]
+    requests = reasons(found) if any(one.parked for one in asked) else None
+    told = task_reasons({one.task_id: one for one in opened}.values(), found.taken_at, limits, requests, waits)
     lines = [line for one in asked[:most] for line in told_of_task(one, told.get(one.task_id))]
     return lines, [task_as_dict(one, told.get(one.task_id)) for one in asked[:most]]

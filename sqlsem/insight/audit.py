@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlsem.insight.patterns import is_pattern
 from sqlsem.insight.rule import Asked, Kind, Queue
 from sqlsem.model import READ, UPGRADE, WRITE, Entry, Operation, Past, Resource
 
@@ -32,7 +33,7 @@ JUST_ENDED = 5000
 HEARD_OF = timedelta(seconds=5)
 #: What happens to a row, in the order in which it is looked at where both have one time.
 GRANTED, ASKED = 0, 1
-CONVERTED = ("upgraded", "downgraded")
+CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,14 @@ class Ruling:
     since: datetime
     until: datetime | None
     cap: int | None  # None: a pause
+    #: Of a pattern's: names, and patterns, that may have had something else set for them.
+    but_for: frozenset[str] = frozenset()
+
+    def holds_for(self, resource: str) -> bool:
+        """Whether a pattern's is about that resource, for certain."""
+        return resource.startswith(self.resource[:-1]) and not any(
+            resource.startswith(other[:-1]) if is_pattern(other) else resource == other for other in self.but_for
+        )
 
 
 def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> list[Ruling]:
@@ -118,21 +127,22 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
     is what is set now. (Programs of older versions write down nothing.)
     """
     now = {one.resource: one for one in resources}
+    own = {one.resource for one in now.values() if one.cap is not None and one.pattern is None}
     done: dict[tuple[str, bool], list[Operation]] = {}
     for one in sorted(operations, key=lambda one: one.operation_id):
         if one.resource is not None and one.action in ("cap", "pause", "resume"):
             done.setdefault((one.resource, one.action == "cap"), []).append(one)
+    own |= {resource for resource, caps in done if caps}
     found = []
     for (resource, caps), some in done.items():
         for one, after in itertools.zip_longest(some, some[1:]):
             until = None if after is None else after.done_at
             if caps and one.new is not None:
                 there = now.get(resource)
-                is_still = (
-                    (None if there is None or there.cap is None else str(there.cap)) if after is None else after.old
-                )
+                is_set = there is not None and there.cap is not None and there.pattern is None
+                is_still = (str(there.cap) if there is not None and is_set else None) if after is None else after.old
                 if is_still == one.new:
-                    found.append(Ruling(resource, one.done_at, until, int(one.new)))
+                    found.append(Ruling(resource, one.done_at, until, int(one.new), frozenset(own - {resource})))
             elif one.action == "pause":
                 is_so = now[resource].paused if after is None and resource in now else after is not None
                 if is_so and (after is None or after.action == "resume"):
@@ -213,12 +223,21 @@ class _Line:
         self.queue.remove(row.kind, row.place)
 
 
+def _access(row: Entry | Past) -> str:
+    """As what it was let in. (Since when a reader upgrades, nobody writes down; it may also end while it does.)"""
+    return READ if row.access.startswith(UPGRADE) else row.access
+
+
 class _Pass:
     def __init__(self, most: int, ruled: Iterable[Ruling]) -> None:
         self._most = most
         self._ruled: dict[str, list[Ruling]] = {}
+        self._patterns: list[Ruling] = []
         for ruling in ruled:
-            self._ruled.setdefault(ruling.resource, []).append(ruling)
+            if ruling.cap is not None and is_pattern(ruling.resource):
+                self._patterns.append(ruling)
+            else:
+                self._ruled.setdefault(ruling.resource, []).append(ruling)
         self._lines: dict[str, _Line] = {}
         self._events: list[tuple[float, int, int, int, _Row]] = []  # backwards in time
         self._numbers = itertools.count()
@@ -230,11 +249,8 @@ class _Pass:
     def read_entry(self, entry: Entry) -> None:
         """A row that is there."""
         self._present += 1
-        access = (
-            READ if entry.access.startswith(UPGRADE) else entry.access
-        )  # (since when it upgrades, nobody wrote down)
         granted = None if entry.granted_at is None else entry.granted_at.timestamp()
-        kind = (access, entry.limit, entry.weight)
+        kind = (_access(entry), entry.limit, entry.weight)
         row = _Row(entry, entry.position, kind, entry.requested_at.timestamp(), granted, None)
         self._line(entry.resource).put(row)
         self._expect(row)
@@ -250,7 +266,7 @@ class _Pass:
         self._go_back_to(ended)
         converted = past.outcome in CONVERTED
         # (Not every engine writes down the limit of what goes on; nothing else can be converted than a limit of 1.)
-        kind = (past.access, 1 if converted else past.limit, past.weight)
+        kind = (_access(past), 1 if converted and past.outcome != "handed_over" else past.limit, past.weight)
         granted = None if past.granted_at is None else past.granted_at.timestamp()
         row = _Row(past, past.position, kind, past.requested_at.timestamp(), granted, ended)
         if self._has_times_wrong(row):
@@ -353,7 +369,12 @@ class _Pass:
         that does not count: who is inside stays inside, and may be converted.
         """
         granted = row.source.granted_at
-        for ruling in self._ruled.get(row.source.resource, ()):
+        resource = row.source.resource
+        ruled: list[Ruling] = [
+            *self._ruled.get(resource, ()),
+            *(one for one in self._patterns if one.holds_for(resource)),
+        ]
+        for ruling in ruled:
             if granted is None or granted <= ruling.since + HEARD_OF:
                 continue
             if ruling.until is not None and granted >= ruling.until:

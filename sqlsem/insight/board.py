@@ -274,7 +274,7 @@ def _heading(one: Resource, states: dict[str, int]) -> str:
     if one.paused:
         parts.append(f"PAUSED{_by(one.paused_by)}")
     if one.cap is not None:
-        parts.append(f"capped at {one.cap}{_by(one.cap_by)}")
+        parts.append(f"capped at {one.cap}{one.whose_cap}")
     if one.stale_after is not None:
         parts.append(f"stale after {seconds_in_words(one.stale_after)}")
     return clean(f"{one.resource}  {'  '.join(parts)}")

@@ -65,12 +65,13 @@ class Line:
         """What holds a request back that would come now."""
         asked = entry.access, entry.limit, entry.weight
         fits, uncapped = self._capped.fits(*asked), self._uncapped.fits(*asked)
+        cap = self._cap_for(entry)
         found: tuple[Entry, ...] = ()
-        if not fits:
+        if not (uncapped if cap is None else fits):
             if asked not in self._found:
-                self._found[asked] = _first(self._rows, *asked, self._cap_for(entry))
+                self._found[asked] = _first(self._rows, *asked, cap)
             found = self._found[asked]
-        own = _first(self._by_party.get(party_of(entry), ()), *asked, self._cap_for(entry))
+        own = _first(self._by_party.get(party_of(entry), ()), *asked, cap)
         waiters = self._waiters - (0 if entry.access == WRITE else self._waiting.get(entry.access, 0))
         return Blocked(entry, self.setting, found, waiters, fits, uncapped, own)
 

@@ -134,6 +134,9 @@ def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conseque
     if cap == resource.cap:
         told = "has no cap" if cap is None else f"is capped at {cap} already"
         return Consequence(action, f"{name!r} {told}", possible=False)
+    if cap is None and resource.pattern is not None:
+        told = f"{name!r} has no cap of its own, but that of {resource.pattern!r}: change that one, or cap this one"
+        return Consequence(action, told, possible=False)
     was = "" if resource.cap is None else f" (now {resource.cap})"
     question = f"Lift the cap of {name!r}{was}?" if cap is None else f"Cap {name!r} at {cap}{was}?"
     before = _positions(entering(queue, resource.cap, resource.paused))
@@ -142,6 +145,8 @@ def _cap(action: Action, resource: Resource, queue: Sequence[Entry]) -> Conseque
     load = sum(entry.weight for entry in queue if entry.state in INSIDE)
     if cap is not None and load > cap:
         lines.append(f"{_inside_stay(queue)} Nobody else goes in until a weight of {load - cap} and more has left.")
+    if cap is None and any(entry.limit is None and entry.member_id is not None for entry in queue):
+        lines.append("Requests there name no limit and count on it: it can be changed, not lifted.")
     if cap is not None:
         lines += [
             f"{entry.position} asks for a weight of {entry.weight}: under this cap it can never go in, and those "

@@ -24,7 +24,7 @@ from sqlsem.insight.words import clock, span_in_words
 from sqlsem.model import WRITE, Entry, Resource
 from sqlsem.model_tasks import plain
 
-__all__ = ["Estimate", "estimates"]
+__all__ = ["LEAST_HOLDS", "LEAST_OF_KIND", "Durations", "Estimate", "estimates", "plays_of", "without_numbers"]
 
 #: Of fewer holds nothing is told.
 LEAST_HOLDS = 5
@@ -42,8 +42,9 @@ MOST_ROWS, MOST_OF_QUEUE = 1000, 100
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """When a request will be granted, in seconds from when the overview was taken: in eight of ten cases between
-    ``low`` and ``high``. ``held_low`` and ``held_high``: for how long such locks are held, in eight of ten cases.
+    """When a request will be granted, or a task be started, in seconds from when that was looked at: in eight of ten
+    cases between ``low`` and ``high``. ``held_low`` and ``held_high``: for how long such locks are held, or such tasks
+    run, in eight of ten cases.
     """
 
     low: float
@@ -51,7 +52,13 @@ class Estimate:
     high: float
     held_low: float
     held_high: float
-    count: int  # holds that this is known from
+    count: int  # holds, or tasks, that this is known from
+
+    @classmethod
+    def of(cls, moments: Sequence[float], usual: Sequence[float], count: int) -> Estimate:
+        """From when it came to its turn in each play, and how long such ones take; both in order."""
+        low, likely, high = (percentile(moments, share) for share in (0.1, 0.5, 0.9))
+        return cls(low, likely, high, percentile(usual, 0.1), percentile(usual, 0.9), min(count, len(usual)))
 
     @property
     def words(self) -> str:
@@ -70,7 +77,12 @@ class Estimate:
 
 def kind_of(note: str | None, program: str | None) -> tuple[str, str]:
     """What holds of one kind have in common: the note but for its numbers, or else the program."""
-    return ("note", re.sub(r"[0-9]+", "#", note)) if note else ("program", program or "")
+    return ("note", without_numbers(note)) if note else ("program", program or "")
+
+
+def without_numbers(text: str) -> str:
+    """What texts have in common that differ in numbers only."""
+    return re.sub(r"[0-9]+", "#", text)
 
 
 class Durations:
@@ -158,13 +170,17 @@ def estimates(overview: Overview, wanted: Collection[int] | None = None) -> dict
         if asked:
             chosen.append((rows[: asked[-1]], setting, times))
             left -= asked[-1]
-    number_of = sum(len(rows) for rows, _, _ in chosen)
-    plays = max(LEAST_PLAYS, min(PLAYS, MOST_STEPS // max(1, number_of)))
+    plays = plays_of(sum(len(rows) for rows, _, _ in chosen))
     found: dict[int, Estimate] = {}
     for rows, setting, times in chosen:
         played = _play(rows, Kinds(times), setting.cap if setting else None, plays, len(times.holds))
         found.update({position: one for position, one in played.items() if wanted is None or position in wanted})
     return found
+
+
+def plays_of(rows: int) -> int:
+    """How often so many rows are played forward."""
+    return max(LEAST_PLAYS, min(PLAYS, MOST_STEPS // max(1, rows)))
 
 
 def _is_wanted(entry: Entry, wanted: Collection[int] | None) -> bool:
@@ -198,9 +214,5 @@ def _play(rows: list[Entry], kinds: Kinds, cap: int | None, number_of: int, coun
             entered.sort()
             if math.isinf(entered[-1]):
                 continue
-            low, likely, high = (percentile(entered, share) for share in (0.1, 0.5, 0.9))
-            usual = durations.held
-            found[one.position] = Estimate(
-                low, likely, high, percentile(usual, 0.1), percentile(usual, 0.9), min(count, len(usual))
-            )
+            found[one.position] = Estimate.of(entered, durations.held, count)
     return found

@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from sqlsem.insight.patterns import with_settings
 from sqlsem.model import Entry, QueueCounts, Resource, RoundEntry
 from sqlsem.model_tasks import plain
 
@@ -178,19 +179,5 @@ def _resources(entries: Iterable[Entry], settings: Iterable[Sequence[Any]]) -> l
         waits = entry.state == "waits" or (entry.state == "dead" and entry.granted_at is None)
         (waiting if waits else holding)[entry.resource] += 1
     found = {row[0]: row for row in settings}
-    for name in {*holding, *waiting}.difference(found):
-        found[name] = (name, None, None, None, None, None)
-    return [
-        Resource(
-            name,
-            cap,
-            paused_at is not None,
-            stale_after,
-            holding[name],
-            waiting[name],
-            paused_at=paused_at,
-            paused_by=paused_by,
-            cap_by=cap_by,
-        )
-        for name, cap, paused_at, stale_after, paused_by, cap_by in sorted(found.values(), key=lambda row: str(row[0]))
-    ]
+    names = sorted({*holding, *waiting, *found}, key=str)
+    return with_settings((Resource(name, None, False, None, holding[name], waiting[name]) for name in names), found, {})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,8 +12,10 @@ from sqlsem.insight.chains import Blocked, Waits, is_upgrading
 from sqlsem.insight.estimates import Estimate, estimates
 from sqlsem.insight.overview import Overview
 from sqlsem.insight.passing import number
+from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.words import clock, seconds_in_words, span_in_words, who_is
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, TaskEntry
+from sqlsem.model import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
+from sqlsem.model_rates import Window
 
 __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 
@@ -72,6 +75,8 @@ def _standing(entry: Entry) -> str:
         return f"{introduced(entry)}, which is dead and gives way to the next who looks"
     if entry.state == "revoked":
         return f"{told} and has been told to stop"
+    if entry.in_transit:
+        return f"{introduced(entry)}, which handed it over {since} ago; nobody has adopted it yet"
     if entry.missing_for is not None:
         left = "" if entry.grace is None else f" of its grace of {seconds_in_words(entry.grace)}"
         return f"{told} and cannot be found for {seconds_in_words(entry.missing_for)}{left}"
@@ -143,7 +148,7 @@ def _told(code: str, one: Blocked) -> tuple[str, str]:
     if code == "turn_now":
         return "nothing holds it back any more: it goes in as soon as its process looks", "its turn"
     if code == "cap":
-        by = f" by {setting.cap_by}" if setting.cap_by else ""
+        by = setting.whose_cap
         short = f"cap {setting.cap}{by}"
         if not behind:
             above = f"its weight of {entry.weight} is above the operator's cap of {setting.cap}{by}"
@@ -203,8 +208,10 @@ def reasons(overview: Overview, *, only: int | None = None, waits: Waits | None 
 class TaskReason:
     """Why a pending task does not run.
 
-    ``code`` is ``order_open`` (tasks of a lower order are not done), ``not_ready`` (it has a time, or its retry has) or
-    ``turn_now`` (the next worker that is free takes it).
+    ``code`` is ``order_open`` (tasks of a lower order are not done), ``not_ready`` (it has a time, or its retry has),
+    ``queue_limit`` (as many of its queue run as may), ``key_limit`` (as many of its key do), ``rate`` (as many of its
+    queue were started of late as may), ``key_rate`` (as many of its key were), ``locks`` (it waits for its locks) or
+    ``turn_now`` (the next worker that is free takes it, or another one of its kind first).
     """
 
     code: str
@@ -212,6 +219,7 @@ class TaskReason:
     short: str
     behind: tuple[TaskEntry, ...]  # the task that holds it up, where it is known
     ready_in: float | None = None  # seconds
+    starts: Estimate | None = None  # when it will be started, where enough is known
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values; tasks by their numbers."""
@@ -220,15 +228,88 @@ class TaskReason:
             "words": self.words,
             "behind": [one.task_id for one in self.behind],
             "ready_in": self.ready_in,
+            "starts": None if self.starts is None else self.starts.as_dict(),
         }
 
 
-def task_reasons(tasks: Iterable[TaskEntry], taken_at: datetime) -> dict[int, TaskReason]:
+class _Turns:
+    """What holds a task back that its order does not: the limits and rates of its queue and of its key."""
+
+    def __init__(self, tasks: Sequence[TaskEntry], limits: Iterable[QueueLimit], waits: Iterable[QueueWait]) -> None:
+        self._waits = {(one.queue, one.task_key): one.seconds for one in waits}
+        self._set = {(one.queue, one.task_key): one for one in limits}
+        running = [one for one in tasks if one.status in ("running", "lost")]
+        self._of_queue = Counter(one.queue for one in running)
+        self._of_key = Counter((one.queue, one.key) for one in running)
+        self._in_turns = {queue for queue, _ in self._set} | {
+            one.queue for one in tasks if (one.key is not None or one.priority) and one.status == "pending"
+        }
+
+    def has(self, queue: str) -> bool:
+        """Whether the queue has limits or keys."""
+        return queue in self._in_turns
+
+    def full(self, task: TaskEntry) -> TaskReason | None:
+        """The limit that is reached."""
+        queue, key = self._set.get((task.queue, None)), self._set.get((task.queue, task.key))
+        runs = self._of_queue[task.queue]
+        if queue is not None and queue.task_limit is not None and runs >= queue.task_limit:
+            words = f"{runs} of {queue.task_limit} tasks of its queue are running, as {queue.set_by} has set"
+            return TaskReason("queue_limit", words, f"limit {queue.task_limit} of the queue", ())
+        if (wait := self._waits.get((task.queue, None))) is not None and queue is not None:
+            return _used_up("rate", "of its queue", queue.task_rate, queue.task_per, wait)
+        if task.key is None:
+            return None
+        if (wait := self._waits.get((task.queue, task.key))) is not None and queue is not None:
+            limit, per = queue.key_rate, queue.key_per
+            if key is not None and key.task_rate is not None:
+                limit, per = key.task_rate, key.task_per
+            return _used_up("key_rate", f"of its key {task.key!r}", limit, per, wait)
+        own = None if key is None else key.task_limit
+        most = own if own is not None or queue is None else queue.key_limit
+        runs = self._of_key[task.queue, task.key]
+        if most is None or runs < most:
+            return None
+        words = f"its key {task.key!r} has {runs} of {most} running"
+        return TaskReason("key_limit", words, f"{runs} of {most} of {task.key}", ())
+
+    def before(self, task: TaskEntry, pending: Sequence[TaskEntry]) -> str:
+        """Which of those of its order come first, in words."""
+        if not self.has(task.queue):
+            ahead = sum(one.task_id < task.task_id for one in pending)
+            return f" after {ahead} before it" if ahead else ""
+        ahead = sum(
+            one.key == task.key and (one.priority, one.task_id) < (task.priority, task.task_id) for one in pending
+        )
+        whose = "without a key" if task.key is None else f"of key {task.key!r}"
+        told = f" after {ahead} {whose} before it" if ahead else ""
+        return f"{told}, when it is the turn of those {whose} ({self._of_key[task.queue, task.key]} running)"
+
+
+def _used_up(code: str, whose: str, limit: int | None, per: float | None, seconds: float) -> TaskReason:
+    rate = "" if limit is None or per is None else f", {Window(round(per * 1000), limit)},"
+    words = f"the rate {whose}{rate} is used up; there is room in {clock(seconds)}"
+    return TaskReason(code, words, f"rate, in {seconds_in_words(seconds)}", (), seconds)
+
+
+def task_reasons(
+    tasks: Iterable[TaskEntry],
+    taken_at: datetime,
+    limits: Iterable[QueueLimit] = (),
+    requests: Mapping[int, Reason] | None = None,
+    waits: Iterable[QueueWait] = (),
+) -> dict[int, TaskReason]:
     """Why those of these tasks that are pending do not run, by number. What holds one up is looked for among these,
-    too: they are all that are open, of one queue or several. ``taken_at`` is the database's clock.
+        too: they are all that are open, of one queue or several, and what has ended of late, from which it follows when
+    ``taken_at`` is the database's clock; ``limits``: what is set of these queues;
+        ``requests``: why requests for locks wait, by position; ``waits``: whose rate is used up.
     """
+    opened = sorted(tasks, key=lambda one: (one.queue, one.order, one.task_id))
+    turns = _Turns(opened, limits, waits)
+    # (The estimate knows of first come first served alone.)
+    starts = task_estimates([one for one in opened if not turns.has(one.queue)], taken_at)
     by_order: dict[tuple[str, int], list[TaskEntry]] = {}
-    for one in sorted(tasks, key=lambda one: (one.queue, one.order, one.task_id)):
+    for one in opened:
         by_order.setdefault((one.queue, one.order), []).append(one)
     found: dict[int, TaskReason] = {}
     held_up: TaskReason | None = None
@@ -237,11 +318,21 @@ def task_reasons(tasks: Iterable[TaskEntry], taken_at: datetime) -> dict[int, Ta
         held_up = held_up if queue == before else None
         before = queue
         pending = [one for one in members if one.status == "pending"]
-        for number_before, one in enumerate(pending):
-            found[one.task_id] = held_up or _by_itself(one, number_before, taken_at)
+        for one in pending:
+            found[one.task_id] = held_up or _by_itself(one, pending, turns, taken_at, requests or {})
         if held_up is None or held_up.behind[0].status != "failed":
             held_up = _holding_up([one for one in members if _is_open(one)]) or held_up
-    return found
+    return {number: _starting(reason, starts.get(number)) for number, reason in found.items()}
+
+
+def _starting(reason: TaskReason, starts: Estimate | None) -> TaskReason:
+    """The same, with when that will be."""
+    if starts is None:
+        return reason
+    usual = span_in_words(starts.held_low, starts.held_high)
+    told = f"such tasks usually take {usual}: it starts in about {clock(starts.likely)} ({starts.between})"
+    short = ", ".join(filter(None, (reason.short, f"~{clock(starts.likely)}")))
+    return replace(reason, words=f"{reason.words}; {told}", short=short, starts=starts)
 
 
 def _is_open(task: TaskEntry) -> bool:
@@ -266,11 +357,37 @@ def _holding_up(opened: Sequence[TaskEntry]) -> TaskReason | None:
     return TaskReason("order_open", words, f"after order {first.order}", (first,))
 
 
-def _by_itself(task: TaskEntry, number_before: int, taken_at: datetime) -> TaskReason:
+def _by_itself(
+    task: TaskEntry, pending: Sequence[TaskEntry], turns: _Turns, taken_at: datetime, requests: Mapping[int, Reason]
+) -> TaskReason:
     """Of one that no other order holds up."""
     left = (task.ready_at - taken_at).total_seconds()
     if left > 0:
         again = f"attempt {task.attempt + 1} of {task.max_attempts}" if task.failures else "it"
         return TaskReason("not_ready", f"{again} is due in {clock(left)}", f"in {seconds_in_words(left)}", (), left)
-    after = f" after {number_before} before it" if number_before else ""
-    return TaskReason("turn_now", f"the next worker that is free takes it{after}", "", ())
+    if task.parked:
+        return turns.full(task) or _parked(task, requests)
+    told = f"the next worker that is free takes it{turns.before(task, pending)}"
+    return turns.full(task) or TaskReason("turn_now", told, "", ())
+
+
+def _parked(task: TaskEntry, requests: Mapping[int, Reason]) -> TaskReason:
+    """Of one that could run but for its locks."""
+    names = ", ".join(
+        f"{one.access.partition(':')[0]} on {one.resource!r}"
+        if one.limit == 1
+        else f"{'limit' if one.limit is None else f'limit {one.limit}'} on {one.resource!r}"
+        for one in task.locks
+    )
+    if any(one.position is None for one in task.locks):
+        words = f"it will stand in the lines of its locks ({names}) as soon as a worker of its queue looks"
+        return TaskReason("locks", words, "not in line yet", ())
+    blocked = [
+        (one, requests[one.position]) for one in task.locks if one.position is not None and one.position in requests
+    ]
+    if not blocked:
+        words = f"it stands in the lines of its locks ({names}); in its turn the next worker that is free takes it"
+        return TaskReason("locks", words, f"for {task.locks[0].resource}", ())
+    told = "; ".join(f"at {one.position} for {one.resource!r}: {reason.words}" for one, reason in blocked)
+    words = f"it waits for its locks, without a worker: {told}"
+    return TaskReason("locks", words, f"for {blocked[0][0].resource}", ())

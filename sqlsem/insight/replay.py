@@ -48,6 +48,8 @@ class Terms:
     limits: Mapping[str, int] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     order: str = "asked"
+    #: The server's limits, as they are now: those who named none had these.
+    caps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,10 @@ class _Ask:
         for part in parts:
             if part.outcome in CONVERTED:
                 turns.append((part.ended_at.timestamp(), WRITING if part.outcome == "upgraded" else READING))
-        was: Kind = (first.access, 1 if turns else first.limit, first.weight)
+        declared = first.limit
+        if declared is None and first.resource in terms.caps:
+            declared = max(terms.caps[first.resource], first.weight)
+        was: Kind = (first.access, 1 if turns else declared, first.weight)
         kind = was
         if first.access == WRITE and not turns:
             limit, weight = terms.limits.get(first.resource, was[1]), terms.weights.get(first.resource, was[2])

@@ -20,7 +20,7 @@ __all__ = ["Bar", "Panel", "Timeline", "timeline"]
 STRETCHES = 1000
 #: Of a resource at most so many different limits are drawn.
 MOST_LIMITS = 4
-CONVERTED = ("upgraded", "downgraded")
+CONVERTED = ("upgraded", "downgraded", "handed_over")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,9 @@ class Collector:
             holding.update(
                 self._label(ticket.resource) for grant in process.holdings.grants() for ticket in grant.holding.tickets
             )
-            waiting.update(self._label(waiter.ticket.resource) for waiter in process.lines.waiters())
+            waiting.update(
+                self._label(waiter.ticket.resource) for waiter in (*process.lines.waiters(), *process.turns.waiters())
+            )
         for name, what, found in (
             ("holding", "Locks that this process holds.", holding),
             ("waiting", "Requests of this process that wait.", waiting),

@@ -1,4 +1,4 @@
-"""Metrics of a whole database, for ``sqlsem metrics``: one overview, two statements, for each scrape."""
+"""Metrics of a whole database, for ``sqlsem metrics``: one overview, and what is used of rates, for each scrape."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from prometheus_client.metrics_core import Metric
 
 from sqlsem.coordinator import Coordinator
 from sqlsem.engines.base import Allowance, Session, bounded
+from sqlsem.engines.ranking import RankedSession
+from sqlsem.engines.rating import RateSession
 from sqlsem.engines.roles import Administration
 from sqlsem.errors import SqlsemError
 from sqlsem.insight.chains import Leader, is_waiting, leaders
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
+from sqlsem.model_rates import RateEntry
 
 __all__ = ["Exporter"]
 
@@ -70,9 +73,16 @@ class Exporter:
         self._once = once
         self._pattern = Patterns(patterns)
         self._few = {"resource": Few(most), "queue": Few(most), "holder": Few(most)}
+        self._rates: Sequence[RateEntry] = ()
+        self._ageing: Mapping[str, float] = {}
         self._blamed: dict[tuple[str, ...], float] = {}
         self._before: float | None = None  # the last overview, by this host's clock
-        self._ends: Counter[tuple[str, str]] | None = None
+        self._ends: Counter[tuple[str, str]] | None = None  # within the last hour
+        self._known_ends: set[tuple[str, int, str]] | None = (
+            None  # those of them that were counted, or were there before
+        )
+        self._counted: Counter[tuple[str, ...]] = Counter()  # by their labels, since this exporter began
+        self._told: set[tuple[str, ...]] = set()
         #: Why the last look failed.
         self.trouble: SqlsemError | None = None
 
@@ -98,21 +108,29 @@ class Exporter:
         Whoever serves does this once a minute. Where it fails, the numbers are left out.
         """
         with self._asking:
-            found: Counter[tuple[str, str]] = Counter()
+            found: dict[tuple[str, int, str], tuple[str, str]] = {}
             try:
                 for outcome in ENDS:
-                    past = self._ask(partial(_ended, outcome=outcome))
-                    found.update((self._pattern(one.resource), outcome) for one in past)
-                self._ends = found
+                    for one in self._ask(partial(_ended, outcome=outcome)):
+                        found[one.resource, one.position, outcome] = self._pattern(one.resource), outcome
             except SqlsemError as exc:
                 self.trouble, self._ends = exc, None
+                return
+            self._ends = Counter(found.values())
+            if self._known_ends is not None:
+                for key in found.keys() - self._known_ends:
+                    pattern, outcome = found[key]
+                    labels = *self._few["resource"].of(pattern), outcome
+                    self._counted[labels] += 1
+            self._known_ends = set(found)
 
     # -- looking ------------------------------------------------------------------------------------------------
 
     def _look(self) -> Overview | None:
         self.trouble = None
         try:
-            return self._ask(lambda session: session.overview())
+            overview, self._rates, self._ageing = self._ask(_look)
+            return overview
         except SqlsemError as exc:
             self.trouble = exc
             return None
@@ -148,18 +166,26 @@ class Exporter:
                 found.append(_gauge(name, what, labels, values))
             if not self._once:
                 self._add_blame(leaders(overview), began)
-                found.append(self._told_blame())
+                found += [self._told_blame(), self._told_counted()]
         found.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
         return found
 
     def _rows(self, overview: Overview) -> Iterator[_Rows]:
         names = {one.resource for one in overview.resources} | {one.resource for one in overview.entries}
+        names |= {one.resource for one in self._rates} | self._ageing.keys()
         patterns = {name: self._pattern(name) for name in names}
         matter: Counter[tuple[str, ...]] = Counter((patterns[name],) for name in names)
         matter.update((patterns[entry.resource],) for entry in overview.entries)
         few = self._few["resource"].all_of(matter)
         labels = {name: few[(pattern,)] for name, pattern in patterns.items()}
         yield from _queues(overview, labels)
+        yield from _used(self._rates, labels)
+        yield (
+            "ageing_seconds",
+            "The seconds of waiting that a step of priority is worth, where requests wait by priority; the most.",
+            ("resource",),
+            _max((labels[name], seconds) for name, seconds in self._ageing.items()),
+        )
         yield from _times(overview, labels)
         yield from self._told_ends()
         yield from self._leaders(leaders(overview))
@@ -180,7 +206,7 @@ class Exporter:
         )
 
     def _told_ends(self) -> Iterator[_Rows]:
-        if self._ends is not None:
+        if self._ends is not None and self._once:
             yield (
                 "ended_last_hour",
                 f"Requests that ended as they should not within the last hour, {MOST_ENDS} of a kind at the most.",
@@ -232,6 +258,28 @@ class Exporter:
         for labels, seconds in self._blamed.items():
             family.add_metric(labels, seconds)
         return family
+
+    def _told_counted(self) -> Metric:
+        family = CounterMetricFamily(
+            "sqlsem_ended",
+            "Requests that ended as they should not, since this exporter began; counted once a minute.",
+            labels=["resource", "outcome"],
+        )
+        for outcome in ENDS:
+            self._counted.setdefault((OTHER, outcome), 0)
+        for labels, number in self._counted.items():
+            # First 0: of a counter that begins with what it has counted, nobody would see the increase.
+            family.add_metric(labels, number if labels in self._told else 0)
+        self._told.update(self._counted)
+        return family
+
+
+def _look(session: Session) -> tuple[Overview, Sequence[RateEntry], Mapping[str, float]]:
+    return (
+        session.overview(),
+        session.rates(None) if isinstance(session, RateSession) else (),
+        session.priorities() if isinstance(session, RankedSession) else {},
+    )
 
 
 def _ended(session: Session, outcome: str) -> list[Past]:
@@ -299,6 +347,22 @@ def _queues(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterat
     )
     caps = _max((name, -setting.cap) for setting, name in settings if setting.cap is not None)
     yield "cap", "The lowest cap that an operator has set.", one, {name: -cap for name, cap in caps.items()}
+
+
+def _used(rates: Sequence[RateEntry], labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:
+    """What is used of rates."""
+    numbers: tuple[tuple[str, str, Callable[[RateEntry], float]], ...] = (
+        ("rate_limit", "How much of a rate may be used in a window, as it was declared last.", lambda one: one.limit),
+        ("rate_used", "How much of it counts now, what is promised for soon included.", lambda one: one.used),
+        (
+            "rate_debt",
+            "How much more than the limit was used, as it cost more in the end than was taken.",
+            lambda one: max(0, one.used - one.limit),
+        ),
+    )
+    for name, what, number in numbers:
+        values = _sum(((*labels[one.resource], f"{one.window:g}"), number(one)) for one in rates)
+        yield name, what, ("resource", "window"), values
 
 
 def _times(overview: Overview, labels: Mapping[str, tuple[str, ...]]) -> Iterator[_Rows]:

@@ -132,8 +132,7 @@ def render_queues(
             since = f" since {local_time(resource.paused_at)}" if resource.paused_at else ""
             title.append(clean(f"  PAUSED{by}{since}"), style="bold red")
         if resource.cap is not None:
-            by = f" by {resource.cap_by}" if resource.cap_by else ""
-            title.append(clean(f"  capped at {resource.cap}{by}"), style="magenta")
+            title.append(clean(f"  capped at {resource.cap}{resource.whose_cap}"), style="magenta")
         if resource.stale_after is not None:
             title.append(f"  stale after {seconds_in_words(resource.stale_after)}", style="dim")
         if parts:
@@ -168,8 +167,8 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
 
 def _done(one: Operation) -> str:
     """What was done, with what it was before."""
-    if one.action in ("cap", "stale_after"):
-        unit = " ms" if one.action == "stale_after" else ""
+    if one.action in ("cap", "stale_after", "ageing"):
+        unit = "" if one.action == "cap" else " ms"
         return f"{one.action} {one.old or 'none'} → {one.new or 'none'}{unit}"
     if one.action == "revoke":
         return f"revoke ({one.old}{', at once' if one.new == 'force' else ''})"

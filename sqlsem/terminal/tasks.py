@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from rich.console import Group, RenderableType
@@ -14,11 +14,21 @@ from rich.text import Text
 
 from sqlsem import bodies
 from sqlsem.insight.reasons import TaskReason
-from sqlsem.model import QueueCounts, Schedule, TaskEntry
+from sqlsem.model import QueueCounts, QueueLimit, Schedule, TaskEntry
+from sqlsem.model_rates import Window
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
-__all__ = ["STATES", "counted", "ready_in", "render_counts", "render_schedules", "render_tasks", "shortened"]
+__all__ = [
+    "STATES",
+    "counted",
+    "ready_in",
+    "render_counts",
+    "render_schedules",
+    "render_tasks",
+    "shortened",
+    "told_of_limits",
+]
 
 #: What is shown of an error in a list, characters.
 LONGEST_ERROR = 500
@@ -62,7 +72,36 @@ def counted(found: Sequence[TaskEntry], *, at_least: bool) -> list[str]:
     return lines
 
 
-def render_counts(found: Sequence[QueueCounts], width: int, only: str | None = None) -> RenderableType:
+def told_of_limits(limits: Iterable[QueueLimit]) -> Iterator[str]:
+    """What is set of work queues, a line for each queue or key."""
+    for one in limits:
+        told = [] if one.task_limit is None else [f"at most {one.task_limit} running"]
+        told += [] if one.key_limit is None else [f"at most {one.key_limit} of each key"]
+        told += [f"at most {rate} started{whose}" for rate, whose in _rates(one, " of each key")]
+        told += [] if one.weight is None else [f"weight {one.weight}"]
+        if told:
+            whose = f"key {one.task_key!r} of {one.queue!r}" if one.task_key is not None else repr(one.queue)
+            yield f"{whose}: {', '.join(told)} (set by {one.set_by})"
+
+
+def _rates(one: QueueLimit, of_keys: str) -> Iterator[tuple[str, str]]:
+    """The rates that are set, as in ``100/1m``, each with whose it is: nothing, or ``of_keys``."""
+    for limit, per, whose in ((one.task_rate, one.task_per, ""), (one.key_rate, one.key_per, of_keys)):
+        if limit is not None and per is not None:
+            yield str(Window(round(per * 1000), limit)), whose
+
+
+def _limit(one: QueueLimit | None) -> str:
+    """As in ``10, 2 a key, 100/1m a key``."""
+    told = [] if one is None or one.task_limit is None else [str(one.task_limit)]
+    told += [] if one is None or one.key_limit is None else [f"{one.key_limit} a key"]
+    told += [] if one is None else [rate + whose for rate, whose in _rates(one, " a key")]
+    return ", ".join(told)
+
+
+def render_counts(
+    found: Sequence[QueueCounts], width: int, only: str | None = None, limits: Sequence[QueueLimit] = ()
+) -> RenderableType:
     """What ``sqlsem queues`` shows, at most ``width`` columns wide."""
     if not found:
         return Text("There are no tasks." if only is None else f"There are no tasks in {only!r}.")
@@ -77,16 +116,19 @@ def render_counts(found: Sequence[QueueCounts], width: int, only: str | None = N
         "OLDEST",
         "A MINUTE",
         "HELD UP BY",
+        *(["LIMIT"] if limits else []),
     )
+    of_queue = {one.queue: one for one in limits if one.task_key is None}
     rows = [
         (
             *(one.queue, str(one.pending), str(one.running), str(one.lost), str(one.finished), str(one.failed)),
             *(str(one.cancelled), "" if one.oldest is None else seconds_in_words(one.oldest)),
             *(f"{one.rate:.1f}", "" if one.blocked_by is None else f"task {one.blocked_by}"),
+            *([_limit(of_queue.get(one.queue))] if limits else []),
         )
         for one in found
     ]
-    widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9))
+    widths = fit(heads, rows, width, elastic=(0, 4, 6, 8, 9, *([10] if limits else [])))
     parts: list[RenderableType] = [table(heads, rows, widths, right=range(1, 9))]
     for one in found:
         if one.blocked_by is not None:
@@ -95,6 +137,7 @@ def render_counts(found: Sequence[QueueCounts], width: int, only: str | None = N
                 f"sqlsem tasks log {one.blocked_by}, then retry or cancel it"
             )
             parts.append(Text(words, overflow="fold"))
+    parts += [Text(clean(line), overflow="fold") for line in told_of_limits(one for one in limits if one.task_key)]
     return Group(*parts)
 
 
@@ -114,13 +157,14 @@ def render_schedules(found: Sequence[Schedule], width: int) -> RenderableType:
     return table(heads, rows, fit(heads, rows, width, elastic=(0, 1, 3, 4, 6)), right=())
 
 
-def _cells(one: TaskEntry, why: TaskReason | None, *, with_queue: bool) -> list[str]:
+def _cells(one: TaskEntry, why: TaskReason | None, *, with_queue: bool, with_key: bool) -> list[str]:
     tries = str(one.attempt) if one.max_attempts == 1 else f"{one.attempt}/{one.max_attempts}"
     when = one.ended_at or (one.claimed_at if one.status in ("running", "lost") else one.put_at)
     lasted = "" if one.seconds is None else seconds_in_words(one.seconds)
     return [
-        *(str(one.task_id), str(one.order), one.status, tries, lasted, local_time(when)),
+        *(str(one.task_id), str(one.order), "parked" if one.parked else one.status, tries, lasted, local_time(when)),
         *([one.queue] if with_queue else []),
+        *([one.key or ""] if with_key else []),
         *("" if why is None else why.short, who_is(one.host, one.pid), shortened(one.kind, one.body, one.note)),
     ]
 
@@ -132,13 +176,15 @@ def render_tasks(
     if not found:
         return Text("There are no such tasks." if only is None else f"There are no such tasks in {only!r}.")
     told = why or {}
-    rows = [_cells(one, told.get(one.task_id), with_queue=only is None) for one in found]
+    keyed = any(one.key is not None for one in found)
+    rows = [_cells(one, told.get(one.task_id), with_queue=only is None, with_key=keyed) for one in found]
     held_up = Counter(
         told[one.task_id].behind[0].task_id
         for one in found
         if one.task_id in told and any(other.status == "failed" for other in told[one.task_id].behind)
     )
-    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *(["QUEUE"] if only is None else []), "WHY", "WHO", "WHAT"]
+    also = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
+    heads = ["ID", "ORDER", "STATE", "TRIES", "FOR", "WHEN", *also, "WHY", "WHO", "WHAT"]
     widths = fit(heads, rows, width, elastic=range(6, len(heads)))
     parts: list[RenderableType] = [table(heads, rows, widths, right=(0, 1, 4), state=2)]
     failures = [one for one in found if one.status in ("failed", "pending", "cancelled") and one.error]

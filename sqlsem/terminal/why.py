@@ -23,7 +23,10 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
     head = f"{entry.position}  {_who(entry)}"
     since = seconds_in_words(entry.seconds)
     if reason is None:
-        yield f"{head} has held {entry.resource!r} for {since}" + (" and is dead" if entry.state == "dead" else "")
+        if entry.in_transit:
+            yield f"{head} handed {entry.resource!r} over {since} ago, and nobody has adopted it yet"
+        else:
+            yield f"{head} has held {entry.resource!r} for {since}" + (" and is dead" if entry.state == "dead" else "")
         waiting = list(behind)
         if waiting:
             seconds = sum(one.seconds for one in waiting)
@@ -47,7 +50,9 @@ def told_of_entry(entry: Entry, reason: Reason | None, chain: Chain, behind: Ite
 def told_of_task(task: TaskEntry, reason: TaskReason | None) -> Iterator[str]:
     """Lines about one task."""
     what = shortened(task.kind, task.body, task.note)
-    yield f"task {task.task_id} of {task.queue!r} (order {task.order}, {what}) is {task.status}"
+    whose = "" if task.key is None else f"key {task.key!r}, "
+    state = "parked" if task.parked else task.status
+    yield f"task {task.task_id} of {task.queue!r} (order {task.order}, {whose}{what}) is {state}"
     if reason is not None:
         yield f"  {reason.words}"
     elif task.error:

@@ -1,0 +1,113 @@
+"""Airflow 3: operators that wait for their lock in the triggerer, where a waiting task costs no worker slot.
+
+The triggerer asks for the lock; when it is had, it is handed over to the worker that goes on with the task
+(`sqlsem.Grant.hand_over`), with its place, and nobody gets in between. Workers and triggerers find the database by
+``$SQLSEM_URL``, or another way that `sqlsem.configure` tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from airflow.sdk import BaseOperator
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+import sqlsem
+from sqlsem import aio
+from sqlsem.core.terms import Asked, Terms
+from sqlsem.errors import ConfigurationError, NotHeld
+from sqlsem.model import Duration, Request, check_duration
+
+__all__ = ["LockTrigger", "Locked"]
+
+
+class Locked(BaseOperator):
+    """Put before an operator's class, it makes one that runs under a lock, and waits for it in the triggerer.
+
+    A lock that is free is taken at once, without a detour. The lock counts for each try of the task, and its
+    ``timeout`` for the wait: when it is over, Airflow fails the task as for any deferred one. Without a note, the lock
+    bears the names of the task and its run, for ``sqlsem ls``. For operators that do their work in ``execute``; one
+    that defers itself would give the lock back when it does.
+
+    Args:
+        lock: What to hold: `sqlsem.limit`, `sqlsem.mutex`, `sqlsem.all_of` …, of the default database.
+        handover_ttl: How long the lock waits for a worker that goes on with the task. When it took longer, the task
+            asks for the lock again, at the end of the queue.
+        handover_to: The login of the workers in the database; left out, that of the triggerer.
+        kwargs: Those of the operator.
+
+    Raises `sqlsem.ConfigurationError` for a lock of a coordinator (its database is not known to the triggerer), or
+    with a computed name.
+
+    >>> class LockedBash(Locked, BashOperator):  # doctest: +SKIP
+    ...     pass
+    >>> LockedBash(task_id="load", lock=sqlsem.limit("warehouse", 3), bash_command="load.sh")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, *, lock: sqlsem.Lock, handover_ttl: Duration = "15m", handover_to: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        if lock.terms.given_process is not None:
+            raise ConfigurationError(
+                f"{lock!r} is of a coordinator, and the triggerer would not know its database; make it by "
+                f"sqlsem.limit, sqlsem.mutex …, and set $SQLSEM_URL for workers and triggerers"
+            )
+        self.lock = lock
+        self.requests = tuple(lock.terms.requests)
+        self.handover_ttl = check_duration("handover_ttl", handover_ttl)
+        self.handover_to = handover_to
+
+    def execute(self, context: Any) -> Any:
+        """Do the operator's work under the lock, now or when the triggerer has it."""
+        if self.lock.acquire(blocking=False):
+            with self.lock.grant:
+                return super().execute(context)
+        task = context["ti"]
+        note = f"{task.dag_id}/{task.task_id} {task.run_id}"
+        trigger = LockTrigger(
+            [asdict(one if one.note is not None else replace(one, note=note)) for one in self.requests],
+            ttl=self.handover_ttl,
+            to=self.handover_to,
+        )
+        return self.defer(trigger=trigger, method_name="execute_locked", timeout=self.lock.terms.timeout)
+
+    def execute_locked(self, context: Any, event: dict[str, str]) -> Any:
+        """Go on with the lock that the triggerer has handed over."""
+        try:
+            grant = sqlsem.adopt(event["token"])
+        except NotHeld as exc:
+            self.log.warning("The lock is not there any more, and is asked for again: %s", exc)
+            return self.execute(context)
+        with grant:
+            return super().execute(context)
+
+
+class LockTrigger(BaseTrigger):
+    """Waits for a lock, hands it over, and fires with its token: ``{"token": …}``, for `sqlsem.adopt`.
+
+    It keeps its place in the queue as long as its triggerer runs; a triggerer that takes it over asks anew, at the end.
+    The token is good once, for one login and for ``ttl`` seconds; Airflow keeps it in its own database meanwhile.
+
+    Args:
+        requests: What to hold, as ``dataclasses.asdict`` of `sqlsem.model.Request` gives it.
+        ttl: How long the lock waits to be adopted.
+        to: The login that may adopt it; left out, the triggerer's own.
+    """
+
+    def __init__(self, requests: list[dict[str, Any]], ttl: float, to: str | None = None) -> None:
+        super().__init__()
+        self.requests, self.ttl, self.to = requests, ttl, to
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """What makes it anew in the triggerer."""
+        return "sqlsem.adapters.airflow.LockTrigger", {"requests": self.requests, "ttl": self.ttl, "to": self.to}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait, hand over, fire."""
+        wanted = [Request(**one) for one in self.requests]
+        async with aio.Lock(Terms([Asked(one.resource, one) for one in wanted], None)) as grant:
+            token = await grant.hand_over(ttl=self.ttl, to=self.to)
+        yield TriggerEvent({"token": token})

@@ -1,0 +1,72 @@
+"""The command for tables that can be written only under a lock: ``sqlsem guard``."""
+
+from __future__ import annotations
+
+import click
+
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.known import require_resource
+from sqlsem.cli.options import json_option, resource_name
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+
+__all__ = ["guard"]
+
+
+@click.command(short_help="Let nobody write into a table without its lock.")
+@click.argument("table", required=False)
+@click.option("--resource", type=resource_name, metavar="NAME", help="The lock that guards it.")
+@click.option("--new", is_flag=True, help="Nobody has used this name yet, and that is well.")
+@click.option("--list", "listed", is_flag=True, help="List the guarded tables; without TABLE.")
+@click.option("--remove", is_flag=True, help="Take the guard off TABLE.")
+@json_option
+@connecting
+def guard(
+    options: Connecting, table: str | None, resource: str | None, new: bool, listed: bool, remove: bool, as_json: bool
+) -> None:
+    """Have the database refuse writes into a table by transactions that do not hold its lock.
+
+    TABLE is a table of the same database, as SQL names it there: dbo.ledger, public."Order line". A trigger lets only
+    those statements pass whose transaction has asserted (grant.assert_held, grant.session, assert_holding) a grant of
+    NAME that may write and is still held. Put again it also guards partitions that have come since. Needs the right to
+    put triggers on the table. PostgreSQL and SQL Server.
+
+    \b
+    Examples:
+      sqlsem guard dbo.ledger --resource ledger
+      sqlsem guard --list
+      sqlsem guard dbo.ledger --remove
+
+    \b
+    Exit codes: 0 done, 1 a guard is not in order (--list), 78 there is no
+      such table, or this login may not.
+    """
+    if listed == (table is not None):
+        raise click.UsageError("Name a TABLE, or give --list.")
+    if (resource is None) != (listed or remove):
+        raise click.UsageError("--resource NAME says which lock guards TABLE; --list and --remove go without.")
+    if as_json and not listed:
+        raise click.UsageError("--json is for --list.")
+    with options.coordinator(looks=True) as coordinator:
+        if table is None:
+            found = coordinator.guarded_tables()
+            if as_json:
+                output.print_json([one.as_dict() for one in found])
+            for one in () if as_json else found:
+                trouble = f": {one.problem}" if one.problem else ""
+                output.echo(clean(f"{one.schema}.{one.table}  guarded by {one.resource}{trouble}"))
+            if not found and not as_json:
+                output.echo("No table is guarded.")
+            if any(one.problem for one in found):
+                raise click.exceptions.Exit(1)
+        elif remove:
+            taken = coordinator.unguard_table(table)
+            if not taken:
+                raise click.ClickException(f"{table} is not guarded; see: sqlsem guard --list")
+            output.echo(clean(f"{table} can be written without a lock again."))
+        elif resource is not None:
+            if not new:
+                require_resource(coordinator, resource)
+            made = coordinator.guard_table(table, resource)
+            more = f" ({made} triggers, with its partitions)" if made > 1 else "" if made else " already"
+            output.echo(clean(f"{table} is guarded by {resource}{more}."))

@@ -1,0 +1,121 @@
+"""What `sqlsem run` has locks of, as the supervisor knows them, beside a plain lock."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import click
+
+import sqlsem
+from sqlsem.core.periodic import Period
+from sqlsem.core.steps import drive
+from sqlsem.errors import LockLost
+from sqlsem.model import Duration
+from sqlsem.model_rates import RateRequest
+
+__all__ = ["Adopted", "OncePerPeriod", "rate_of", "take_rates"]
+
+log = logging.getLogger("sqlsem")
+
+
+class Adopted:
+    """What was handed over."""
+
+    def __init__(
+        self, coordinator: sqlsem.Coordinator, token: str | None, on_lost: Callable[[sqlsem.Grant], object]
+    ) -> None:
+        if not token:
+            raise click.UsageError("--adopt takes the token from $SQLSEM_TOKEN, which is not set.")
+        self._adopt = partial(coordinator.adopt, token, on_lost=on_lost)
+        self._grant: sqlsem.Grant | None = None
+
+    def acquire(self, *, timeout: Duration | None) -> bool:
+        """Take it over."""
+        self._grant = self._adopt()
+        return True
+
+    @property
+    def grant(self) -> sqlsem.Grant:
+        """What was taken over."""
+        assert self._grant is not None
+        return self._grant
+
+
+class OncePerPeriod:
+    """A lock that is had once per period, unless the command fails. Called with ``on_lost``, it makes the lock.
+
+    Attributes:
+        done: Whether there is nothing to do in this period.
+    """
+
+    def __init__(
+        self,
+        coordinator: sqlsem.Coordinator,
+        period: Period,
+        make_lock: Callable[[Callable[[sqlsem.Grant], object]], sqlsem.Lock],
+    ) -> None:
+        self.done = False
+        self._process = coordinator.process
+        self._period = period
+        self._make_lock = make_lock
+        self._lock: sqlsem.Lock | None = None
+
+    def __call__(self, on_lost: Callable[[sqlsem.Grant], object]) -> OncePerPeriod:
+        self._lock = self._make_lock(on_lost)
+        return self
+
+    def acquire(self, *, timeout: Duration | None) -> bool:
+        """Have it, if there is anything to do."""
+        assert self._lock is not None
+        if not self._due(None):
+            return False
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        if self._due(self._lock.grant):
+            return True
+        self._lock.release()
+        return False
+
+    def _due(self, grant: sqlsem.Grant | None) -> bool:
+        self.done = not drive(self._period.due(self._process, grant), self._process.perform)
+        return not self.done
+
+    @property
+    def grant(self) -> sqlsem.Grant:
+        """What this thread has."""
+        assert self._lock is not None
+        return self._lock.grant
+
+    def finish(self, grant: sqlsem.Grant, status: int) -> None:
+        """The command has ended with that status, and the lock is held still: where that is 0, it is done."""
+        if status != 0:
+            log.info("%r may run again in this period, as the command failed: %d", self._period.name, status)
+            return
+        try:
+            drive(self._period.mark(self._process, grant), self._process.perform)
+        except LockLost as exc:
+            log.info("%r is not done: %s", self._period.name, exc)  # who gives the lock back says so
+
+
+def rate_of(coordinator: sqlsem.Coordinator, asked: RateRequest, note: str) -> sqlsem.Rate:
+    """What the command line asks of a rate."""
+    windows: dict[Duration, int] = {window.ms / 1000: window.limit for window in asked.windows}
+    return coordinator.rate(asked.name, windows, cost=asked.cost, note=note)
+
+
+def take_rates(coordinator: sqlsem.Coordinator, rates: Sequence[RateRequest], note: str, timeout: float | None) -> bool:
+    """Take from rates, one after the other; whether all were had in time. If not, all is given back."""
+    taken: list[sqlsem.RateGrant] = []
+    began = time.monotonic()
+    for asked in rates:
+        left = max(0.001, timeout - (time.monotonic() - began)) if timeout else timeout
+        grant = rate_of(coordinator, asked, note).take(timeout=left)
+        if grant is None:
+            for one in taken:
+                one.settle(0)
+            return False
+        taken.append(grant)
+    return True

@@ -1,0 +1,151 @@
+"""The commands about work queues as a whole: ``sqlsem queues``."""
+
+from __future__ import annotations
+
+import click
+
+from sqlsem.cli.connecting import Connecting, connecting
+from sqlsem.cli.group import Listing
+from sqlsem.cli.options import json_option, name_of, rate_window, whole_number
+from sqlsem.model_rates import Window
+from sqlsem.printable import clean
+from sqlsem.terminal import output
+from sqlsem.terminal.tasks import render_counts, told_of_limits
+
+__all__ = ["queues"]
+
+_queue_name = name_of("The queue's name")
+
+
+@click.group(
+    cls=Listing,
+    invoke_without_command=True,
+    short_help="Show the work queues: counts, the oldest, the rate, limits; set limits and rates.",
+)
+@click.argument("queue", required=False, type=_queue_name)
+@click.option(
+    "--queue", "also", type=_queue_name, metavar="QUEUE", help="The queue, should it be named like a command."
+)
+@json_option
+@connecting
+def queues(options: Connecting, queue: str | None, also: str | None, as_json: bool) -> int:
+    """Show the work queues, or one: how many tasks are in which state, and what holds it up.
+
+    FINISHED, FAILED and CANCELLED count those that are kept (setting history_days). RUNNING has those in it whose
+    worker is dead, LOST only these. OLDEST is how long the oldest task has been waiting that could be started, A MINUTE
+    how many have ended of late, on the average of five minutes. LIMIT is how many may run at a time, of all and of
+    each key; and how many may be started in so long, as in 100/1m.
+
+    \b
+    Examples:
+      sqlsem queues
+      sqlsem queues nightly --json | jq '.[0].pending'
+      sqlsem queues set mails --limit 10 --per-key 2
+      sqlsem queues set mails --rate-per-key 100/1m
+
+    \b
+    Exit codes: 0 there was something to show, 1 nothing.
+    """
+    if queue is not None and also is not None:
+        raise click.UsageError("Name the queue once.")
+    queue = queue or also
+    with options.coordinator(looks=True) as coordinator:
+        found, limits = coordinator.queues(queue), coordinator.queue_limits(queue)
+    if as_json:
+        kept = {one.queue: [limit.as_dict() for limit in limits if limit.queue == one.queue] for one in found}
+        output.print_json([{**one.as_dict(), "limits": kept[one.queue]} for one in found])
+    else:
+        console = output.console()
+        output.show(console, render_counts(found, console.width, queue, limits))
+    return 0 if found else 1
+
+
+@queues.command(
+    "set", short_help="Set how many tasks of a queue, or of a key, run at a time, or start in so long; weights of keys."
+)
+@click.argument("queue", type=_queue_name)
+@click.option("--key", type=name_of("The key"), metavar="KEY", help="Of this key alone.")
+@click.option(
+    "--limit", type=whole_number(0, "a whole number from 0 on"), metavar="N", help="So many run at a time. 0: none."
+)
+@click.option("--no-limit", is_flag=True, help="Any number of them does (of a key: as --per-key says).")
+@click.option(
+    "--per-key",
+    type=whole_number(0, "a whole number from 0 on"),
+    metavar="N",
+    help="So many of each key run at a time.",
+)
+@click.option("--no-per-key", is_flag=True, help="Any number of them does.")
+@click.option("--rate", type=rate_window, metavar="N/TIME", help="So many are started in any stretch of that time.")
+@click.option("--no-rate", is_flag=True, help="As many as workers can (of a key: as --rate-per-key says).")
+@click.option(
+    "--rate-per-key", type=rate_window, metavar="N/TIME", help="So many of each key are started in any stretch of it."
+)
+@click.option("--no-rate-per-key", is_flag=True, help="As many as workers can.")
+@click.option(
+    "--weight",
+    type=whole_number(1, "a whole number from 1 on"),
+    metavar="N",
+    help="With --key: so many times the share of the workers (1: the same as others).",
+)
+@connecting
+def queues_set(
+    options: Connecting,
+    queue: str,
+    key: str | None,
+    limit: int | None,
+    no_limit: bool,
+    per_key: int | None,
+    no_per_key: bool,
+    rate: Window | None,
+    no_rate: bool,
+    rate_per_key: Window | None,
+    no_rate_per_key: bool,
+    weight: int | None,
+) -> None:
+    """Set how many tasks of a queue may run at a time, on all workers together, and how many may be started in so
+    long: of all, of each key, of one key; and how workers share themselves out between the keys. It counts at once, for
+    what is claimed from now on: what runs, runs on. Keys are given when tasks are put (sqlsem put --key). For
+    operators.
+
+    \b
+    Examples:
+      sqlsem queues set mails --limit 10 --per-key 2
+      sqlsem queues set mails --key tenant-7 --limit 5 --weight 3
+      sqlsem queues set mails --rate 1000/1m --rate-per-key 100/1m
+      sqlsem queues set mails --no-per-key
+    """
+    limits = ((limit, no_limit), (per_key, no_per_key))
+    rates = ((rate, no_rate), (rate_per_key, no_rate_per_key))
+    if any(value is not None and none for value, none in limits):
+        raise click.UsageError("Set a limit, or none.")
+    if any(value is not None and none for value, none in rates):
+        raise click.UsageError("Set a rate, or none.")
+    if weight is None and all(value is None and not none for value, none in (*limits, *rates)):
+        raise click.UsageError(
+            "Say what to set: --limit, --per-key, --rate or --rate-per-key, each with or without --no-…, or --weight."
+        )
+    if key is None and weight is not None:
+        raise click.UsageError("--weight goes with --key.")
+    if key is not None and (per_key is not None or no_per_key):
+        raise click.UsageError("--per-key is of all keys of a queue; of one key it is --limit.")
+    if key is not None and (rate_per_key is not None or no_rate_per_key):
+        raise click.UsageError("--rate-per-key is of all keys of a queue; of one key it is --rate.")
+    with options.coordinator(looks=True) as coordinator:
+        changed = coordinator.queue(queue)
+        if limit is not None or no_limit:
+            changed.set_limit(limit, key=key)
+        if per_key is not None or no_per_key:
+            changed.set_key_limit(per_key)
+        if rate is not None or no_rate:
+            changed.set_rate(*_limit_and_window(rate), key=key)
+        if rate_per_key is not None or no_rate_per_key:
+            changed.set_key_rate(*_limit_and_window(rate_per_key))
+        if key is not None and weight is not None:
+            changed.set_weight(key, None if weight == 1 else weight)
+        lines = list(told_of_limits(changed.limits()))
+    output.echo(*map(clean, lines or [f"Nothing is set of {queue!r} any more."]))
+
+
+def _limit_and_window(rate: Window | None) -> tuple[int | None, float | None]:
+    return (None, None) if rate is None else (rate.limit, rate.ms / 1000)

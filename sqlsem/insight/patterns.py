@@ -1,0 +1,110 @@
+"""Limits that the server owns: a pattern gives one to all resources whose names begin alike.
+
+A pattern is a name that ends with ``*``; of several the longest counts, and a resource's own limit before all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlsem.model import Resource
+
+__all__ = ["Patterns", "counted_on", "is_pattern", "no_limit_set", "with_settings"]
+
+
+class Pattern(NamedTuple):
+    """``tenant:*``, its limit, and the login that set it."""
+
+    name: str
+    cap: int
+    cap_by: str | None = None
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for all that begin like it.
+
+    >>> is_pattern("tenant:*"), is_pattern("tenant:7")
+    (True, False)
+    """
+    return name.endswith("*")
+
+
+class Patterns:
+    """Those that are set, to be found by the names that they match.
+
+    >>> patterns = Patterns([("*", 9, "anna"), ("tenant:*", 4, "bert"), ("etl", 2, "anna")])
+    >>> patterns.of("tenant:7")
+    Pattern(name='tenant:*', cap=4, cap_by='bert')
+    """
+
+    def __init__(self, settings: Iterable[tuple[str, int | None, str | None]]) -> None:
+        """From all resources' names and caps, and who set them."""
+        self._found = {
+            name[:-1]: Pattern(name, cap, by)
+            for name, cap, by in settings
+            if cap is not None and isinstance(name, str) and is_pattern(name)
+        }
+        self._lengths = sorted({len(prefix) for prefix in self._found}, reverse=True)
+
+    def of(self, resource: str) -> Pattern | None:
+        """The longest that a name matches."""
+        if not isinstance(resource, str):  # written by hand, into a table that takes anything
+            return None
+        for length in self._lengths:
+            found = self._found.get(resource[:length])
+            if found is not None and length <= len(resource):
+                return found
+        return None
+
+    def cap_of(self, resource: str) -> int | None:
+        """Its limit."""
+        found = self.of(resource)
+        return None if found is None else found.cap
+
+
+def no_limit_set(resource: str) -> str:
+    """What is wrong with a request that leaves its limit to a server which has none."""
+    return (
+        f"No limit is set for {resource!r}, and the request names none; an operator sets one with: "
+        f"sqlsem set {shlex.quote(resource)} --limit N --new"
+    )
+
+
+def counted_on(number: int, resource: str) -> str:
+    """Why a limit cannot be lifted."""
+    return (
+        f"{number} requests (on {resource!r} first) name no limit and count on this one: it can be changed, not "
+        f"lifted, until they have ended; see who they are: sqlsem ls"
+    )
+
+
+def with_settings(
+    found: Iterable[Resource], settings: Mapping[str, Sequence[Any]], ageing: Mapping[str, float]
+) -> list[Resource]:
+    """Resources with what is set for them, by whom; ``settings`` by name: resource, cap, paused_at, stale_after,
+    paused_by, cap_by; patterns among them. ``ageing`` of those with priorities.
+    """
+    patterns = Patterns((row[0], row[1], row[5]) for row in settings.values())
+    settled = []
+    for one in found:
+        own = settings.get(one.resource, (one.resource, None, None, None, None, None))
+        cap, by, name = own[1], own[5], None
+        if cap is None and (pattern := patterns.of(one.resource)) is not None:
+            name, cap, by = pattern
+        settled.append(
+            dataclasses.replace(
+                one,
+                cap=cap,
+                cap_by=by,
+                pattern=name,
+                paused=own[2] is not None,
+                paused_at=own[2],
+                stale_after=own[3],
+                paused_by=own[4],
+                ageing=ageing.get(one.resource),
+            )
+        )
+    return settled
