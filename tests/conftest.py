@@ -14,7 +14,12 @@
     postgres_server  the PostgreSQL server shared by all workers: ``url(database)``, ``address``; leave it running
     own_postgres_server  a throwaway server that may be restarted (``restart('fast' | 'immediate')``) or killed
     start_postgres   makes such servers: ``start_postgres(settings={"max_connections": "20"})``
+    in_utc           local time is UTC while the test runs
     make_database    a fresh database on a PostgreSQL server: ``make_database(server)``
+    table            ``table()`` makes a table of a user's, with a column ``a``; its name in SQL (where it is quoted)
+    guarded          such a table, guarded by the resource ``name``
+    writer           ``writer()`` opens a connection in manual commit (``writer(autocommit=True)``: not)
+    refusal          ``with refusal("words"): …``: the body must be refused by a table's guard, with these words
 
 The environment decides what runs beside SQLite: ``SQLSEM_TEST_POSTGRES`` (a URL with a maintenance database; left out,
 a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL; for .NET also
@@ -24,6 +29,7 @@ a server of our own is started), ``SQLSEM_TEST_MSSQL`` (an ODBC string or a URL;
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -31,6 +37,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +55,7 @@ import support  # noqa: E402
 
 import sqlsem  # noqa: E402
 from clients.mixed import dotnet  # noqa: E402
+from proof import tlc  # noqa: E402
 
 ENGINES = ("sqlite", "postgresql", "mssql")
 #: Fixtures by which other processes come in, or other servers.
@@ -78,6 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
+    # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, and compiling takes each of
+    # them longer than all else that it does.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.rootpath / ".pytest_cache" / "bytecode"))
     if not is_worker(config) and SHARED not in os.environ:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="sqlsem-test-")
         os.chmod(os.environ[SHARED], 0o755)
@@ -170,6 +182,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         ("the check of T-SQL by Microsoft's parser", microsoft.tsqlcheck_lacks()),
         ("the .NET client on .NET Core", microsoft.compiler_lacks()),
         ("the dashboard in a browser", support.browsers.lacks()),
+        ("the specifications in proof/, and recorded histories beside them", tlc.lacks()),
     ):
         if lacks:
             terminalreporter.write_line(f"sqlsem: not run: {what} (needs {lacks})")
@@ -264,15 +277,29 @@ def make_database() -> Callable[[support.PostgresServer], support.Database]:
     return new_postgres_database
 
 
+#: By server: how many databases were made on it, and the one that is copied, which takes a fifth of the time of another
+#: installation. Most servers of a test's own get no second one.
+_made: dict[str, int] = {}
+_templates: dict[str, str] = {}
+
+
 def new_postgres_database(server: support.PostgresServer) -> support.Database:
     import psycopg
 
-    name = support.random_name()
-    with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    database = support.Database("postgresql", server.url(name), {}, server)
-    database.install()
-    return database
+    def create(template: str | None) -> support.Database:
+        name = support.random_name()
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}" + ("" if template is None else f" TEMPLATE {template}"))
+        database = support.Database("postgresql", server.url(name), {}, server)
+        if template is None:
+            database.install()
+        return database
+
+    place = str(server.directory)
+    _made[place] = _made.get(place, 0) + 1
+    if _made[place] > 1 and place not in _templates and server.mine:
+        _templates[place] = psycopg.conninfo.conninfo_to_dict(create(None).url)["dbname"]
+    return create(_templates.get(place))
 
 
 @pytest.fixture(scope="session")
@@ -356,6 +383,17 @@ def face() -> str:
 
 
 @pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    if hasattr(time, "tzset"):
+        time.tzset()
+    yield
+    monkeypatch.undo()
+    if hasattr(time, "tzset"):
+        time.tzset()
+
+
+@pytest.fixture
 def connect(
     database: support.Database, name: Name, face: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Any]]:
@@ -424,3 +462,65 @@ def spawn(database: support.Database) -> Iterator[Callable[..., support.Child]]:
 @pytest.fixture
 def threads() -> support.Threads:
     return support.Threads()
+
+
+# -- guarded tables of users' own -----------------------------------------------------------------------------------
+
+_tables = itertools.count(1)
+
+
+@pytest.fixture
+def table(database: support.Database, name: str) -> Iterator[Callable[[], str]]:
+    made: list[str] = []
+
+    def table() -> str:
+        word = f"{name} “Käse” {next(_tables)}"
+        # (Babelfish finds no names with apostrophes.)
+        text = f"public.\"{word} O'Brien's\"" if database.engine == "postgresql" else f"dbo.[{word}]"
+        database.rows(f"CREATE TABLE {text} (a integer)")
+        made.append(text)
+        return text
+
+    yield table
+    for text in made:
+        database.rows(f"DROP TABLE IF EXISTS {text}")
+
+
+@pytest.fixture
+def guarded(database: support.Database, table: Callable[[], str], name: str) -> str:
+    text = table()
+    with contextlib.closing(database.coordinator()) as coordinator:
+        assert coordinator.guard_table(text, name) == 1
+    return text
+
+
+@pytest.fixture
+def writer(database: support.Database) -> Iterator[Callable[..., Any]]:
+    with contextlib.ExitStack() as stack:
+
+        def writer(**options: Any) -> Any:
+            connection = database.raw(autocommit=options.get("autocommit", False))
+            stack.callback(connection.close)
+            return connection
+
+        yield writer
+
+
+@pytest.fixture
+def refusal(database: support.Database) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def refusal(*words: str) -> Iterator[None]:
+        if database.engine == "postgresql":
+            from psycopg import errors
+
+            kind: type[Exception] = errors.ObjectNotInPrerequisiteState
+        else:
+            import pyodbc
+
+            kind = pyodbc.Error
+        with pytest.raises(kind) as caught:
+            yield
+        for one in ("sqlsem: ", "needs the lock", *words):
+            assert one in str(caught.value)
+
+    return refusal

@@ -83,8 +83,31 @@ class Grant:
     def release(self) -> None:
         self._loop.call(self.inner.release)
 
+    def hand_over(self, **options: Any) -> str:
+        token: str = self._loop.call(lambda: self.inner.hand_over(**options))
+        return token
+
+    def upgrade(self, **options: Any) -> None:
+        self._loop.call(lambda: self.inner.upgrade(**options))
+
+    def downgrade(self) -> None:
+        self._loop.call(self.inner.downgrade)
+
+    def settle(self, actual: int, **options: Any) -> None:
+        self._loop.call(lambda: self.inner.settle(actual, **options))
+
+    def __enter__(self) -> Grant:
+        self._loop.call(self.inner.__aenter__)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.call(lambda: self.inner.__aexit__(*exc))
+
     def assert_held(self, cursor: Any) -> None:
         self._loop.call(lambda: self.inner.assert_held(cursor))
+
+    def release_with(self, cursor: Any) -> None:
+        self._loop.call(lambda: self.inner.release_with(cursor))
 
     @property
     def lost_event(self) -> Event:
@@ -150,6 +173,139 @@ class Lock:
         return repr(self.inner)
 
 
+class Term:
+    """`sqlsem.aio.Term`, blocking."""
+
+    def __init__(self, loop: Loop, term: aio.Term) -> None:
+        self._loop = loop
+        self.inner = term
+        self.ending = Event(loop, term.ending)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def check(self) -> None:
+        self._loop.call(self.inner.check)
+
+    def assert_held(self, cursor: Any) -> None:
+        self._loop.call(lambda: self.inner.assert_held(cursor))
+
+    def step_down(self) -> None:
+        self._loop.call(self.inner.step_down)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class Leader:
+    """`sqlsem.aio.Leader`, blocking."""
+
+    def __init__(self, loop: Loop, leader: aio.Leader) -> None:
+        self._loop = loop
+        self.inner = leader
+
+    def current(self) -> Any:
+        return self._loop.call(self.inner.current)
+
+    def run(self, function: Callable[[Term], Any]) -> Any:
+        async def in_a_thread(term: aio.Term) -> Any:
+            return await asyncio.to_thread(function, Term(self._loop, term))
+
+        return self._loop.call(lambda: self.inner.run(in_a_thread))
+
+    def __enter__(self) -> Term:
+        return Term(self._loop, self._loop.call(self.inner.__aenter__))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.call(lambda: self.inner.__aexit__(*exc))
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class Run:
+    """`sqlsem.aio.Run`, blocking."""
+
+    def __init__(self, loop: Loop, run: aio.Run) -> None:
+        self._loop = loop
+        self.inner = run
+        self.grant = Grant(loop, run.grant)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def done(self) -> None:
+        self._loop.call(self.inner.done)
+
+    def give_up(self) -> None:
+        self._loop.call(self.inner.give_up)
+
+
+class Once:
+    """`sqlsem.aio.Once`, blocking."""
+
+    def __init__(self, loop: Loop, once: aio.Once) -> None:
+        self._loop = loop
+        self.inner = once
+
+    def _run(self, run: aio.Run | None) -> Run | None:
+        return None if run is None else Run(self._loop, run)
+
+    def begin(self, *args: Any, **kwargs: Any) -> Run | None:
+        return self._run(self._loop.call(lambda: self.inner.begin(*args, **kwargs)))
+
+    def last(self) -> Any:
+        return self._loop.call(self.inner.last)
+
+    def forget(self) -> Any:
+        return self._loop.call(self.inner.forget)
+
+    def __enter__(self) -> Run | None:
+        return self._run(self._loop.call(self.inner.__aenter__))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.call(lambda: self.inner.__aexit__(*exc))
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        decorated = self.inner(awaited)
+        return lambda *args, **kwargs: self._loop.call(lambda: decorated(*args, **kwargs))
+
+
+class RateGrant:
+    """`sqlsem.aio.RateGrant`, blocking."""
+
+    def __init__(self, loop: Loop, grant: aio.RateGrant) -> None:
+        self._loop = loop
+        self.inner = grant
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def settle(self, actual: int) -> None:
+        self._loop.call(lambda: self.inner.settle(actual))
+
+
+class Rate:
+    """`sqlsem.aio.Rate`, blocking."""
+
+    def __init__(self, loop: Loop, rate: aio.Rate) -> None:
+        self._loop = loop
+        self.inner = rate
+
+    def take(self, *args: Any, **kwargs: Any) -> RateGrant | None:
+        found = self._loop.call(lambda: self.inner.take(*args, **kwargs))
+        return None if found is None else RateGrant(self._loop, found)
+
+    def __enter__(self) -> RateGrant:
+        return RateGrant(self._loop, self._loop.call(self.inner.__aenter__))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._loop.call(lambda: self.inner.__aexit__(*exc))
+
+
 class Face:
     """A coordinator whose locks are those of ``coordinator.aio``."""
 
@@ -158,6 +314,18 @@ class Face:
         self._coordinator = coordinator
 
     def __getattr__(self, name: str) -> Any:
+        if name == "adopt":
+            return lambda *args, **kwargs: Grant(
+                self._loop, self._loop.call(lambda: self._coordinator.aio.adopt(*args, **kwargs))
+            )
+        if name == "leader":  # what is cancelled here is not the test, but the task that serves it
+            return lambda *args, **kwargs: Leader(
+                self._loop, self._coordinator.aio.leader(*args, cancel_on_lost=False, **kwargs)
+            )
+        if name == "rate":
+            return lambda *args, **kwargs: Rate(self._loop, self._coordinator.aio.rate(*args, **kwargs))
+        if name == "once":
+            return lambda *args, **kwargs: Once(self._loop, self._coordinator.aio.once(*args, **kwargs))
         if name not in ("mutex", "limit", "read", "write", "stage"):
             return getattr(self._coordinator, name)
         return lambda *args, **kwargs: Lock(self._loop, getattr(self._coordinator.aio, name)(*args, **kwargs))
@@ -169,7 +337,7 @@ class Face:
         self._coordinator.close()
 
 
-def all_of(*locks: Lock, **options: Any) -> Lock:
+def all_of(*locks: Lock | Rate, **options: Any) -> Lock:
     """`sqlsem.aio.all_of` for these."""
     lock = aio.all_of(*(one.inner for one in locks), **options)
     return Lock(locks[0]._loop, lock)

@@ -141,7 +141,10 @@ def moves(draw: st.DrawFn) -> Move:
     )
     if who in (BARE, NAMELESS):
         names = names[:1]
-    return kind, who, [draw(asked(name)) for name in names]
+    requests = [draw(asked(name)) for name in names]
+    if who != BARE:  # by the routines nobody registers without a limit where none is set
+        requests = [(name, access, limit or weight, weight) for name, access, limit, weight in requests]
+    return kind, who, requests
 
 
 caps = st.dictionaries(st.sampled_from(RESOURCES), st.integers(1, 3), max_size=1)

@@ -28,14 +28,18 @@ CREATE TABLE [tsqlcheck_sys].[databases] (name sysname, database_id int, compati
     create_date datetime, is_read_committed_snapshot_on bit, snapshot_isolation_state tinyint,
     delayed_durability_desc nvarchar(60))
 CREATE TABLE [tsqlcheck_sys].[dm_exec_sessions] (session_id smallint, login_time datetime, host_name nvarchar(128),
-    program_name nvarchar(128), last_request_start_time datetime, last_request_end_time datetime, status nvarchar(30),
-    original_login_name nvarchar(128), open_transaction_count int, transaction_isolation_level smallint)
+    program_name nvarchar(128), host_process_id int, last_request_start_time datetime, last_request_end_time datetime,
+    status nvarchar(30), original_login_name nvarchar(128), open_transaction_count int,
+    transaction_isolation_level smallint)
 CREATE TABLE [tsqlcheck_sys].[dm_exec_connections] (session_id int, encrypt_option nvarchar(40))
 CREATE TABLE [tsqlcheck_sys].[database_role_members] (role_principal_id int, member_principal_id int)
+CREATE TABLE [tsqlcheck_sys].[triggers] (object_id int, parent_id int, name sysname, is_disabled bit)
+CREATE TABLE [tsqlcheck_sys].[sql_modules] (object_id int, definition nvarchar(max))
 CREATE TABLE [tsqlcheck_sys].[database_principals] (name sysname, principal_id int, type char(1))
 CREATE TABLE [tsqlcheck_sys].[database_permissions] (class tinyint, major_id int, minor_id int,
     grantee_principal_id int, type char(4), permission_name nvarchar(128), state char(1))
 CREATE TABLE [tsqlcheck_sys].[key_constraints] (name sysname, object_id int, parent_object_id int, type char(2))
+CREATE TABLE [tsqlcheck_sys].[schemas] (name sysname, schema_id int)
 CREATE TABLE [tsqlcheck_sys].[objects] (name sysname, object_id int, schema_id int, parent_object_id int, type char(2))
 CREATE PROCEDURE [dbo].[sp_getapplock] @Resource nvarchar(255), @LockMode varchar(32),
     @LockOwner varchar(32) = 'Transaction', @LockTimeout int = NULL, @DbPrincipal sysname = N'dbo' AS RETURN 0

@@ -8,9 +8,11 @@ django = pytest.importorskip("django", reason="Django is not installed")
 
 from django.conf import settings  # noqa: E402
 from django.db import connections, transaction  # noqa: E402
+from support import PATIENCE  # noqa: E402
 
 import sqlsem  # noqa: E402
 from sqlsem.adapters import django as adapter  # noqa: E402
+from sqlsem.errors import ConfigurationError, NotHeld  # noqa: E402
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 NOTHING = {"ENGINE": "django.db.backends.dummy"}
@@ -89,3 +91,24 @@ def test_what_was_written_after_a_loss_is_not_committed(alias, connect, name):
 def test_other_databases_are_refused(alias):
     with pytest.raises(sqlsem.ConfigurationError, match=r"'default' of Django's settings is unknown.*sqlsem\.connect"):
         adapter.coordinator("default")
+
+
+def test_a_lock_goes_with_djangos_transaction(alias, connect, name):
+    mine = adapter.coordinator(alias)
+    with mine.mutex(name) as grant:
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+            with connections[alias].cursor() as cursor:
+                grant.release_with(cursor)
+            raise ZeroDivisionError
+        grant.check()
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            grant.release_with(cursor)
+        assert connect().mutex(name).acquire(timeout=PATIENCE)
+        with pytest.raises(NotHeld):
+            grant.check()
+
+
+def test_djangos_autocommit_is_refused(alias, name):
+    with adapter.coordinator(alias).mutex(name) as grant, connections[alias].cursor() as cursor:
+        with pytest.raises(ConfigurationError, match="transaction"):
+            grant.release_with(cursor)

@@ -203,6 +203,31 @@ def test_order_of_asking_across_languages(agent, make_agent, python, name, conne
     last.do("release", "released")
 
 
+def test_a_limit_of_the_servers(agent, make_agent, python, connect, name):
+    """No number: the operator's, which Python goes by as well, and which is raised while somebody waits."""
+    other, child, operator = make_agent(), python(), connect()
+    agent.fails("acquire", "SqlSemException", "no limit is set", name=name, limit="server")
+    operator.set_limit(name, 1)
+    agent.do("acquire", "granted", name=name, limit="server")
+    (entry,) = operator.entries(name)
+    assert (entry.state, entry.limit) == ("holds", None)
+    words = other.fails("acquire", "SqlSemTimeoutException", name=name, limit="server", timeout=0.2)
+    assert "the server's limit" in words
+    other.send(do="acquire", name=name, limit="server")
+    until(lambda: len(operator.entries(name)) == 2)
+    assert other.quiet(0.3)
+    operator.set_limit(name, 2)
+    other.expect("granted")
+    child.send(do="acquire", lock={"kind": "limit", "name": str(name), "limit": 3})
+    assert child.quiet(0.3)
+    agent.do("release", "released")
+    child.expect("granted")
+    other.do("release", "released")
+    child.send(do="release")
+    until(lambda: operator.entries(name) == [])
+    operator.set_limit(name, None)
+
+
 def test_what_people_see(agent, connect, name):
     granted = agent.do("acquire", "granted", name=name, limit=4, weight=2, note="by hand, ünd möre")
     (entry,) = connect().entries(name)

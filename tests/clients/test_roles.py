@@ -309,3 +309,25 @@ def test_after_set_role_the_login_counts(database, login, name):
             assert other.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (-1,)
         owner.execute("RESET ROLE")
         assert owner.execute("SELECT sqlsem.release(%s, %s, 'me')", (name, position)).fetchone() == (0,)
+
+
+def test_a_worker_keeps_gives_back_and_hands_over_the_locks_of_its_tasks(database, login, connect, name):
+    worker, boss = login("sqlsem_worker"), connect()
+    queue = boss.queue(name)
+    with contextlib.closing(worker.coordinator(grace=3)) as theirs, worker.raw() as connection:
+        queue.put("load", locks=[sqlsem.mutex(name)])
+        with theirs.queue(name).try_claim() as task, connection.transaction():
+            task.grant.assert_held(connection.cursor())
+        with pytest.raises(errors.InsufficientPrivilege):
+            connection.execute("CALL sqlsem.acquire(%s)", (name,))
+        queue.put("load", locks=[sqlsem.mutex(name)])
+        with theirs.queue(name).try_claim() as task:
+            token = task.grant.hand_over()
+        boss.adopt(token).release()
+        queue.put("load", locks=[sqlsem.mutex(name)], on_failure="continue")
+        task = theirs.queue(name).try_claim()
+        boss.revoke(task.grant.position)
+        theirs.process.member.ping()  # which gives back what an operator wants
+        assert boss.entries(name) == []
+        with pytest.raises(sqlsem.LockLost), task:
+            pass

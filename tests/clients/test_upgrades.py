@@ -5,6 +5,7 @@ used here exists in this file only; the earlier ones are in `older`, as they wer
 import contextlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -226,6 +227,7 @@ SCRIPTS = {
     2: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
     3: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
     4: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
+    5: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "overview", "permissions"),
 }
 
 
@@ -291,7 +293,7 @@ class OlderClient:
         self.waiting.close()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
     install_older(empty, version)
     clients = [OlderClient(empty, str(name)) for _ in range(4)]
@@ -329,7 +331,22 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
     assert empty.queue(name) == []
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+def test_an_upgrade_takes_all_tables_at_once_that_its_scripts_lock():
+    """One after another, they would be waited for by those whom the installer waits for."""
+    statement = sql.queries("postgresql")["lock_tables"]
+    (names,) = re.findall(r"unnest\(ARRAY\[([^]]*)\]", statement)
+    at_once = set(re.findall(r"'(\w+)'", names))
+    locked = set()
+    for _, text in sql.migrations("postgresql", 1):
+        code = re.sub(r"--.*", "", text)
+        for found in re.findall(r"LOCK TABLE ([^;]*?) IN ACCESS EXCLUSIVE", code):
+            locked.update(name.strip().removeprefix("sqlsem.") for name in found.split(","))
+        locked.update(re.findall(r"ALTER TABLE sqlsem\.(\w+)", code))
+    assert {"ProcessControl", "member", "task"} <= locked
+    assert locked <= at_once
+
+
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
 def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server, version):
     install_older(empty, version)
     empty.install()

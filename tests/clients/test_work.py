@@ -67,6 +67,59 @@ def test_keys(database, connect, name):
         put("x", unique_key=" ")
 
 
+def test_locks_are_held_while_a_session_runs_the_task(database, connect, name, threads):
+    locks = f'[{{"resource": "{name}", "limit": 1}}, {{"resource": "{name} 2", "access": "read", "limit": 1}}]'
+    with database.raw() as connection:
+        text = f"SELECT count(*) FROM sqlsem.entries('{name}') WHERE state = 'holds' HAVING count(*) <> 1"
+        body = f"DO $$ BEGIN IF EXISTS ({text}) THEN RAISE 'not held'; END IF; PERFORM pg_sleep(0.5); END $$"
+        for _ in range(2):
+            connection.execute("SELECT sqlsem.put(%s, %s, locks => %s)", (name, body, locks))
+    coordinator, results = connect(), []
+    with coordinator.mutex(name):
+        for _ in range(2):
+            threads.start(work, database, name, 1.5, results)
+        until(lambda: len(coordinator.entries(name)) == 3)
+    threads.join()
+    assert sum(done for done, _ in results) == 2
+    assert sum(failed for _, failed in results) == 0
+    assert coordinator.entries(name) == []
+    released = [one for one in coordinator.history(name) if one.granted_at is not None]
+    first, second = sorted(released, key=lambda one: one.granted_at)[-2:]
+    assert first.ended_at <= second.granted_at
+
+
+@pytest.mark.parametrize(
+    ("locks", "words"),
+    [
+        ("{}", "JSON list"),
+        ("[]", "JSON list"),
+        ("[1]", "JSON list"),
+        ('[{"resource": ""}]', "resource is empty"),
+        ('[{"resource": "a", "access": "upgrade", "limit": 1}]', "access is"),
+        ('[{"resource": "a", "limit": 0}]', "cannot be"),
+        ('[{"resource": "a", "limit": 2, "weight": 3}]', "cannot be"),
+        ('[{"resource": "a", "access": "read", "limit": 2}]', "cannot be"),
+        ('[{"resource": "a", "limit": 1}, {"resource": "a", "limit": 1}]', "twice"),
+        ('[{"resource": "nobody has set a limit for this"}]', "no limit is set"),
+    ],
+)
+def test_locks_that_cannot_be(database, name, locks, words):
+    with database.raw() as connection, pytest.raises(errors.InvalidParameterValue, match=words):
+        connection.execute("SELECT sqlsem.put(%s, 'SELECT 1', locks => %s)", (name, locks))
+
+
+def test_who_takes_no_locks_puts_no_tasks_that_do(login, connect, name):
+    putter, worker = login("sqlsem_putter"), login("sqlsem_worker")
+    locks = f'[{{"resource": "{name}", "limit": 1}}]'
+    with putter.raw() as connection, pytest.raises(errors.InsufficientPrivilege, match="may not take locks"):
+        connection.execute("SELECT sqlsem.put(%s, '1', 'json', locks => %s)", (name, locks))
+    connect().queue(name).put(1, locks=[sqlsem.mutex(name)])
+    with contextlib.closing(worker.coordinator()) as theirs:
+        with theirs.queue(name).try_claim() as task:
+            assert task.grant.resource == str(name)
+    assert connect().entries(name) == []
+
+
 def test_another_login_does_not_replace_it(database, login, name):
     putter = login("sqlsem_putter")
     database.rows(f"SELECT sqlsem.put('{name}', 'SELECT 1', unique_key => 'k')")
@@ -129,6 +182,206 @@ def test_a_call_that_is_broken_off_leaves_nothing_running(database, connect, nam
         assert claimed == (slow,)
         assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (0, 0)
     assert [(one.outcome, one.error) for one in queue.log(slow)][1:] == [("failed", "it was broken off by its client")]
+
+
+def test_a_call_that_is_cancelled_says_so_of_its_task(database, connect, name, threads):
+    """By an administrator, who cancels the session's statement: that is the whole call."""
+    queue = connect().queue(name)
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), max_attempts=2, backoff=0)
+    after = queue.put(sqlsem.Sql("SELECT 1"), order=1)
+    ended = []
+
+    def call():
+        with database.raw() as session:
+            with pytest.raises(errors.QueryCanceled, match=f"task {slow} was broken off: canceling statement"):
+                session.execute("CALL sqlsem.work(%s, 0)", (name,))
+            ended.append(session.info.transaction_status)
+            # The session goes on, with what is left.
+            session.execute("UPDATE sqlsem.task SET body = 'SELECT 2' WHERE task_id = %s", (slow,))
+            ended.append(session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone())
+
+    threads.start(call)
+    (running,) = until(lambda: queue.tasks("running"))
+    assert running.task_id == slow
+    assert database.rows("SELECT pg_cancel_backend(?)", queue.log(slow)[0].session_id) == [(True,)]
+    threads.join()
+    assert ended == [psycopg.pq.TransactionStatus.IDLE, (2, 0)]
+    first, second = queue.log(slow)
+    assert (first.outcome, second.outcome) == ("failed", "finished")
+    assert first.error.startswith("57014: canceling statement due to user request")
+    assert [one.outcome for one in queue.log(after)] == ["finished"]
+
+
+def test_a_session_that_rests_is_cancelled(database, connect, name, threads):
+    """Between two tasks: no task is told of."""
+    queue = connect().queue(name)
+
+    def call():
+        with database.raw() as session:
+            with pytest.raises(errors.QueryCanceled):
+                session.execute("CALL sqlsem.work(%s, 60)", (name,))
+            assert session.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    done = queue.put(sqlsem.Sql("SELECT 1"))
+    threads.start(call)
+    until(lambda: [one.outcome for one in queue.log(done)] == ["finished"])
+    database.rows("SELECT pg_cancel_backend(?)", queue.log(done)[0].session_id)
+    threads.join()
+    assert [one.outcome for one in queue.log(done)] == ["finished"]
+
+
+@pytest.fixture
+def may_signal(database):
+    """Who installed it may cancel what others run, but for superusers."""
+    owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
+    database.rows(f"GRANT pg_signal_backend TO {owner}")
+    yield
+    database.rows(f"REVOKE pg_signal_backend FROM {owner}")
+
+
+@pytest.mark.usefixtures("may_signal")
+def test_a_task_of_a_session_has_a_time_limit(database, login, connect, name, threads):
+    """Whoever else works on the queue keeps it, as another session does. This one goes on with the next task."""
+    queue = connect().queue(name, on_failure="continue")
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=1, max_attempts=2, backoff=0)
+    last = queue.put(sqlsem.Sql("SELECT 1"), order=1)
+    worker = login("sqlsem_worker")
+    results = []
+    for _ in range(2):
+        threads.start(work, worker, name, 5, results)
+    threads.join()
+    assert [sum(counts) for counts in zip(*results, strict=True)] == [1, 2]
+    assert [one.outcome for one in queue.log(last)] == ["finished"]
+    assert [one.outcome for one in queue.log(slow)] == ["failed", "failed"]
+    for attempt in queue.log(slow):
+        assert attempt.error == "It ran for longer than its time limit of 1 s, and was ended"
+        assert attempt.seconds >= 1
+
+
+@pytest.mark.usefixtures("may_signal")
+def test_a_worker_keeps_the_time_limits_of_sessions(database, login, connect, name, threads):
+    queue = connect().queue(name, on_failure="continue")
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=0.5)
+    results = []
+    threads.start(work, login("sqlsem_worker"), name, 0, results)
+    until(lambda: queue.tasks("running"))
+    worker = Worker(queue)
+    threads.start(worker.run)
+    until(lambda: results)
+    worker.stop()
+    threads.join()
+    assert results == [(0, 1)]
+    assert queue.log(slow)[0].error.startswith("It ran for longer than its time limit of 0.5 s")
+
+
+def test_without_the_right_to_signal_a_session_runs_on(database, login, connect, name, threads):
+    queue = connect().queue(name)
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(1)"), time_limit=0.1)
+    results = []
+    for _ in range(2):
+        threads.start(work, login("sqlsem_worker"), name, 2, results)
+    threads.join()
+    assert sorted(results) == [(0, 0), (1, 0)]
+    assert [one.outcome for one in queue.log(slow)] == ["finished"]
+
+
+@pytest.mark.usefixtures("may_signal")
+def test_a_task_that_is_ended_is_told_of_once(database, login, connect, name, threads):
+    """However many look at the clock: a text that goes on all the same sees one attempt to end it."""
+    queue = connect().queue(name)
+    text = """DO $$ DECLARE n integer := 0; til timestamptz := clock_timestamp() + '2 s'; BEGIN
+        WHILE clock_timestamp() < til LOOP
+            BEGIN PERFORM pg_sleep(0.01); EXCEPTION WHEN query_canceled THEN n := n + 1; END;
+        END LOOP;
+        RAISE '% times', n; END $$"""
+    slow = queue.put(sqlsem.Sql(text), time_limit=0.2)
+    threads.start(work, login("sqlsem_worker"), name, 0)
+    until(lambda: queue.tasks("running"))
+    while queue.tasks("running"):
+        database.rows("SELECT sqlsem.recover_tasks(?, NULL)", name)
+    threads.join()
+    assert "1 times" in queue.log(slow)[0].error
+
+
+def test_an_end_that_is_cancelled_too_is_told_all_the_same(database, connect, name, threads):
+    """The second wish strikes where the session says of its task that the first one did."""
+    queue = connect().queue(name)
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"))
+
+    def call():
+        with (
+            database.raw() as session,
+            pytest.raises(errors.QueryCanceled, match=f"task {slow} was broken off: canceling statement"),
+        ):
+            session.execute("CALL sqlsem.work(%s, 0)", (name,))
+
+    threads.start(call)
+    until(lambda: queue.tasks("running"))
+    pid = queue.log(slow)[0].session_id
+    rests = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = %s"
+    with database.raw(autocommit=False) as other, database.raw() as looker:
+        other.execute("SELECT FROM sqlsem.task WHERE task_id = %s FOR UPDATE", (slow,))
+        for what in ("Timeout", "Lock"):
+            until(lambda what=what: looker.execute(rests, (pid, what)).fetchone() == (1,))
+            looker.execute("SELECT pg_cancel_backend(%s)", (pid,))
+        # It waits again, having been cancelled: it has another lock in line.
+        until(lambda: looker.execute(rests, (pid, "Lock")).fetchone() == (1,))
+        other.rollback()
+    threads.join()
+    assert [one.outcome for one in queue.log(slow)] == ["failed"]
+    assert queue.tasks("running") == []
+
+
+@pytest.fixture
+def may_see(database):
+    """Who installed it sees what sessions of others do."""
+    owner = f"{database.rows('SELECT current_database()')[0][0]}_owner"
+    database.rows(f"GRANT pg_read_all_stats TO {owner}")
+    yield
+    database.rows(f"REVOKE pg_read_all_stats FROM {owner}")
+
+
+@pytest.mark.usefixtures("may_signal", "may_see")
+def test_what_a_session_does_after_its_call_is_left_alone(database, login, connect, name, threads):
+    queue = connect().queue(name)
+    queue.put(sqlsem.Sql("SELECT 1"), time_limit=0.01)
+    told = threading.Event()
+
+    def tend():
+        told.wait(PATIENCE)
+        with database.raw() as looker:
+            until(
+                lambda: (
+                    looker.execute("SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1), 2'").fetchone()
+                    is not None
+                )
+            )
+            looker.execute("SELECT sqlsem.recover_tasks(%s, NULL)", (name,))
+            (task,) = queue.tasks("running")
+            connect().cancel_task(task.task_id)
+
+    threads.start(tend)
+    with login("sqlsem_worker").raw() as session:
+        session.execute("SELECT sqlsem.session_claim(%s)", (name,))
+        told.set()
+        assert session.execute("SELECT pg_sleep(1), 2").fetchone() == ("", 2)
+        threads.join()
+        session.execute("CALL sqlsem.work(%s, 0)", (name,))
+    assert [task.status for task in queue.tasks()] == ["cancelled"]
+
+
+def test_time_is_counted_from_the_claim(database, connect, name, threads):
+    """By those who end the task, and by the session that is told."""
+    queue = connect().queue(name, on_failure="continue")
+    slow = queue.put(sqlsem.Sql("SELECT pg_sleep(60)"), time_limit=600)
+    results = []
+    threads.start(work, database, name, 0, results)
+    until(lambda: queue.tasks("running"))
+    database.rows("UPDATE sqlsem.task SET claimed_at = claimed_at - interval '1 hour' WHERE task_id = ?", slow)
+    database.rows("SELECT pg_cancel_backend(?)", queue.log(slow)[0].session_id)
+    threads.join()
+    assert results == [(0, 1)]
+    assert queue.log(slow)[0].error == "It ran for longer than its time limit of 600 s, and was ended"
 
 
 def test_what_strikes_only_at_the_end_is_the_tasks_fault(database, connect, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -548,7 +549,9 @@ def test_fences_of_writers_never_fall(member):
 
 
 @pytest.mark.parametrize(("access", "limit"), [(READ, 3), (READ, None), ("stage:1", None), (WRITE, 3), (WRITE, None)])
-def test_only_readers_and_writers_are_converted(member, access, limit):
+def test_only_readers_and_writers_are_converted(member, database, name, access, limit):
+    with contextlib.closing(database.coordinator()) as operator:
+        operator.set_limit(name, 3)  # for those who name none
     one = member()
     mine = one.ask(access, limit)
     assert mine.granted

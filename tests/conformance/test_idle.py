@@ -1,15 +1,14 @@
 """Workers that have nothing to do: what they cost, and how soon they begin when there is something."""
 
-import statistics
 import threading
 import time
 from collections import Counter
 
 import pytest
-from support import PATIENCE, slack, until
+from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Worker, claiming
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
@@ -26,6 +25,12 @@ def fail_once(number):
         note(number)
         raise ValueError("once")
     note(-number)
+
+
+@pytest.fixture
+def seldom(monkeypatch):
+    """Nobody looks by himself before a test has given up: who begins was told, or knew when."""
+    monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
 
 
 @pytest.fixture
@@ -64,43 +69,52 @@ def test_idle_workers_cost_one_statement_a_second(idle):
     assert 0 < sum(made.values()) <= 9, made
 
 
-def test_what_others_put_is_taken_up_at_once(idle, connect, name):
+def test_what_others_put_is_taken_up_at_once(seldom, idle, connect, name):
     """By a coordinator of its own, which has as little to do with the worker as another process."""
-    other, taken = connect().queue(name), []
+    other = connect().queue(name)
     for number in range(20):
-        began = time.monotonic()
         other.put(sqlsem.Call(note, number))
         until(lambda number=number: number in begun)
-        taken.append(begun[number] - began)
         time.sleep(0.1)
-    assert statistics.median(taken) < slack(0.05)
-    assert max(taken) < slack(0.5)
 
 
-def test_the_next_order_is_taken_up_at_once(idle, connect, name):
+def test_the_next_order_is_taken_up_at_once(seldom, idle, connect, name):
     """When somebody else has ended the last task before it."""
     other = connect().queue(name)
     number = other.put(sqlsem.Call(note, 0), after=60)  # holds up what comes later
     other.put(sqlsem.Call(note, 1), order=1)
     time.sleep(2)
     assert begun == {}
-    began = time.monotonic()
     other.claiming.process.member.call("cancel", lambda session, _: session.set_task(number, "cancel"))
     until(lambda: 1 in begun)
-    assert begun[1] - began < slack(0.2)
 
 
-def test_what_waits_for_its_time_is_begun_then(idle, connect, name):
+def test_what_comes_due_just_after_a_look_is_begun_then(seldom, idle, connect, name):
+    """As the database says of it that its time has come, though the look before did not find it."""
+    session, told = idle.claiming.process.member.main.session, []
+    known = session.next_ready
+
+    def next_ready(queue):
+        told.append(0.0 if not told else known(queue))
+        return told[-1]
+
+    session.next_ready = next_ready
+    connect().queue(name).put(sqlsem.Call(note, 1), after=0.5)
+    until(lambda: 1 in begun)
+    assert told[0] == 0.0
+
+
+def test_what_waits_for_its_time_is_begun_then(seldom, idle, connect, name):
     other = connect().queue(name)
     began = time.monotonic()
     other.put(sqlsem.Call(note, 1), after=1.3)
     other.put(sqlsem.Call(note, 2), after=2.1)
     until(lambda: len(begun) == 2)
-    assert 1.2 < begun[1] - began < 1.3 + slack(0.25)
-    assert 2.0 < begun[2] - began < 2.1 + slack(0.25)
+    assert begun[1] - began > 1.2
+    assert begun[2] - began > 2.0
 
 
-def test_the_next_attempt_is_begun_in_time(idle, connect, name):
+def test_the_next_attempt_is_begun_in_time(seldom, idle, connect, name):
     connect().queue(name).put(sqlsem.Call(fail_once, 1), max_attempts=2, backoff=1)
     until(lambda: -1 in begun)
-    assert 0.4 < begun[-1] - begun[1] < 1 + slack(0.75)
+    assert begun[-1] - begun[1] > 0.4

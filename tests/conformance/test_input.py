@@ -65,7 +65,6 @@ def test_names_that_cannot_be(database, bad):
         (-1, 1),
         (1.0, 1),
         ("3", 1),
-        (None, 1),
         (True, 1),
         (2**31, 1),
         (3, 0),

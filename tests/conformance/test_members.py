@@ -4,9 +4,10 @@ import threading
 import time
 
 import pytest
-from support import Attempt, slack
+from support import Attempt, slack, until
 
 import sqlsem
+from sqlsem.engines.base import Busy
 from sqlsem.errors import ConfigurationError, Unavailable
 from sqlsem.model import Request, Ticket
 
@@ -30,6 +31,30 @@ def look(session, ticket):
     return session.wait(ticket, 0, threading.Event())
 
 
+@pytest.mark.locks
+def test_what_was_left_to_do_is_done_once_and_in_its_order(connect, name):
+    """One that fails is not in the way of the others; one that cannot be done yet is tried again before them."""
+    coordinator = connect()
+    with coordinator.mutex(name):
+        pass
+    member = coordinator.process.member
+    done = []
+
+    def fails(session, number):
+        done.append("fails")
+        raise ZeroDivisionError
+
+    def is_late(session, number):
+        done.append("is late")
+        if done.count("is late") == 1:
+            raise Busy("not yet")
+
+    for call in (fails, is_late, lambda session, number: done.append(number)):
+        member.later(call)
+    until(lambda: not member.leftovers, "the end of it")
+    assert done == ["fails", "is late", "is late", member.member_id]
+
+
 # -- given up
 
 
@@ -41,6 +66,69 @@ def give_up(database, coordinator):
 
 def members(database):
     return [row[0] for row in database.rows(f"SELECT member_id FROM {database.beside('member')}")]
+
+
+def with_priority(coordinator, name):
+    coordinator.set_priorities(name("ranked"), "5s")
+    with coordinator.limit(name("ranked"), 1, priority=3):
+        pass
+
+
+def handed_over(coordinator, name):
+    lock = coordinator.mutex(name("travels"))
+    lock.acquire()
+    with coordinator.adopt(lock.grant.hand_over()):
+        pass
+
+
+def rated(coordinator, name):
+    for _ in range(2):
+        with coordinator.rate(name("rated"), 1, per="0.2s"):
+            pass
+
+
+def worked(coordinator, name):
+    queue = coordinator.queue(name("work"))
+    queue.put("plain")
+    queue.put("parked", locks=[coordinator.mutex(name("parked"))])
+    tasks = queue.claim(wait=30)
+    for _ in range(2):
+        with next(tasks):
+            pass
+    tasks.close()
+
+
+def converted(coordinator, name):
+    with coordinator.read(name("read")) as grant:
+        grant.upgrade()
+
+
+def grouped(coordinator, name):
+    with coordinator.all_of(coordinator.mutex(name("one")), coordinator.limit(name("two"), 2)):
+        pass
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.parametrize("asks", [with_priority, handed_over, rated, worked, converted, grouped])
+def test_who_queues_for_the_main_session_is_not_in_limbo(connect, name, monkeypatch, asks):
+    """As long as a registration is in limbo no ping removes what interrupted calls have left. So it begins when it is
+    sent, and not before: of many threads there is always one that queues.
+    """
+    coordinator = connect()
+    member = coordinator.process.member
+    calls = []
+
+    def noting(method):
+        def noted(what, call, *arguments, **options):
+            calls.append((what, dict(member._limbo)))
+            return method(what, call, *arguments, **options)
+
+        return noted
+
+    monkeypatch.setattr(member.main, "call", noting(member.main.call))
+    asks(coordinator, name)
+    assert len(calls) > 1
+    assert [what for what, limbo in calls if limbo] == []
 
 
 def test_who_was_given_up_takes_locks_as_a_new_member(connect, database, name):
@@ -264,6 +352,7 @@ def test_values_come_back_as_they_were_given(connect, member, name):
     (entry,) = connect().entries(name)
     assert (entry.note, entry.owner, entry.requesting_id, entry.limit) == (note, "thread ✓", "me ü", 1)
     assert session.release(ticket, "released")
+    connect().set_limit(name, 3)  # for those who name none
     (ticket,) = session.register(number, "me", "thread", f"{name}.2", [Request(name, limit=None)], False)
     (entry,) = connect().entries(name)
     assert (entry.note, entry.limit) == (None, None)
@@ -310,3 +399,43 @@ def test_who_is_far_back_looks_seldom_and_is_in_time(database, member, name):
     holder.resign(number)
     near.close()
     far.close()
+
+
+def test_a_ping_ends_being_missed(database, name):
+    """Who was missed a while ago and lives begins anew: the next time counts from when it is missed then."""
+    session = database.session(grace=60)
+    try:
+        number = session.enrol("host", 1, "test")
+        now = {"sqlite": "1.0", "postgresql": "clock_timestamp()", "mssql": "SYSUTCDATETIME()"}[database.engine]
+        members = database.beside("member")
+        database.rows(f"UPDATE {members} SET missing_since = {now} WHERE member_id = ?", number)
+        assert session.ping(number).known
+        assert database.rows(f"SELECT missing_since FROM {members} WHERE member_id = ?", number) == [(None,)]
+        session.resign(number)
+    finally:
+        session.close()
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_who_is_missing_is_left_alone_for_its_grace(database, name):
+    """Its session has ended: nobody takes its place before the grace is over, and it comes back as who it was."""
+    session, other = database.session(grace=600), database.session(grace=5)
+    try:
+        number = session.enrol("host", 1, "test")
+        (ticket,) = session.register(number, "me", "o", f"{name}.1", [Request(name)], False)
+        session.close()
+        mine = other.enrol("host", 2, "test")
+        missed = f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ? AND missing_since IS NOT NULL"
+
+        def is_missed():
+            assert other.register(mine, "other", "o", f"{name}.2", [Request(name)], True) is None
+            return bool(database.rows(missed, number))
+
+        until(is_missed, "the server has noticed that the session has ended, and somebody has looked")
+        assert other.resume(number)
+        assert other.ping(number).positions == {ticket.position}
+        assert other.release(ticket, "released")
+        other.resign(number)
+        other.resign(mine)
+    finally:
+        other.close()

@@ -1,5 +1,7 @@
 """What operators did is written down, in the transaction that does it."""
 
+import os
+
 import pytest
 from support import Attempt, until
 
@@ -43,6 +45,7 @@ def test_settings(operator, name):
     assert newest.login
     assert newest.host
     assert newest.program
+    assert newest.pid == os.getpid()
     assert newest.as_dict()["action"] == "stale_after"
 
 

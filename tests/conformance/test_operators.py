@@ -103,6 +103,25 @@ def test_pause_and_resume(connect, name, waiter):
     operator.resume(name)
 
 
+@pytest.mark.parametrize("what", ["pause", "cap"])
+def test_who_waits_already_is_held_back_too(connect, name, waiter, what):
+    """Asleep behind the holder when it is set, and woken when that leaves."""
+    holder, coordinator, operator = connect(), connect(), connect()
+    inside = waiter(holder.mutex(name))
+    inside.granted()
+    late = waiter(coordinator.limit(name, 2, weight=2))
+    assert late.waits(0.5)
+    if what == "pause":
+        operator.pause(name)
+    else:
+        operator.set_limit(name, 1)
+    inside.leave()
+    assert late.waits(0.5)
+    operator.resume(name)
+    operator.set_limit(name, None)
+    late.granted()
+
+
 def test_a_pause_does_not_keep_others_from_timing_out(connect, database, name):
     coordinator = connect()
     coordinator.pause(name)

@@ -6,6 +6,7 @@ import pytest
 from support import until
 
 import sqlsem
+from sqlsem.insight.reasons import task_reasons
 from sqlsem.tasks import Worker
 
 
@@ -52,6 +53,26 @@ def test_counts_by_state_the_oldest_the_rate_and_what_holds_it_up(connect, name)
     coordinator.cancel_task(failed)
     assert queue.counts().blocked_by is None
     assert queue.counts().as_dict()["cancelled"] == 2
+
+
+def test_when_a_task_will_be_started(connect, name):
+    """Every engine tells what the estimate needs: who works, since when, and how long such tasks took."""
+    coordinator = connect()
+    queue = coordinator.queue(name)
+    queue.put_many([nothing] * 20, note="short")
+    Worker(queue, idle_exit=0).run()
+    queue.put("runs", note="short")
+    waits, behind = queue.put("waits", note="short"), queue.put("behind", order=1, note="short")
+    with queue.try_claim():
+        listed = coordinator.tasks(name)
+        found = task_reasons(listed, max(one.put_at for one in listed))
+        assert (found[waits].code, found[behind].code) == ("turn_now", "order_open")
+        for one in (waits, behind):
+            told = found[one].starts
+            assert told.count == 20
+            assert 0 <= told.held_low <= told.held_high < 5
+            assert 0 <= told.low <= told.likely <= told.high
+        assert found[waits].starts.likely <= found[behind].starts.likely
 
 
 def test_those_whose_worker_is_dead_are_counted(spawn, connect, name):

@@ -1,5 +1,6 @@
 """Tasks that are put again and again: once for each time that is due, whoever watches and whoever dies."""
 
+import re
 import time
 from datetime import datetime, timezone
 
@@ -8,8 +9,6 @@ from support import PATIENCE, until
 
 import sqlsem
 from sqlsem.tasks import Worker, check_cron, next_due
-
-pytestmark = pytest.mark.engines("sqlite", "postgresql")
 
 
 @pytest.fixture
@@ -27,6 +26,12 @@ def make_due(database, name, ago=0.0):
         if database.engine == "sqlite":
             raw.execute(
                 "UPDATE sqlsem_schedule SET next_due = CAST((julianday('now') - 2440587.5) * 86400 AS INTEGER) - ? "
+                "WHERE schedule_name = ?",
+                (ago, name),
+            )
+        elif database.engine == "mssql":
+            raw.execute(
+                f"UPDATE {database.schema}.schedule SET next_due = DATEADD(second, -CAST(? AS int), SYSUTCDATETIME()) "
                 "WHERE schedule_name = ?",
                 (ago, name),
             )
@@ -117,6 +122,53 @@ def test_one_of_the_same_name_is_replaced(database, queue, name):
     unnamed = queue.schedule("0 2 * * *", nothing)
     assert unnamed.name.startswith(f"{name}-")
     assert queue.schedule("0 4 * * *", nothing).name == unnamed.name, "of the same body"
+
+
+def test_one_that_cannot_be_put_stops_nobody(database, connect, queue, name, caplog):
+    """Whatever stands there: others of the queue are put, and its workers work on."""
+    bad = name("a-bad-one")
+    queue.schedule("0 2 * * *", nothing, name=bad)
+    queue.schedule("0 2 * * *", nothing, name=str(name), note="good")
+    table = "sqlsem_schedule" if database.engine == "sqlite" else f"{database.schema}.schedule"
+    database.rows(f"UPDATE {table} SET options = ? WHERE schedule_name = ?", '{"on_failure": "never"}', bad)
+    for one in (bad, name):
+        make_due(database, one)
+    Worker(queue, idle_exit=0).run()
+    assert [(task.note, task.status) for task in queue.tasks()] == [("good", "finished")]
+    assert f"Schedule '{bad}' of " in caplog.text
+    assert f"sqlsem schedules pause {bad}" in caplog.text
+    (left,) = [one for one in connect().schedules(str(name)) if one.name == bad]
+    assert left.next_due <= left.taken_at, "it is tried again"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"priority": 1e30}, "the priority of a task must be from -2147483648 to 2147483647, not 1"),
+        ({"order": -(2**31) - 1}, "the order of a task must be from -2147483648 to 2147483647, not -2147483649"),
+        ({"after_ms": -1}, "a task can wait from now to ten years from now, not -1 ms"),
+        (
+            {"backoff_ms": 2**31},
+            "the pause before the next attempt at a task is from 0 to 2147483647 ms, not 2147483648",
+        ),
+        ({"time_limit_ms": 0}, "the time limit of a task must be from 1 to 2147483647 ms, not 0"),
+        ({"max_attempts": 0}, "max_attempts of a task must be from 1 to 2147483647, not 0"),
+        ({"order": 1.5}, "options of a task: numbers are whole, on_failure is stop or continue"),
+        ({"on_failure": "never"}, "options of a task: numbers are whole, on_failure is stop or continue"),
+        ({"note": "x" * 1001}, "a note has at most 1000 characters"),
+        ({"unique": "a", "replace": "b"}, "has one key: unique or replace"),
+        ({"key": ""}, "key"),
+        ([], "the options of a schedule are a JSON object, such as {}"),
+        (None, "the options of a schedule are a JSON object, such as {}"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_they_are_saved(database, connect, name, options, words):
+    session = database.session(grace=600)
+    # (SQL Server has one number for whatever a routine refuses.)
+    with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
+        session.save_schedule(str(name), str(name), "* * * * *", "UTC", "sql", "x", options, datetime.now(timezone.utc))
+    session.close()
+    assert connect().schedules(str(name)) == []
 
 
 def test_unique_tasks_do_not_pile_up(database, queue, name):

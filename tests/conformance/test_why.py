@@ -1,8 +1,11 @@
 """Why a request waits, as SQL tells it: the same as Python does."""
 
+import re
+
 import pytest
 from support import Attempt, until
 
+from sqlsem.insight.estimates import Durations, estimates
 from sqlsem.insight.reasons import reasons
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
@@ -104,3 +107,105 @@ def test_where_it_goes_on(database, connect, name, waiting):
 
 def test_one_that_is_not_there(database):
     assert told(database, 10**12)[2] == []
+
+
+# -- when it will go in
+
+
+def remember(database, resource, held, note=None, before=0):
+    """A history: locks that were held for so long, the last one first; each ended two hours after another."""
+    for number, seconds in enumerate(held):
+        database.rows(
+            "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, program, "
+            "note, requested_at, granted_at, ended_at, outcome) "
+            "SELECT ?, ?, 'x', 'write', 1, 'p', ?, e.at - ? * interval '1 second', e.at - ? * interval '1 second', "
+            "e.at, 'released' FROM (SELECT clock_timestamp() - (? + 1) * interval '2 hours' AS at) AS e",
+            *(resource, -number - 1, note, seconds + 5, seconds, before + number),
+        )
+
+
+def spread(count, middle, width):
+    """So many seconds, spread about a middle; in no order."""
+    return [middle * (1 + width * ((number * 7 % count) / count - 0.5)) for number in range(count)]
+
+
+def compare_estimates(database, coordinator, positions):
+    """What SQL tells is what Python does, but for chance."""
+    found = estimates(coordinator.overview())
+    for position in positions:
+        ((low, likely, high, held_low, held_high, count),) = database.rows("SELECT * FROM sqlsem.estimate(?)", position)
+        python = found[position]
+        assert (held_low, held_high, count) == pytest.approx((python.held_low, python.held_high, python.count))
+        for told, other in ((low, python.low), (likely, python.likely), (high, python.high)):
+            assert told == pytest.approx(other, abs=5 + 0.35 * (python.high - python.low)), (position, python)
+        assert low <= likely <= high
+    return found
+
+
+@pytest.mark.engines("postgresql")
+def test_when_it_will_go_in(database, connect, name, waiting):
+    one, other = connect(), connect()
+    remember(database, name, spread(60, 600, 0.5))
+    with one.mutex(name):
+        for _ in range(4):
+            waiting(other.mutex(name))
+        found = compare_estimates(database, one, [row[0] for row in database.queue(name)[1:]])
+        likely = [one.likely for _, one in sorted(found.items())]
+        assert likely == sorted(likely)
+        (row, *_) = told(database, database.queue(name)[1][0])[2]
+        assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
+        assert told(database, database.queue(name)[0][0])[2][0][1] == "it has been let in"
+        one.pause(name)
+        assert database.rows("SELECT * FROM sqlsem.estimate(?)", database.queue(name)[1][0]) == []
+        one.resume(name)
+
+
+@pytest.mark.engines("postgresql")
+def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, connect, name, waiting):
+    one, other = connect(), connect()
+    remember(database, name("l"), spread(60, 300, 1.8))
+    remember(database, name("r"), spread(60, 100, 0.5))
+    remember(database, name("k"), spread(20, 50, 0.2), note="quick 1")
+    remember(database, name("k"), spread(20, 5000, 0.2), note="slow 2", before=20)
+    with (
+        one.limit(name("l"), 3, weight=2),
+        one.limit(name("l"), 3),
+        one.read(name("r")),
+        one.mutex(name("k"), note="slow 3"),
+    ):
+        for lock in (other.limit(name("l"), 3), other.limit(name("l"), 3, weight=3), other.limit(name("l"), 3)):
+            waiting(lock)
+        waiting(other.write(name("r")))
+        waiting(other.read(name("r")))
+        waiting(other.mutex(name("k"), note="quick 4"))
+        waiting(other.mutex(name("k"), note="quick 5"))
+        asked = [one.position for one in one.entries() if one.resource.startswith(name) and one.state == "waits"]
+        assert len(asked) == 7
+        compare_estimates(database, one, asked)
+
+
+@pytest.mark.engines("postgresql")
+def test_what_sql_does_not_know(database, connect, name, waiting):
+    one, other = connect(), connect()
+    remember(database, name, [60.0] * 4)
+    with one.limit(name, 3, weight=3):
+        waiting(other.limit(name, 3, weight=3))
+        position = database.queue(name)[1][0]
+        assert database.rows("SELECT * FROM sqlsem.estimate(?)", position) == [], "four holds are too few"
+        remember(database, name, [60.0] * 4, before=10)
+        assert len(database.rows("SELECT * FROM sqlsem.estimate(?)", position)) == 1
+        assert database.rows("SELECT * FROM sqlsem.estimate(?)", database.queue(name)[0][0]) == [], "it is inside"
+        one.set_limit(name, 2)
+        assert database.rows("SELECT * FROM sqlsem.estimate(?)", position) == [], "its weight is above the cap"
+        one.set_limit(name, None)
+    assert database.rows("SELECT * FROM sqlsem.estimate(?)", 10**12) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_how_long_one_is_held_on(database):
+    """The same as in Python."""
+    held = [10.0, 20.0, 20.0, 50.0]
+    for already in (0.0, 15.0, 20.0, 50.0, 70.0):
+        for share in (0.01, 0.3, 0.5, 0.81, 0.99):
+            ((told,),) = database.rows("SELECT sqlsem.held_on(?::float[], ?, ?)", held, share, already)
+            assert told == pytest.approx(Durations(held).at(share, already))

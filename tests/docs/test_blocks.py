@@ -61,7 +61,10 @@ ELSEWHERE = {
     "{eval-rst}": "Sphinx",
 }
 #: Commands of sqlsem that need no process of their own, as they start none and wait for nobody.
-HERE = ("ls", "history", "put", "tasks", "rounds", "set", "pause", "resume", "release", "reap", "init", "sql", "doctor")
+HERE = (
+    *("ls", "why", "history", "put", "queues", "tasks", "schedules", "rounds", "set", "pause", "resume", "release"),
+    *("reap", "init", "sql", "doctor", "timeline", "replay", "audit"),
+)
 #: Where a page's readers wait for long, or for ever, and tests do not.
 SHORTER = {
     r"--watch \d": "",
@@ -75,16 +78,22 @@ SHORTER = {
     r"EXEC dbo\.publish_cube": "SELECT 1",
 }
 #: Scripts that the pages start.
-SCRIPTS = ("load", "report", "extract", "publish", "heavy", "step200", "refresh", "big", "small", "train")
+SCRIPTS = (
+    *("load", "report", "extract", "publish", "heavy", "step200", "refresh", "big", "small", "train", "ask", "urgent"),
+)
 #: What a page's Python begins with: names that its readers have.
 NAMES = {
     "asyncio.md": "async def load(*args): pass",
     "conversions.md": "outdated = lambda: True\nreload = report = lambda: None",
     "deadlocks.md": "transfer = lambda: None",
+    "handover.md": "prepare = lambda: None\nstart_job = lambda token: None",
+    "leaders.md": "tick = lambda fence: None\nasync def load(*args): pass",
+    "priorities.md": "load = lambda **given: None",
+    "once.md": "send_report = lambda: None",
     "python.md": "worker = None\nparts = ['customer']",
     "readers-writer.md": "make_report = replace_table = lambda: None",
     "django.md": """
-import os, urllib.parse
+import contextlib, os, urllib.parse
 import django
 from django.conf import settings
 from django.db import connections, transaction
@@ -92,6 +101,8 @@ place = urllib.parse.urlsplit(os.environ["SQLSEM_URL"])
 if not settings.configured:
     settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.dummy"}}, USE_TZ=True)
     django.setup()
+with contextlib.suppress(AttributeError):
+    del connections["default"]  # made by another test, from other settings
 connections.settings["default"].update(ENGINE="django.db.backends.postgresql", NAME=place.path[1:])
 connections.settings["default"].update(USER=place.username, HOST=place.hostname, PORT=place.port)
 make_report = lambda: None

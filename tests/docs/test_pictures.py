@@ -1,26 +1,16 @@
 """The pictures of the terminal say what is shown now. To draw them anew: python docs/pictures.py"""
 
 import importlib.util
-import time
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.usefixtures("in_utc")
 
 ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("documentation_pictures", ROOT / "docs" / "pictures.py")
 pictures = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pictures)
-
-
-@pytest.fixture(autouse=True)
-def _in_utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    if hasattr(time, "tzset"):
-        time.tzset()
-    yield
-    monkeypatch.undo()
-    if hasattr(time, "tzset"):
-        time.tzset()
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
@@ -32,3 +22,17 @@ def test_a_picture_is_fresh(name):
 def test_other_words_are_seen():
     text = (ROOT / "docs" / "ls.svg").read_text(encoding="utf-8")
     assert pictures.words(text.replace("nightly", "daily")) != pictures.words(text)
+
+
+def test_the_picture_of_the_dashboard_is_fresh():
+    """Pixels are the fonts' of whoever drew it; what it says is in it as text."""
+    said = pictures.words_in((ROOT / "docs" / "dashboard.png").read_bytes())
+    assert pictures.words_of_page(pictures.page()) == said, "draw it anew: python docs/pictures.py dashboard"
+    assert "limit 3 full: db1:801 +2" in said
+
+
+def test_what_a_picture_says_is_found_in_it():
+    png = (ROOT / "docs" / "dashboard.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert pictures.words_in(pictures.with_words(png, "other words")) == "other words"
+    assert pictures.words_of_page("<title>t</title><p>a  <b>b</b><script>x</script></p>") == "a b"

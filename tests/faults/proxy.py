@@ -9,6 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 
+
+def _error(**fields: str) -> bytes:
+    """PostgreSQL's message of that content (see "Message Formats" in its documentation)."""
+    body = b"".join(kind.encode() + text.encode() + b"\0" for kind, text in fields.items()) + b"\0"
+    return b"E" + struct.pack("!i", len(body) + 4) + body
+
+
+#: What an administrator's pg_terminate_backend makes the server say last.
+TERMINATED = _error(S="FATAL", V="FATAL", C="57P01", M="terminating connection due to administrator command")
+
 #: With this, close() sends a reset instead of an orderly end.
 RESET = struct.pack("ii", 1, 0)
 
@@ -21,6 +31,7 @@ class Link:
         self.server: socket.socket | None = None
         self.hole = False  # once bytes were swallowed, the link can never be used again
         self.swallow_answer = False
+        self.answers = b""  # of the server, where its messages are counted: what is not whole yet
         self.purpose = ""  # what the client said it connects for
         self.heard = time.monotonic()  # when something last came through
         self.answered = threading.Event()
@@ -68,10 +79,28 @@ class Link:
             if self.proxy.mode == "slow":
                 time.sleep(self.proxy.delay)
             try:
-                target.sendall(data)
-            except OSError:
+                if not request and (self.answers or self.proxy.end_after is not None):
+                    if self._ends(data):
+                        break
+                else:
+                    target.sendall(data)
+            except OSError:  # the other side has left meanwhile
                 break
         self.close()
+
+    def _ends(self, data: bytes) -> bool:
+        """Pass the server's messages on one by one; after the last that is due, its end. Whether that was now."""
+        self.answers += data
+        while len(self.answers) >= 5:
+            (length,) = struct.unpack_from("!i", self.answers, 1)
+            if len(self.answers) < length + 1:
+                break
+            message, self.answers = self.answers[: length + 1], self.answers[length + 1 :]
+            self.client.sendall(message)
+            if self.proxy.counts_down():
+                self.client.sendall(TERMINATED)
+                return True
+        return False
 
     def close(self) -> None:
         for end in (self.client, self.server):
@@ -122,6 +151,10 @@ class Proxy:
         self.silenced = 0
         self.accepted = 0
         self.dropped = 0  # because nothing came through them
+        #: The server's side of a connection ends, with the words of an administrator's doing, after so many messages
+        #: of its answers, counted over all connections.
+        self.end_after: int | None = None
+        self._counting = threading.Lock()
         self._closed = threading.Event()
         self.links: list[Link] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -142,6 +175,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link = Link(self, client)
             self.accepted += 1
             if self.mode == "cut":
@@ -171,6 +205,14 @@ class Proxy:
                         link.close()
 
         threading.Thread(target=watch, name="proxy-idle", daemon=True).start()
+
+    def counts_down(self) -> bool:
+        """One more message of the server's was passed on: was it the last?"""
+        with self._counting:
+            if self.end_after is None:
+                return False
+            self.end_after = self.end_after - 1 if self.end_after > 1 else None
+            return self.end_after is None
 
     def cut(self) -> None:
         """Reset everything, and whatever comes."""

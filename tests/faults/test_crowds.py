@@ -1,5 +1,5 @@
 """Thousands of tasks of one process wait on one resource: each is let in once, nobody looks meanwhile, and the two
-thousandth is let in as fast as the hundredth.
+thousandth costs no more than the hundredth.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ def test_two_thousand_tasks_on_one_resource(connect, database, name, monkeypatch
         asked.clear()
         await asyncio.sleep(1)
         idle = len(asked)
-        began = time.monotonic()
+        began = time.process_time()
         await asyncio.to_thread(grant.release)
         await asyncio.wait_for(asyncio.gather(*tasks), 10 * PATIENCE)
-        took = time.monotonic() - began
+        took = time.process_time() - began
         assert order == sorted(order)
         assert len(order) == number
         assert idle == 0, "who waits behind another one of ours asks nothing"
         assert sum(asked) <= number + 10, "one short look for each hand-over at the most"
-        return number / took
+        return took / number
 
-    rates = {}
+    costs = {}
     for number in (FEW, MANY):
         lock = holder.mutex(name(number))
         assert lock.acquire()
-        rates[number] = asyncio.run(main(number, str(name(number)), lock.grant))
-    assert rates[MANY] > 0.4 * rates[FEW], rates  # (a busy machine; `benchmarks growth` measures it)
+        costs[number] = asyncio.run(main(number, str(name(number)), lock.grant))
+    assert costs[MANY] < 5 * costs[FEW], costs  # what looks at all of them costs twenty times as much
     assert database.queue(name(MANY)) == []

@@ -1,10 +1,16 @@
 """Interrupts at any moment leave no row behind in a process that lives on."""
 
+import contextlib
+import dis
+import functools
+import itertools
 import linecache
 import random
 import signal
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -52,8 +58,10 @@ def work_until_interrupted(channel, url, options, name, kind):
         except error:
             channel.tell("interrupted")
         except BaseException as exc:
-            # Struck inside of threading.Condition.wait, which then gives back a lock that it has not: it is Python's.
-            if isinstance(exc, RuntimeError) and "unlocked lock" in str(exc) and isinstance(exc.__context__, error):
+            # Struck inside of threading: Condition.wait then gives back a lock that it has not, and Thread.start takes
+            # itself out of a list where it is no more. Those are Python's.
+            where = traceback.extract_tb(exc.__traceback__)[-1].filename
+            if isinstance(exc.__context__, error) and where == threading.__file__:
                 channel.tell("interrupted")
                 continue
             signal.signal(number, signal.SIG_IGN)
@@ -127,8 +135,39 @@ def test_interrupts_while_waiting(spawn, agents, database, name, waiting, kind):
     holder.release()
 
 
-def strike_every_line(channel, url, options, name):
-    """A KeyboardInterrupt at each line of the package that an acquire and a release run through, one at a time."""
+@functools.cache
+def after_calls(code):
+    """Where a signal that came during a call may strike."""
+    steps = list(dis.get_instructions(code))
+    return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
+
+
+def lock(coordinator, resource):
+    with coordinator.mutex(resource):
+        pass
+
+
+def group(coordinator, resource):
+    with coordinator.all_of(coordinator.mutex(resource), coordinator.limit(resource.replace("-", "-too-"), 2)):
+        pass
+
+
+def upgrade(coordinator, resource):
+    with coordinator.read(resource) as grant:
+        grant.upgrade()
+
+
+def put(coordinator, resource):
+    coordinator.queue(resource).put("work")
+
+
+DONE = {"lock": lock, "group": group, "upgrade": upgrade, "put": put}
+
+
+def strike_every_line(channel, url, options, name, what):
+    """A KeyboardInterrupt at each line of the package that something runs through, and after each call that contextlib
+    makes for it, one at a time.
+    """
     package = str(Path(sqlsem.__file__).parent)
     coordinator = sqlsem.connect(url, **options, grace=1.5)
     keep = coordinator.mutex(f"{name}-keep")
@@ -154,21 +193,27 @@ def strike_every_line(channel, url, options, name):
 
         def trace(frame, event, _):
             nonlocal seen
-            if not frame.f_code.co_filename.startswith(package):
+            code = frame.f_code
+            if code.co_filename == contextlib.__file__:
+                # A signal strikes just after `next(self.gen)`, too: so parts it a generator from its end.
+                frame.f_trace_opcodes = True
+                strikes = event == "opcode" and frame.f_lasti in after_calls(code)
+            elif code.co_filename.startswith(package):
+                if event == "call":
+                    inside.difference_update([place for place in inside if place[0] == id(frame)])  # ids are used again
+                strikes = event == "line" and not leaves_with(frame) and not enters_exit(frame)
+            else:
                 return None
-            if event == "call":
-                inside.difference_update([place for place in inside if place[0] == id(frame)])  # ids are used again
-            if event == "line" and not leaves_with(frame) and not enters_exit(frame):
+            if strikes:
                 seen += 1
                 if seen == number:
-                    channel.tell("strikes", number=number, where=f"{frame.f_code.co_name}:{frame.f_lineno}")
+                    channel.tell("strikes", number=number, where=f"{code.co_name}:{frame.f_lineno}")
                     raise KeyboardInterrupt
             return trace
 
         sys.settrace(trace)
         try:
-            with coordinator.mutex(f"{name}-{number}"):
-                pass
+            DONE[what](coordinator, f"{name}-{number}")
         except KeyboardInterrupt:
             return True
         finally:
@@ -177,6 +222,9 @@ def strike_every_line(channel, url, options, name):
 
     number = 1
     while strikes(number):
+        # What is asked for next is had and kept, however soon.
+        with coordinator.mutex(f"{name}-next"):
+            pass
         number += 1
     channel.tell("done")
     channel.ask()
@@ -188,8 +236,9 @@ def strike_every_line(channel, url, options, name):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-def test_an_interrupt_at_every_line(spawn, database, name):
-    child = spawn(strike_every_line, name=str(name))
+@pytest.mark.parametrize("what", DONE)
+def test_an_interrupt_at_every_line(spawn, database, name, what):
+    child = spawn(strike_every_line, name=str(name), what=what)
     struck = {}
     while (told := child.next(30))["event"] == "strikes":
         struck[told["number"]] = told["where"]

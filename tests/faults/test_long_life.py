@@ -20,7 +20,7 @@ from sqlsem.tasks import Worker
 NUMBER = int(os.environ.get("SQLSEM_SOAK_NUMBER", "1000000"))
 SECONDS = float(os.environ.get("SQLSEM_SOAK_SECONDS", "20"))  # for the pairs, and for the tasks, of each case
 #: What must not be exceeded: bytes of one row of history, of one ended task with its log, indexes included.
-HISTORY_BYTES, TASK_BYTES = 500, 1500
+HISTORY_BYTES, TASK_BYTES = 500, 1700
 #: Megabytes of what is not kept on purpose: the queue, marks, members; on SQLite the write-ahead log.
 REST_MEGABYTES = 40
 #: Rows of history that may be there before a pulse has removed them.

@@ -1,6 +1,8 @@
 """Networks that fail between a process and its database."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from agent import RemoteError
@@ -257,6 +259,75 @@ def test_a_lost_answer_to_all_of(proxied, proxy, database, name):
                 assert [row[0] for row in database.queue(name)][1:] == sorted(grant.positions.values())
                 assert not grant.lost
     assert database.queue(name) == []
+
+
+def lock(coordinator, name):
+    with coordinator.mutex(name):
+        pass
+
+
+def wait(coordinator, name):
+    """Behind another thread of the same process."""
+    first = coordinator.mutex(name)
+    first.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(lock, coordinator, name)
+        until(lambda: second.done() or len(coordinator.entries(name)) == 2, "the second waits")
+        first.release()
+        second.result()
+
+
+async def lock_and_wait(coordinator, name):
+    """As tasks of an event loop."""
+
+    async def lock():
+        async with coordinator.aio.mutex(name):
+            pass
+
+    async with coordinator.aio.mutex(name):
+        second = asyncio.create_task(lock())
+        while not second.done() and len(coordinator.entries(name)) < 2:
+            await asyncio.sleep(0.01)
+    await second
+
+
+def upgrade(coordinator, name):
+    with coordinator.read(name) as grant:
+        grant.upgrade()
+
+
+def work(coordinator, name):
+    queue = coordinator.queue(name)
+    queue.put({"a": 1})
+    while (task := queue.try_claim()) is not None:
+        with task:
+            pass
+
+
+@pytest.mark.parametrize("job", [lock, wait, lock_and_wait, upgrade, work])
+def test_the_server_ends_a_session_after_any_of_its_messages(proxied, proxy, database, name, job):
+    """Also between the answer to a statement and its COMMIT, which are two messages. Nothing but a loss is told, nobody
+    is shut out, and no row is left.
+    """
+
+    def do(number):
+        proxy.end_after = number
+        try:
+            with proxied.coordinator(**AMPLE) as coordinator:
+                done = job(coordinator, name)
+                if done is not None:
+                    asyncio.run(done)
+        except sqlsem.LockLost:
+            lost.append(number)
+        return proxy.end_after is None
+
+    lost = []
+    number = 1
+    while do(number):
+        until(lambda: database.queue(name) == [], f"no row is left after {number} messages")
+        number += 1
+    assert number > 10
+    assert len(lost) < number / 2
 
 
 def test_a_slow_network_is_no_outage(pair, proxy, database, name):

@@ -2,9 +2,12 @@
 
 import time
 
+import psycopg
 import pytest
 from agent import RemoteError
 from support import AMPLE, remains, slack, until
+
+import sqlsem
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -159,3 +162,28 @@ def test_an_attempt_says_how_often_and_how_long(own_postgres_server, restarted, 
     own_postgres_server.stop("fast")
     with pytest.raises(RemoteError, match=r"attempts? in \d+\.\d s"):
         idle.hold("mutex", name)
+
+
+@pytest.mark.parametrize("call", ["release_with", "put"])
+def test_a_cursor_whose_server_is_restarted_is_not_on_another_database(
+    own_postgres_server, restarted, name, monkeypatch, call
+):
+    """What is said of a cursor is compared with what the database says; the restart comes in between."""
+    with restarted.coordinator(grace=60, retry=60) as coordinator, coordinator.mutex(name) as grant:
+        cursor = restarted.raw(autocommit=False).cursor()
+        process = coordinator.process
+        process.engine.place_known, look, restarts = None, process.look, []
+
+        def look_after_a_restart(*arguments):
+            if not restarts:
+                restarts.append(own_postgres_server.restart("immediate"))
+            return look(*arguments)
+
+        monkeypatch.setattr(process, "look", look_after_a_restart)
+        with pytest.raises((psycopg.OperationalError, sqlsem.Unavailable)):
+            if call == "put":
+                coordinator.queue(name).put(1, cursor=cursor)
+            else:
+                grant.release_with(cursor)
+        assert restarts
+        grant.check()

@@ -15,6 +15,8 @@ from sqlsem.model import End
 from sqlsem.tasks import Worker, groups
 
 GRACE = 1.5
+#: Of workers that must lose nothing while others are killed, on a machine that does much else.
+LONG_GRACE = 8.0
 
 
 def hold(channel, url, options, name, grace):
@@ -117,7 +119,7 @@ def test_a_worker_cut_off_knows_first(agents, spawn, connect, database, name):
 
 
 def churn(channel, url, options, name, journal):
-    queue = sqlsem.connect(url, **options, grace=GRACE).queue(name)
+    queue = sqlsem.connect(url, **options, grace=LONG_GRACE).queue(name)
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(what, task):
@@ -141,7 +143,7 @@ def churn(channel, url, options, name, journal):
 
 
 def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
-    queue = connect(grace=GRACE).queue(name)
+    queue = connect(grace=LONG_GRACE).queue(name)
     numbers = queue.put_many(range(count))
     journal = tmp_path / "journal"
     children = [spawn(churn, name=str(name), journal=str(journal)) for _ in range(4)]
@@ -158,7 +160,8 @@ def check_killed_at_random(spawn, connect, name, tmp_path, count, kills):
     assert queue.state().done
     for child in children:
         child.send(stop=True)
-        assert {told["event"] for told in child.rest()} <= {"ready"}, "no deadlock, and no other error"
+        failed = [told for told in child.rest() if told["event"] != "ready"]
+        assert failed == [], "no deadlock, and no other error"
     entries = {entry.task_id: entry for entry in queue.tasks(most=count + 1)}
     assert sorted(entries) == numbers
     assert {entry.status for entry in entries.values()} == {"finished"}

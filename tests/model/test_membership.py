@@ -41,6 +41,11 @@ class Server:
         self.session = None  # whose beacon it is
         self.sessions = set()  # those that live
         self.row = False
+        self.revoked = None  # since when an operator wants the row back
+
+    def taken(self):
+        """Whether its grace to give the row back is over: then anybody who looks removes it."""
+        return self.revoked is not None and self.now >= self.revoked + self.life
 
     def dead(self):
         if self.number == 0:
@@ -51,13 +56,18 @@ class Server:
     def look(self):
         """Somebody else looks, and takes away what the dead left."""
         if self.number and self.dead():
-            self.number, self.row = 0, False
+            self.number = 0
+        if not self.number or self.taken():
+            self.row, self.revoked = False, None
 
 
 class Session:
     """A connection to it, with troubles in store: how long calls take, and which fail when."""
 
     usable = True
+
+    def recover(self):
+        """Nothing can be left open here."""
 
     def __init__(self, machine):
         self.machine, self.server = machine, machine.server
@@ -91,7 +101,8 @@ class Session:
     def enrol(self, host, pid, program):
         def effect():
             self.server.number = next(self.machine.numbers)
-            self.server.sign, self.server.session, self.server.row = self.server.now, self, False
+            self.server.sign, self.server.session = self.server.now, self
+            self.server.row, self.server.revoked = False, None
             return self.server.number
 
         return self._call(effect)
@@ -110,16 +121,24 @@ class Session:
             if number != self.server.number:
                 return Pulse(False)
             self.server.sign = self.server.now
-            return Pulse(True, frozenset([1] if self.server.row else []))
+            there = frozenset([1] if self.server.row else [])
+            return Pulse(True, there, there if self.server.revoked is not None else frozenset())
 
         return self._call(effect)
 
-    def register(self, number):
+    def release(self, ticket, outcome):
+        def effect():
+            self.server.row, self.server.revoked = False, None
+
+        return self._call(effect)
+
+    def register(self, number, resource="r"):
         def effect():
             self._given_up(number)
             if self.server.now - self.server.sign > self.server.life * FRESH:
                 self.server.sign = self.server.now
-            self.server.row = True
+            if resource == "r":
+                self.server.row, self.server.revoked = True, None
 
         return self._call(effect)
 
@@ -173,6 +192,9 @@ class Machine(RuleBasedStateMachine):
     def undone(self):
         return ()
 
+    def forgot(self, positions):
+        pass
+
     def returned(self, ticket):
         pass
 
@@ -200,6 +222,7 @@ class Machine(RuleBasedStateMachine):
     def safe(self):
         if self.holding:
             assert not self.server.dead(), "it believes, and others are let in"
+            assert not self.server.taken(), "it was not told in time, and others are let in"
 
     @rule(seconds=st.sampled_from([0.1, LIFE / 10, LIFE / 3, LIFE, 3 * LIFE]))
     def time_passes(self, seconds):
@@ -208,6 +231,11 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def somebody_looks(self):
         self.server.look()
+
+    @precondition(lambda self: hasattr(self, "server") and self.server.row and self.server.revoked is None)
+    @rule()
+    def an_operator_wants_it_back(self):
+        self.server.revoked = self.server.now
 
     @rule(linger=st.booleans())
     def the_line_breaks(self, linger):
@@ -244,25 +272,37 @@ class Machine(RuleBasedStateMachine):
     def asks_something_else(self, troubles):
         self.call(lambda session, number: session.look(number), troubles)
 
-    @precondition(lambda self: not self.holding)
-    @rule(troubles=TROUBLES)
-    def takes_a_lock(self, troubles):
+    @precondition(lambda self: not self.holding and not self.member.tickets)
+    @rule(troubles=TROUBLES, at_once=st.booleans())
+    def takes_a_lock(self, troubles, at_once):
         def register(session, number):
             session.register(number)
             self.member.add([Ticket("r", 1, "me", True)])
             return True
 
-        if self.call(register, troubles, sign=True):
-            self.holding = True
-            # As an acquisition does before it gives the grant away.
-            if self.member.doubtful():
-                self.member._give_up()
-            self.safe()
+        if self.call(register, troubles, sign=True) and at_once:
+            self.has_it()
+
+    @precondition(lambda self: not self.holding and self.member.tickets)
+    @rule()
+    def has_it(self):
+        """Later, where it waits for another one as well, or its thread stood still."""
+        self.holding = True
+        # As an acquisition does before it gives the grant away.
+        if self.member.doubtful():
+            self.member._give_up()
+        self.holding = bool(self.member.tickets)
+        self.safe()
+
+    @rule(troubles=TROUBLES)
+    def takes_another_lock(self, troubles):
+        self.call(lambda session, number: session.register(number, "another"), troubles, sign=True)
 
     @precondition(lambda self: self.holding)
     @rule()
     def gives_it_back(self):
         self.holding = self.server.row = False
+        self.server.revoked = None
         self.member.tickets.clear()
 
     @invariant()
@@ -313,6 +353,20 @@ class NothingIsFresh(Membership):
         self.main._fresh = 0.0
 
 
+class EverySignProves(Membership):
+    """As if a sign of life, or a new session, told that what is held is still there."""
+
+    def has_any(self):
+        return False
+
+
+class OnlyTheBooksCount(Membership):
+    """As if a row that was granted could not be taken away before its grant is in the books."""
+
+    def has_any(self):
+        return self._owner.holds_any()
+
+
 class ProvenAtItsEnd(Membership):
     """As if a sign counted from when the answer came."""
 
@@ -320,7 +374,7 @@ class ProvenAtItsEnd(Membership):
         super().prove(membership.monotonic())
 
 
-@pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, ProvenAtItsEnd])
+@pytest.mark.parametrize("wrong", [EveryCallProves, NothingIsFresh, EverySignProves, OnlyTheBooksCount, ProvenAtItsEnd])
 def test_the_model_finds_what_is_wrong(wrong, monkeypatch):
     monkeypatch.setattr(f"{__name__}.Membership", wrong)
     # With less of a margin than there is, as the margin hides some of it.

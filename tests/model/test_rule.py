@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 from support import until
 
+from sqlsem.errors import ConfigurationError
 from sqlsem.model import Request, Ticket
 
 NEVER = threading.Event()
@@ -56,10 +57,21 @@ class Model:
             and (request.access == "write" or row.request.access != request.access)
         ]
         limits = [one.limit for one in [*ahead, request] if one.limit is not None]
-        if request.resource in self.caps:
-            limits.append(self.caps[request.resource])
+        cap = self.cap(request.resource)
+        if cap is not None:
+            limits.append(cap)
         load = sum(one.weight for one in ahead) + request.weight
         return request.resource not in self.paused and (not limits or load <= min(limits))
+
+    def cap(self, resource: str) -> int | None:
+        """Its own, or that of the longest pattern."""
+        matching = [name for name in self.caps if name.endswith("*") and resource.startswith(name[:-1])]
+        return self.caps.get(resource, self.caps[max(matching, key=len)] if matching else None)
+
+    @property
+    def countless(self) -> bool:
+        """Whether anybody counts on a limit of the server's that is not there."""
+        return any(row.request.limit is None and self.cap(row.request.resource) is None for row in self.rows)
 
     def add(self, row: Row) -> None:
         row.granted = self.free(row.request)
@@ -72,10 +84,10 @@ class Machine(RuleBasedStateMachine):
     examples = itertools.count()
 
     requests_ = st.builds(
-        lambda resource, kind, limit, weight: (resource, kind, limit, min(weight, limit)),
+        lambda resource, kind, limit, weight: (resource, kind, limit, min(weight, limit or weight)),
         st.sampled_from("ab"),
         st.sampled_from(["limit", "limit", "mutex", "read", "read", "stage:1", "stage:2"]),
-        st.integers(1, 4),
+        st.one_of(st.integers(1, 4), st.none()),  # None: the server's
         st.integers(1, 3),
     )
     members = Bundle("members")
@@ -93,13 +105,13 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "operator"):
             return
-        for resource in ("a", "b"):
-            full = f"{self.prefix}-{resource}"
-            self.operator.set_resource(full, "cap", None)
-            self.operator.set_resource(full, "paused", 0)
         for member, session in self.sessions.items():
             session.resign(member)
             session.close()
+        for resource in ("a", "b"):
+            self.operator.set_resource(f"{self.prefix}-{resource}", "paused", 0)
+        for full in list(self.model.caps):
+            self.operator.set_resource(full, "cap", None)
         assert self.database.queue(self.prefix) == []
         self.operator.close()
 
@@ -155,6 +167,10 @@ class Machine(RuleBasedStateMachine):
     def take(self, member, requests, trying, again):
         session, uid = self.sessions[member], f"{self.prefix}.{next(self.uids)}x"
         expected = all(self.model.free(request) for request in requests)
+        if any(one.limit is None and self.model.cap(one.resource) is None for one in requests):
+            with pytest.raises(ConfigurationError, match=r"[Nn]o limit is set"):
+                session.register(member, "same for all", "model", uid, requests, trying)
+            return multiple()
         tickets = session.register(member, "same for all", "model", uid, requests, trying)
         if trying and not expected:
             assert tickets is None
@@ -228,14 +244,20 @@ class Machine(RuleBasedStateMachine):
         if row in self.model.rows:
             self.model.rows.remove(row)
 
-    @rule(resource=st.sampled_from("ab"), cap=st.one_of(st.none(), st.integers(1, 4)))
+    @rule(resource=st.sampled_from(["a", "b", "*", "a*"]), cap=st.one_of(st.none(), st.integers(1, 4)))
     @precondition(lambda self: hasattr(self, "operator"))
     def cap(self, resource, cap):
         full = f"{self.prefix}-{resource}"
-        self.operator.set_resource(full, "cap", cap)
+        before = dict(self.model.caps)
         self.model.caps.pop(full, None)
         if cap is not None:
             self.model.caps[full] = cap
+        if self.model.countless:
+            self.model.caps = before
+            with pytest.raises(ConfigurationError, match="changed, not lifted"):
+                self.operator.set_resource(full, "cap", cap)
+        else:
+            self.operator.set_resource(full, "cap", cap)
 
     @rule(resource=st.sampled_from("ab"), paused=st.booleans())
     @precondition(lambda self: hasattr(self, "operator"))
@@ -273,7 +295,8 @@ class Machine(RuleBasedStateMachine):
             labels = {one.access for one in inside}
             assert len(labels) <= 1, "a writer beside readers, or two stages"
             if labels == {"write"}:
-                assert sum(one.weight for one in inside) <= min(one.limit for one in inside)
+                limits = [one.limit for one in inside if one.limit is not None]
+                assert not limits or sum(one.weight for one in inside) <= min(limits)
 
 
 @pytest.mark.timeout(600)

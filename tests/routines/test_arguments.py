@@ -19,7 +19,7 @@ BAD_NAMES = [
 BAD_REQUESTS = [
     ({"limit": 0}, "limit on"),
     ({"limit": -1}, "limit on"),
-    ({"limit": None}, "limit on"),
+    ({"limit": None}, "no limit is set for"),
     ({"limit": 2, "weight": 3}, "weight on"),
     ({"limit": 2, "weight": 0}, "weight on"),
     ({"limit": 2, "weight": None}, "weight on"),

@@ -49,7 +49,7 @@ class Channel:
 
 
 def _start(env: dict[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | forks.Forked:
-    if sys.platform == "linux":
+    if sys.platform == "linux" and "LD_PRELOAD" not in env:  # which counts for programs that begin anew
         return forks.server().fork(env, errors)
     words = [sys.executable, "-c", "import support; support.child_main()"]
     pipe = subprocess.PIPE

@@ -7,16 +7,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: How long a condition may take to come true before a test gives up. Machines are slow and noisy.
-PATIENCE = 60.0
+#: How long a condition may take to come true before a test gives up. Machines are slow and noisy. (proof/run_mutants.py
+#: gives up sooner: it has seen how long the tests take.)
+PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
 #: A grace (and a time to try again) of whoever must lose nothing in a test, however slow the machine is.
 AMPLE = {"grace": 90.0, "retry": 90.0}
 
 
 def slack(seconds: float) -> float:
-    """What takes at most so long on a quiet machine, on this one as busy as it is."""
+    """What takes at most so long on a quiet machine, on this one as busy as it is.
+
+    A load average comes late: between two looks at it a machine may be as busy as ever. So what tells two behaviours
+    apart by the time they take must lie far apart: make the slower one slower (a pause of minutes), not this closer.
+    """
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
-    return seconds * max(1.0, busy)
+    return seconds * max(3.0, 2 * busy)
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", timeout: float = PATIENCE) -> Any:

@@ -32,9 +32,16 @@ class PostgresServer:
     #: A role that TCP lets in with its password only; others need none.
     CAREFUL = "sqlsem_careful"
 
-    def __init__(self, directory: Path | None, port: int, base: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        port: int,
+        base: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         self.port = port
+        self.environment = environment or {}  # what it finds in its own, beside ours
         self.mine = directory is not None
         self._base = base or f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -55,7 +62,12 @@ class PostgresServer:
     # -- only for our own
 
     @classmethod
-    def create(cls, directory: Path, settings: Mapping[str, str] | None = None) -> PostgresServer:
+    def create(
+        cls,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> PostgresServer:
         """A new cluster in ``directory`` (which others must be able to reach), started."""
         directory.mkdir(parents=True, exist_ok=True)
         data = directory / "data"
@@ -73,16 +85,19 @@ class PostgresServer:
             "shared_buffers": "32MB",
             "fsync": "off",  # what a killed server has written is safe all the same; and no busy disk holds a ping up
             "log_lock_waits": "off",
+            "max_prepared_transactions": "10",
             **(settings or {}),
         }
-        return cls._begin(directory, lines)
+        return cls._begin(directory, lines, environment)
 
     @classmethod
-    def _begin(cls, directory: Path, settings: Mapping[str, str]) -> PostgresServer:
+    def _begin(
+        cls, directory: Path, settings: Mapping[str, str], environment: Mapping[str, str] | None = None
+    ) -> PostgresServer:
         port = free_port()
         with (directory / "data" / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in {**settings, "port": str(port)}.items())
-        server = cls(directory, port)
+        server = cls(directory, port, environment=environment)
         server.start()
         return server
 
@@ -126,7 +141,15 @@ class PostgresServer:
         return int(Path(self._data, "postmaster.pid").read_text().split()[0])
 
     def start(self) -> None:
-        _run("pg_ctl", "start", "-w", "-t", "60", "-D", self._data, "-l", f"{self._data}/log")
+        words = ["start", "-w", "-t", "60", "-D", self._data, "-l", f"{self._data}/log"]
+        _run("pg_ctl", *words, environment=self.environment)
+
+    def runs(self) -> bool:
+        """Whether there is a postmaster. (It may not let anybody in yet.)"""
+        try:
+            return psutil.pid_exists(self.pid)
+        except (FileNotFoundError, IndexError, ValueError):
+            return False
 
     def stop(self, mode: str = "fast") -> None:
         """``mode``: smart, fast, immediate (as a crash)."""
@@ -190,7 +213,7 @@ def _let_in(data: Path) -> None:
     os.chown(data, entry.pw_uid, entry.pw_gid)
 
 
-def _run(command: str, *arguments: str) -> None:
+def _run(command: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
     # Into a file, not a pipe: the server that pg_ctl starts keeps its standard output open.
     with tempfile.TemporaryFile("w+") as output:
         result = subprocess.run(
@@ -201,6 +224,7 @@ def _run(command: str, *arguments: str) -> None:
             stderr=subprocess.STDOUT,
             user=USER,
             cwd="/" if os.name == "posix" else None,
+            env={**os.environ, **(environment or {})},
         )
         output.seek(0)
         assert result.returncode == 0, f"{command} failed: {output.read()}"

@@ -76,6 +76,19 @@ def test_an_operator_takes_the_waiting_row_away(session, connect, database, name
     one.release(name)
 
 
+@pytest.mark.parametrize("access", ["write", "read"])
+def test_what_is_taken_away_is_not_let_in(session, database, name, access):
+    """Though the operator's session ended before the row was removed."""
+    one, other = session(), session()
+    one.acquire(name, access="write")
+    waiting = other.waiting(name, access=access, timeout_ms=60000)
+    position = database.queue(name)[1][0]
+    entry = database.beside("entry")
+    database.rows(f"UPDATE {entry} SET revoked_at = SYSUTCDATETIME() WHERE queue_position = ?", position)
+    one.release(name)
+    assert waiting.result(30) == (-2, None, None)
+
+
 def test_two_sessions_in_a_deadlock(session, name):
     one, other = session(), session()
     one.acquire(name("a"))

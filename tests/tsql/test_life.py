@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from support import until
+from support import remains, until
 
 pytestmark = pytest.mark.engines("mssql")
 
@@ -61,12 +61,137 @@ def test_a_try_gets_in_where_the_dead_have_been(member, session, database, name)
     assert past(database, name)[0][5] is None
 
 
+def test_a_lock_that_is_free_lets_nobody_in(member, session, database, name):
+    """Who slept on it looks who stands there: its owner may be within its grace."""
+    one, (holder, number) = session(), member(6000)
+    holder.rows(REGISTER, number, name)
+    waiting = one.waiting(name, timeout_ms=60000)
+    holder.close()
+    seen = []
+    until(lambda: seen.append([row[0] for row in states(database, name)]) or waiting.done())
+    assert waiting.result().code == 1
+    assert ["holds", "waits"] in seen
+    assert [two for two in seen if len(two) > 1 and two[1] != "waits"] == []
+    one.release(name)
+
+
+def test_who_waits_sleeps_on_the_lock_of_the_row_before_it(member, database, name):
+    """Also when that row is gone already: it is the lock that wakes."""
+    (holder, first), (waiter, second) = member(60000), member(60000)
+    ahead = holder.rows(REGISTER, first, name)[0][0]
+    position = waiter.rows(REGISTER, second, name)[0][0]
+    assert waiter.call("wait", name, position, 0) == -1
+    waiting = waiter.later(waiter.call, "wait", name, position, 60000)
+    remains(lambda: not waiting.done(), 2, "it sleeps")
+    database.rows(f"DELETE FROM {database.beside('entry')} WHERE queue_position = ?", ahead)
+    remains(lambda: not waiting.done(), 1, "it sleeps")
+    holder.close()
+    assert waiting.result(30) == 0
+    waiter.rows("EXEC {s}.resign ?", second)
+
+
+def test_who_waits_tests_whose_lock_is_free(member, database, name):
+    """At once, not when its call ends."""
+    (holder, first), (waiter, second) = member(), member(60000)
+    holder.rows(REGISTER, first, name)
+    position = waiter.rows(REGISTER, second, name)[0][0]
+    waiting = waiter.later(waiter.call, "wait", name, position, 60000)
+    holder.close()
+    assert waiting.result(30) == 0
+    waiter.rows("EXEC {s}.resign ?", second)
+
+
+def test_who_waits_tests_the_head_of_the_queue(member, database, name):
+    """Also when it sleeps behind somebody else, who lives and does not look."""
+    (holder, first), (between, second), (waiter, third) = member(), member(60000), member(60000)
+    holder.rows(REGISTER, first, name)
+    between.rows(REGISTER, second, name)
+    position = waiter.rows(REGISTER, third, name)[0][0]
+    holder.die()
+    assert waiter.call("wait", name, position, 0) == 1
+    assert len(database.queue(name)) == 2
+    between.rows("EXEC {s}.resign ?", second)
+    assert waiter.call("wait", name, position, 0) == 0
+    waiter.rows("EXEC {s}.resign ?", third)
+
+
+def test_who_waits_tests_each_of_several_holders(member, database, name):
+    three = REGISTER.replace("@answer", "@limit = 3, @weight = ?, @answer")
+    (one, first), (other, second), (waiter, third) = member(60000), member(), member(60000)
+    one.rows(three, first, name, 1)
+    other.rows(three, second, name, 1)
+    position = waiter.rows(three, third, name, 2)[0][0]
+    waiting = waiter.later(waiter.call, "wait", name, position, 60000)
+    other.close()
+    assert waiting.result(30) == 0
+    for session, number in ((one, first), (waiter, third)):
+        session.rows("EXEC {s}.resign ?", number)
+
+
+def test_who_is_next_in_line_has_a_lock_for_those_behind(session, database, name):
+    one, other, heavy, looker = (session() for _ in range(4))
+    assert one.acquire(name, 3).code == other.acquire(name, 3).code == 0
+    waiting = heavy.waiting(name, 3, weight=2, timeout_ms=60000)
+    lock = f"sqlsem.{database.schema}.waiting.{database.queue(name)[2][0]}"
+    free = "SELECT APPLOCK_TEST({s}.lock_principal(), ?, N'Shared', N'Session')"
+    until(lambda: looker.rows(free, lock) == [(0,)], "its lock")
+    other.release(name)
+    assert waiting.result(30).code == 1
+    until(lambda: looker.rows(free, lock) == [(1,)], "the end of its lock")
+    one.release(name)
+    heavy.release(name)
+
+
+def test_a_wait_for_what_was_taken_away(member, database, name):
+    """Held or waited for, it is gone from then on."""
+    one, number = member(60000)
+    positions = [one.rows(REGISTER, number, name)[0][0] for _ in range(2)]
+    assert [one.call("wait", name, position, 0) for position in positions] == [0, -1]
+    database.rows(f"UPDATE {database.beside('entry')} SET revoked_at = SYSUTCDATETIME() WHERE resource_id = ?", name)
+    assert [one.call("wait", name, position, 0) for position in positions] == [-2, -2]
+    one.rows("EXEC {s}.resign ?", number)
+    assert database.queue(name) == []
+
+
+def test_who_stood_between_is_gone_and_the_first_is_not(session, connect, database, name):
+    one, between, last = session(), session(), session()
+    one.acquire(name)
+    gone, waiting = between.waiting(name, timeout_ms=60000), last.waiting(name, timeout_ms=60000)
+    connect().revoke(database.queue(name)[1][0])
+    assert gone.result(30).code == -2
+    remains(
+        lambda: not waiting.done() and [row[0] for row in states(database, name)] == ["holds", "waits"], 1, "it waits"
+    )
+    one.release(name)
+    assert waiting.result(30).code == 1
+    last.release(name)
+
+
 def test_a_lease_that_is_over_is_dead(member, session, database, name):
     one, (holder, number) = session(), member(0, 1500)
     holder.rows(REGISTER, number, name)
     until(lambda: states(database, name)[0][0] == "dead", "the end of the lease")
     assert one.acquire(name, routine="try").code == 0
     one.release(name)
+
+
+def test_a_sign_of_life_that_comes_while_it_is_tested(member, session, database, name):
+    """Who would remove the member waits for that sign, and finds another row than the one that it has looked at."""
+    one, (holder, number) = session(), member(0, 60000)
+    holder.rows(REGISTER, number, name)
+    beside = database.beside("member")
+    database.rows(
+        f"UPDATE {beside} SET seen_at = DATEADD(second, -61, SYSUTCDATETIME()), "
+        f"lease_until = DATEADD(second, -1, SYSUTCDATETIME()) WHERE member_id = ?",
+        number,
+    )
+    holder.rows("BEGIN TRANSACTION; EXEC {s}.give_sign ?", number)
+    trying = one.later(one.acquire, name, routine="try")
+    remains(lambda: not trying.done(), 2, "it waits")
+    holder.rows("COMMIT TRANSACTION")
+    assert trying.result(30).code == -1
+    assert states(database, name) == [("holds", None, 0.0)]
+    holder.rows("EXEC {s}.resign ?", number)
 
 
 def test_what_hands_out_gives_a_sign_of_life(member, database, name):
@@ -99,6 +224,11 @@ def test_what_hands_out_gives_a_sign_of_life(member, database, name):
         age(60)
         one.rows(text, *parameters)
         assert left() > 70, text
+    position = one.rows(REGISTER, number, name("late"))[0][0]
+    database.rows(f"UPDATE {database.beside('entry')} SET granted_at = NULL WHERE queue_position = ?", position)
+    age(60)
+    assert one.call("wait", name("late"), position, 0) == 0
+    assert left() > 70, "wait"
     age(5)  # younger than an eighth: left alone
     one.rows(REGISTER, number, name("two"))
     assert left() <= 75

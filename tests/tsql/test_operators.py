@@ -74,3 +74,19 @@ def test_status_of_all_and_of_one(session, name):
     waiting.result(30)
     other.release(name("a"))
     other.release(name("b"))
+
+
+def test_revoke_while_the_owner_gives_up(session, database, name):
+    """Told that it is revoked, the owner removes the row, and the operator's own attempt finds it at that."""
+    holder, owner, operator = session(), session(), session()
+    position = holder.acquire(name).position
+    owner.rows(
+        "DECLARE @p nvarchar(128) = {s}.lock_principal(); BEGIN TRANSACTION; EXEC sp_getapplock @Resource = ?, "
+        "@LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = 1000, @DbPrincipal = @p",
+        f"sqlsem.{database.schema}.pin.{position}",
+    )
+    asked = operator.later(operator.call, "[revoke]", position, 1)
+    until(lambda: database.rows(f"SELECT 1 FROM {database.schema}.operation WHERE queue_position = ?", position))
+    owner.rows("EXEC {s}.remove ?, ?, N'revoked'; COMMIT TRANSACTION", name, position)
+    assert asked.result(30) == 0
+    assert database.queue(name) == []

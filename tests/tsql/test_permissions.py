@@ -16,22 +16,38 @@ pytestmark = pytest.mark.engines("mssql")
 MEMBERS = {"enrol", "resume_member", "ping", "resign", "warm_up", "prune", "prune_tasks", "prune_operations",
            "settings", "overview"}  # fmt: skip
 LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "register_all", "wait", "look_all",
-         "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds", "start_part",
+         "take_turn", "cancel", "pin", "find_deadlock", "begin_upgrade", "upgrade", "downgrade", "recover_rounds",
+         "start_part",
          "end_part", "claim_then", "return_then", "end_then", "round_part_start", "round_part_done",
-         "round_part_failed", "round_resume", "round_continued"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations"}
-PUTS = {"put", "put_task"}
-WORKS = {"work", "claim_task", "claim_tasks", "end_task", "next_task", "return_claim",
-         "asked_of_tasks"}  # fmt: skip
-TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "task_attempts"}
-OPERATORS = {"set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
-INTERNAL = {"remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_lease", "check_request",
+         "round_part_failed", "round_resume", "round_continued", "hand_over_rows", "adopt_rows", "hand_over",
+         "adopt", "take_rate", "settle_rate", "take", "settle",
+         "once_begin", "once_done", "once_due", "mark_once", "once_forget",
+         "leave_with", "has_left", "forget_left"}  # fmt: skip
+LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations", "why",
+         "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
+PUTS = {"put", "put_task", "save_schedule"}
+WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
+         "asked_of_tasks", "fire_schedule"}  # fmt: skip
+TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "show_tasks", "queue_limits", "queue_waits",
+         "task_attempts", "list_schedules", "show_task_locks"}  # fmt: skip
+HELD = {"release", "pin", "hand_over_rows", "leave_with", "has_left", "forget_left", "entries"}  # with tasks
+GUARDS = {"guard_table", "unguard_table", "session_entry"}
+ASKED = {"check_guard"}  # of the triggers of guarded tables
+OPERATORS = {"set_queue", "set_resource", "set_limit", "pause", "resume", "revoke", "reap"}
+INTERNAL = {"acquire_ranked", "refuse_unranked",
+            "remove", "let_go", "bury", "suspect", "suspect_all", "check_name", "check_lease", "check_request",
             "session_name", "session_member", "doze", "release_rows", "test_member", "take_task", "session_claim",
             "session_end", "session_leftovers", "lock_round", "keep_then", "parts_in", "refuse", "clean", "give_sign",
             "take_beacon", "check_life", "worker_sign", "sees_all",
             "session_part_end", "convert_row", "wake_those_behind", "await_free", "nap",
-            "check_registration"}  # fmt: skip
-EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"}
+            "check_registration", "check_period", "check_work", "put_task_by", "read_ages", "task_of_turn",
+            "find_table", "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
+            "parking_member", "has_room", "ask_for_locks", "look_at_lines", "parked_task", "suspect_lines",
+            "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens", "turn_back_rate",
+            "check_task_options", "may_start"}  # fmt: skip
+TENDS = {"recover_tasks", "tend_queue"}
+CHANGES = {"set_task", "cancel_task", "set_schedule"}
+EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED
 
 
 def procedures(database):
@@ -69,7 +85,8 @@ def login(database, new_session):
         for (spid,) in admin.execute(
             "SELECT session_id FROM sys.dm_exec_sessions WHERE login_name = ?", name
         ).fetchall():
-            admin.execute(f"KILL {int(spid)}")
+            with contextlib.suppress(pyodbc.Error):  # it has ended meanwhile; else the login cannot be dropped
+                admin.execute(f"KILL {int(spid)}")
         admin.execute(f"DROP USER IF EXISTS {name}")
         admin.execute(f"DROP LOGIN {name}")
     admin.close()
@@ -107,21 +124,22 @@ def may(connection, database, right, names):
 
 
 TABLES = {"ProcessControl", "entry", "member", "resource", "history", "setting", "task", "task_log", "round",
-          "round_part", "operation", "schedule"}  # fmt: skip
+          "round_part", "operation", "schedule", "handover", "queue_setting", "queue_key", "queue_wait", "once_run",
+          "rate_window", "rate_slot", "task_lock", "parking"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("role", "runs", "reads"),
     [
-        ("user", MEMBERS | LOCKS | LOOKS, set()),
-        ("putter", MEMBERS | PUTS | TASKS | {"recover_tasks", "set_task", "cancel_task"}, set()),
-        ("worker", MEMBERS | WORKS | TASKS | {"recover_tasks"}, set()),
+        ("user", MEMBERS | LOCKS | LOOKS | GUARDS | ASKED, set()),
+        ("putter", MEMBERS | PUTS | TASKS | TENDS | CHANGES | ASKED, set()),
+        ("worker", MEMBERS | WORKS | TASKS | TENDS | ASKED | HELD, set()),
         (
             "operator",
-            MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | {"recover_tasks", "set_task", "cancel_task"},
+            MEMBERS | LOCKS | LOOKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED,
             TABLES,
         ),
-        ("reader", {"settings", "overview"} | LOOKS | TASKS, TABLES),
+        ("reader", {"settings", "overview"} | ASKED | LOOKS | TASKS, TABLES),
     ],
 )
 def test_what_the_roles_give(database, as_login, role, runs, reads):
@@ -187,7 +205,7 @@ def test_the_user_role_is_enough(database, as_login, refused, name):
 def grant_all(database, user, request):
     """All rights to the tables and procedures, for as long as the test lasts."""
     everything = {
-        "EXECUTE": procedures(database) | {"lock_principal", "server_start"},
+        "EXECUTE": procedures(database) | {"lock_principal", "server_start", "client_pid"},
         "SELECT": TABLES,
         "INSERT": TABLES,
         "UPDATE": TABLES,
@@ -233,6 +251,38 @@ def test_who_may_put_what(session, database, as_login, request, name):
         putter.execute(text, name, kind)
     rows = session().rows("EXEC {s}.list_tasks ?", name)
     assert [row[3] for row in rows] == ["json", "sql", "shell", "call", "json"]
+
+
+def test_whose_a_schedule_is(database, as_login, request, name):
+    """Who put it, or an operator, changes it; and it may do what who put it may put."""
+    import pyodbc
+
+    save = f"EXEC {database.schema}.save_schedule ?, N'q', N'0 2 * * *', N'UTC', ?, N'1', ?, N'2026-01-01T02:00:00'"
+    change = f"DECLARE @c int; EXEC @c = {database.schema}.set_schedule ?, ?, NULL; SELECT @c"
+    shown = f"EXEC {database.schema}.list_schedules ?"
+    (one, mine), (other, its), (operator, chief) = as_login("putter"), as_login("putter"), as_login("operator")
+    plain, users = as_login("user")
+    for user in (mine, its, chief, users):
+        grant_all(database, user, request)
+    one.execute(save, name, "sql", "{}")
+    with pytest.raises(pyodbc.Error, match=f"schedule {name} is of login {mine}") as caught:
+        other.execute(save, name, "sql", "{}")
+    assert "(50006)" in str(caught.value)
+    with pytest.raises(pyodbc.Error, match=f"{users} may put JSON tasks only"):
+        plain.execute(save, name("users"), "sql", "{}")
+    with pytest.raises(pyodbc.Error, match="a JSON object"):
+        one.execute(save, name("worse"), "sql", "1")
+    assert first_value(other, change, name, "pause") == -1
+    assert other.execute(shown, name).fetchall() == []
+    assert first_value(operator, change, name, "pause") == 0
+    assert operator.execute(shown, name).fetchone().paused_by == chief
+    assert first_value(one, change, name, "resume") == 0
+    with pytest.raises(pyodbc.Error, match="pause, resume or remove"):
+        first_value(one, change, name, "begin")
+    one.execute(save, name, "sql", '{"note": "again"}')
+    assert one.execute(shown, name).fetchone().options == '{"note": "again"}'
+    assert first_value(one, change, name, "remove") == 0
+    assert first_value(one, change, name, "remove") == -1
 
 
 def test_tasks_run_with_the_rights_of_who_works(session, database, as_login, request, name):
@@ -341,6 +391,7 @@ def test_another_login_cannot_act_for_a_requester(session, database, as_login, r
         assert call("release ?, ?, N'package'", resource, answer.position) == -1
         assert call("release ?, @requesting_id = N'package'", resource) == -1
         assert call("renew ?, ?, N'package'", resource, answer.position) == -1
+    assert call("wait ?, ?, 0", name, held.position) == -2
     assert call("begin_upgrade ?, ?, N'package', 0", name, held.position) == -2
     assert call("upgrade ?, ?, N'package', 0", name, held.position) == -2
     assert call("downgrade ?, ?, N'package'", name, held.position) == -1
@@ -398,4 +449,4 @@ def test_old_grants_are_taken_back_and_roles_can_be_made_again(database, as_logi
         if batch.strip():
             admin.execute(batch)
     admin.close()
-    assert may(connection, database, "EXECUTE", EVERY | INTERNAL) == MEMBERS | LOCKS | LOOKS
+    assert may(connection, database, "EXECUTE", EVERY | INTERNAL) == MEMBERS | LOCKS | LOOKS | GUARDS | ASKED

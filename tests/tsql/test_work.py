@@ -340,6 +340,12 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, database, pu
 
 
 def test_a_task_may_put_tasks_and_work(session, database, put, notes, name):
+    ((age,),) = session().rows(
+        "EXEC {s}.doze 300; EXEC (N'SELECT DATEDIFF_BIG(millisecond, last_request_start_time, GETDATE()) "
+        "FROM sys.dm_exec_sessions WHERE session_id = @@SPID')"
+    )
+    if age < 200:
+        pytest.skip("to this server a request begins anew with each EXEC of a text")
     inner = put(note(notes, 2), queue=name("inner"))
     outer = put(
         f"EXEC {{s}}.put N'{name}', N'{note(notes, 3)}'; EXEC {{s}}.work N'{name('inner')}', 0; "
@@ -378,12 +384,12 @@ def test_what_a_broken_off_call_left_is_ended_by_the_next(session, put, name, ot
     ],
 )
 def test_a_worker_process_commits_whatever_a_text_leaves_set(connect, database, notes, left):
-    connect()._execute(f"{note(notes, 1)}; {left}", lambda session: None)
+    connect().process.execute(f"{note(notes, 1)}; {left}", lambda session: None)
     assert written(database, notes) == [1]
 
 
 def test_a_text_that_is_only_parsed_has_an_end(connect):
-    connect()._execute("SET PARSEONLY ON", lambda session: None)
+    connect().process.execute("SET PARSEONLY ON", lambda session: None)
 
 
 # -- orders ---------------------------------------------------------------------------------------------------------
@@ -590,3 +596,19 @@ def test_the_list(session, put, name):
     assert [row[0] for row in one.rows("EXEC {s}.list_tasks ?, NULL, 3", name)] == [early, late, failed]
     assert [row[16] is None for row in rows] == [True, True, False, False]
     assert {row[0] for row in one.rows("EXEC {s}.list_tasks NULL, NULL, 1000")} >= {early, late, failed, done}
+
+
+def test_locks_are_held_while_a_session_runs_the_task(session, put, name):
+    one, other = session(), session()
+    locks = f'[{{"resource": "{name}", "access": "write", "limit": 1}}]'
+    held = f"IF (SELECT COUNT(*) FROM {{s}}.entry WHERE resource_id = N'{name}' AND granted_at IS NOT NULL) <> 1"
+    task = put(held + " THROW 50000, N'not held', 1", locks=locks)
+    other.rows("EXEC {s}.acquire ?", name)
+    assert work(one, name) == (0, 0)
+    ((waiting,),) = one.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ? AND granted_at IS NULL", name)
+    assert waiting == 1
+    other.rows("EXEC {s}.release ?", name)
+    assert work(one, name, 1.0) == (1, 0)
+    assert attempts(one, task) == [("finished", None)]
+    ((left,),) = one.rows("SELECT COUNT(*) FROM {s}.entry WHERE resource_id = ?", name)
+    assert left == 0

@@ -6,7 +6,6 @@ What the screen shows is compared with snapshots/*.txt; SQLSEM_SNAPSHOTS=write w
 import asyncio
 import dataclasses
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,19 +20,10 @@ from sqlsem.live import Seen
 from sqlsem.tui.app import Top
 from sqlsem.tui.grid import Grid
 
+pytestmark = pytest.mark.usefixtures("in_utc")
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 NARROW, WIDE = (80, 24), (200, 50)
-
-
-@pytest.fixture(autouse=True)
-def _in_utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    if hasattr(time, "tzset"):
-        time.tzset()
-    yield
-    monkeypatch.undo()
-    if hasattr(time, "tzset"):
-        time.tzset()
 
 
 def strips(app):

@@ -36,12 +36,24 @@ assert_type(coordinator.limit("a", 3, weight=2, timeout=5), sqlsem.Lock)
 assert_type(coordinator.stage("a", 100, cancel_on_lost=True), sqlsem.Lock)
 sqlsem.mutex("a", timout=5)  # type: ignore[call-arg]
 sqlsem.limit("a", 3, timout=5)  # type: ignore[call-arg]
-sqlsem.limit("a")  # type: ignore[call-arg]
+assert_type(sqlsem.limit("a", weight=2), sqlsem.Lock)
+sqlsem.limit("a", "3")  # type: ignore[arg-type]
 sqlsem.read("a", weight=2)  # type: ignore[call-arg]
 sqlsem.write("a", timeout=[])  # type: ignore[arg-type]
 coordinator.stage("a", "100")  # type: ignore[arg-type]
 coordinator.mutex("a", coordinator=coordinator)  # type: ignore[call-arg]
 sqlsem.all_of(sqlsem.mutex("a"), coordinator.limit("b", 2), timeout=5)
+assert_type(sqlsem.rate("a", 100, per="1m", cost=7, burst=10, timeout=5, note="x"), sqlsem.Rate)
+assert_type(coordinator.rate("a", {"1s": 10, timedelta(hours=1): 100}), sqlsem.Rate)
+assert_type(sqlsem.rate("a", 100, "1m").take(timeout="5s"), sqlsem.RateGrant | None)
+sqlsem.rate("a", "100", "1m")  # type: ignore[arg-type]
+sqlsem.rate("a", 100, "1m", weight=2)  # type: ignore[call-arg]
+coordinator.rate("a", 100, "1m", coordinator=coordinator)  # type: ignore[call-arg]
+with sqlsem.rate("a", 100, "1m") as taken:
+    assert_type(taken, sqlsem.RateGrant)
+    assert_type(taken.cost, int)
+    taken.settle(5)
+sqlsem.all_of(sqlsem.mutex("a"), sqlsem.rate("b", 1, 1))
 sqlsem.all_of("a", "b")  # type: ignore[arg-type]
 sqlsem.all_of(sqlsem.mutex("a"), note="x")  # type: ignore[call-arg]
 
@@ -54,6 +66,28 @@ with lock as grant:
     assert_type(grant, sqlsem.Grant)
     assert_type(grant.fence, int)
     grant.upgrade(timeout=timedelta(seconds=1))
+    assert_type(grant.hand_over(ttl="5m", to="etl"), str)
+    grant.release_with(None)
+with sqlsem.adopt("token", on_lost=lost) as adopted:
+    assert_type(adopted, sqlsem.Grant)
+sqlsem.adopt(7)  # type: ignore[arg-type]
+
+
+def schedule(term: sqlsem.Term) -> int:
+    term.check()
+    term.step_down()
+    return term.fence
+
+
+with sqlsem.leader("a", "http://a", on_started=schedule, timeout="5s", coordinator=coordinator) as term:
+    assert_type(term, sqlsem.Term)
+    assert_type(term.lost, bool)
+assert_type(coordinator.leader("a", on_stopped=schedule).run(schedule), int)
+leads = sqlsem.leader("a").current()
+if leads is not None:
+    assert_type(leads.info, str | None)
+sqlsem.leader("a", on_lost=lost)  # type: ignore[call-arg]
+coordinator.leader("a", coordinator=coordinator)  # type: ignore[call-arg]
 
 
 @sqlsem.limit("etl", 3)
@@ -103,6 +137,17 @@ async def main() -> None:
     async with sqlsem.limit("etl", 3) as grant:
         assert_type(grant, aio.Grant)
         await grant.upgrade(timeout="1m")
+        assert_type(await grant.hand_over(), str)
+    async with await coordinator.aio.adopt("token", cancel_on_lost=True) as adopted:
+        assert_type(adopted, aio.Grant)
+
+    async def schedule(term: aio.Term) -> float:
+        await term.step_down()
+        return 0.5
+
+    async with sqlsem.aio.leader("a", on_started=schedule) as term:
+        assert_type(term, aio.Term)
+    assert_type(await coordinator.aio.leader("a", cancel_on_lost=False).run(schedule), float)
     waiting = coordinator.aio.all_of(coordinator.aio.mutex("a"), coordinator.read("b"), timeout="1m")
     assert_type(waiting, aio.Lock)
     assert_type(await waiting.acquire(timeout=timedelta(seconds=5)), bool)
@@ -114,9 +159,25 @@ async def main() -> None:
 # -- queues, workers and rounds
 
 queue = coordinator.queue("nightly", on_failure="continue")
+with sqlsem.once("report", per="1d", offset=timedelta(hours=6)) as run:
+    assert_type(run, sqlsem.Run | None)
+assert_type(coordinator.once("report", 3600, timeout="1m").begin(blocking=False), sqlsem.Run | None)
+assert_type(coordinator.aio.once("report", "1d", cancel_on_lost=True), aio.Once)
+sqlsem.once("report")  # type: ignore[call-arg]
 assert_type(queue, sqlsem.Queue)
 assert_type(queue.put({"a": 1}, after="10m", backoff=timedelta(seconds=5), order=100), int)
+assert_type(queue.put(1, key="tenant-7", priority=-1), int)
+assert_type(queue.put(1, locks=[sqlsem.write("customers"), coordinator.limit("pg", 4), sqlsem.aio.mutex("a")]), int)
+queue.put(1, locks=["customers"])  # type: ignore[list-item]
 queue.put(1, afer=5)  # type: ignore[call-arg]
+queue.set_limit(10)
+queue.set_limit(None, key="tenant-7")
+queue.set_key_limit(2)
+queue.set_rate(1000, per="1m")
+queue.set_rate(None, key="tenant-7")
+queue.set_key_rate(100, timedelta(minutes=1))
+queue.set_weight("tenant-7", 3)
+assert_type(queue.limits()[0].task_limit, int | None)
 queue.join("6h")
 assert_type(queue.wait(timeout=timedelta(hours=6)), bool)
 sqlsem.Worker(queue, threads=4, idle_exit="30s").run()
@@ -125,3 +186,6 @@ assert_type(nightly, sqlsem.Round)
 nightly.wait("1h")
 coordinator.round("nightly", ["a"], window="6h", on_fail=print)  # type: ignore[call-arg]
 coordinator.set_stale_after("etl", "2h")
+coordinator.set_priorities("etl", "5m")
+coordinator.set_priorities("etl", None)
+assert_type(sqlsem.mutex("a", priority=5), sqlsem.Lock)

@@ -7,6 +7,7 @@ ping removes as unknown.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from unittest import mock
 
@@ -18,9 +19,13 @@ import sqlsem
 from sqlsem.aio.driver import Driver
 from sqlsem.coordinator import Coordinator
 from sqlsem.core import acquire, steps, verbs
+from sqlsem.core.acquire import Acquisition
+from sqlsem.core.callers import this_thread
+from sqlsem.core.grants import Grant
+from sqlsem.core.holdings import abandon
 from sqlsem.core.verbs import SLICE_SECONDS
 from sqlsem.engines.base import Busy, Disconnected
-from sqlsem.model import Ticket
+from sqlsem.model import Request, Ticket
 
 
 class Table:
@@ -202,6 +207,51 @@ def test_a_busy_gate_is_waited_for():
     table = Table(register=[Busy] * 10)
     assert had(table, timeout=2.5) is None
     assert table.clock == 3
+
+
+def test_a_call_that_runs_after_its_withdrawal_registers_nothing():
+    """As in another thread, when the one that has asked for it was interrupted."""
+    table = Table([True], troubles={0: (False, KeyboardInterrupt())})
+    with pytest.raises(KeyboardInterrupt):
+        had(table)
+    assert table.done[0].what == "acquire"
+    assert table.done[0].call(table, 1) is False
+    assert table.rows == {}
+
+
+def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
+    table = Table([True])
+    with coordinator_of(table) as coordinator:
+        lock, process = coordinator.mutex("r0", reentrant=True), coordinator.process
+        assert lock.acquire()
+        assert lock.acquire()
+        grant = lock.grant
+        abandon(grant)
+        assert grant.holding.depth == 1
+        assert process.holdings.grants() == [grant]
+        assert grant.position in process.member.tickets
+        abandon(grant)
+        assert not process.holdings.grants()
+        assert grant.position not in process.member.tickets
+
+
+def test_what_was_had_and_is_withdrawn_is_nobodys():
+    """As when it is interrupted between its last step and its caller."""
+    table, kept = Table([True]), []
+    with coordinator_of(table) as coordinator:
+        process = coordinator.process
+        make = functools.partial(Grant, process)
+        asked = Acquisition(
+            process, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
+        )
+        grant = steps.drive(asked.run(), table.perform)
+        assert kept == process.holdings.grants() == [grant]
+        with mock.patch.object(process, "nudge") as nudge:
+            steps.drive(asked.withdraw(), table.perform)
+        assert kept == process.holdings.grants() == []
+        assert table.rows == {}
+        assert grant.position not in process.member.tickets
+        nudge.assert_called_once_with("r0")
 
 
 results = st.sampled_from([True, False, False, None, "no room"])

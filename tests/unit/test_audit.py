@@ -114,6 +114,14 @@ CASES = {
         [past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8), past("a", 2, 1, 8, 9, "read")],
         [],
     ),
+    "a reader that leaves, or is taken away, while it upgrades": (
+        [
+            past("a", 1, 0, 0, 8, "upgrade", outcome="revoked"),
+            past("a", 2, 1, 1, 5, "read"),
+            past("a", 3, 2, 8, 9, outcome="released"),
+        ],
+        [],
+    ),
     "an upgrade beside a reader behind": (
         [
             *(past("a", 1, 0, 0, 5, "read", None, outcome="upgraded"), past("a", 1, 0, 5, 8)),
@@ -414,14 +422,15 @@ MUTANTS = [
     ("if asked.fits([one.request() for one in inside], None):", "if False:"),
     ('if past.outcome == "upgraded":', "if False:"),
     ('if past.outcome == "upgraded":', "if converted:"),
-    ("1 if converted else past.limit", "past.limit"),
+    ('1 if converted and past.outcome != "handed_over" else past.limit', "past.limit"),
     ("line.take(later)", "pass"),
     ("if later is not None and later.ended is not None and not converted:", "if False:"),
     ("if not line.queue.fits((WRITE, 1, 1), row.place):", "if False:"),
     ("others = [one for one in line.inside.values() if one.is_there_after(time)]", "others = []"),
     ("after.place < row.place and after.asked > row.asked", "False"),
     ("row.asked <= begun <= row.ended", "True"),
-    ("READ if entry.access.startswith(UPGRADE) else entry.access", "entry.access"),
+    ("READ if row.access.startswith(UPGRADE) else row.access", "row.access"),
+    ("(_access(past), 1 if", "(past.access, 1 if"),
     ("if row.gone:", "if False:"),
     ("self._line(entry.resource).put(row)", "pass"),
     ("line.put(row)\n        self._expect(row)\n\n    def end", "line.put(row)\n\n    def end"),

@@ -14,7 +14,7 @@ SMALL = (
     "--workers 2 --put 20 --idle 1 --puts 5 --pending 1000 --finished 10 --claims 30 --quick --crowds 3,5 --under 20 "
     "--rows 3,5 --past 3,5 --owners 3,5 --budget 5 --moments 6"
 )
-ALL = "uncontended handoff limit aio waiters connections tasks puts idle claim growth estimates"
+ALL = "uncontended handoff limit aio waiters connections tasks puts idle claim growth estimates guards rates"
 
 
 @pytest.mark.soak

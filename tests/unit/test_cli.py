@@ -73,6 +73,16 @@ def test_help_teaches(command: str | None) -> None:
         assert "Exit codes" in text
 
 
+def test_a_command_imports_what_it_needs() -> None:
+    code = "import sys; from sqlsem.cli import main; main.commands['ls']; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert "sqlsem.cli.locks" in loaded
+    others = {"textual", "starlette", "uvicorn", "plotly", "prometheus_client", "psycopg", "pyodbc", "asyncio"}
+    assert not loaded & {*others, "sqlsem.cli.run", "sqlsem.cli.nights", "sqlsem.insight.replay", "sqlsem.demo"}
+
+
 def test_commands_are_listed_in_full() -> None:
     text = done("--help")
     for name in ("init", "run", "ls", "history", "set", "pause", "resume", "release", "reap", "sql", "doctor", "demo"):
@@ -244,6 +254,18 @@ def test_history_fits_80_columns() -> None:
 
 
 # -- operating --------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_by_pattern_is_told_where_it_counts(coordinator: sqlsem.Coordinator) -> None:
+    told = done("set", "tenant:*", "--limit", "2")  # no --new: a pattern is no name that could be misspelt
+    assert re.search(r"^tenant:\*: not paused, capped at 2 by \S+, ", told)
+    with coordinator.limit("tenant:7"):
+        shown = done("ls", "tenant:7")
+        assert re.search(r"tenant:7  1 in, 0 waiting  capped at 2 by \S+, for tenant:\*", shown)
+        assert json.loads(done("ls", "tenant:7", "--json"))[0]["pattern"] == "tenant:*"
+        assert done("run", "--limit", "tenant:7", "--", "true") == ""
+    done("set", "tenant:*", "--no-limit")
+    assert coordinator.resources() == []
 
 
 def test_set_pause_resume(coordinator: sqlsem.Coordinator) -> None:
@@ -492,7 +514,7 @@ def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch)
 def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     text = done("init", "--dry-run")
     assert f"not there yet → {sql.LATEST}" in text
-    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, schema-4.sql, schema-5.sql" in text
+    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, schema-4.sql, schema-5.sql, schema-6.sql" in text
     assert ", routines.sql, permissions.sql" in text
     assert list(tmp_path.iterdir()) == []
     text = done("--schema", "locks", "--table", "Queue", "init")
@@ -649,7 +671,34 @@ def test_a_password_is_never_shown(
 # -- demo -------------------------------------------------------------------------------------------------------------
 
 
-def test_demo_keeps_the_limit(url: str, tmp_path: Path) -> None:
+def test_demo_keeps_the_limit(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = done("demo", "--seconds", "4", "--workers", "4", "--limit", "2")
+    assert capfd.readouterr().err == "", "nothing went wrong in any of the processes"
     assert "never more than 2 at a time" in " ".join(text.split())
     assert list(tmp_path.iterdir()) == []  # the user's own database is left alone
+
+
+def test_priorities(coordinator: sqlsem.Coordinator) -> None:
+    assert "by priority (a step is worth 1m00s of waiting)" in done("set", "x", "--priorities", "--new")
+    assert "a step is worth 5m00s" in done("set", "x", "--priorities", "5m")
+    (found,) = coordinator.resources()
+    assert found.ageing == 300
+    assert "ageing 60000 → 300000 ms" in done("history", "--operations")
+    done("run", "--mutex", "x", "--priority", "9", "--", sys.executable, "-c", "pass")
+    assert [past.resource for past in coordinator.history("x")] == ["x"]
+    assert "priority" not in done("set", "x", "--no-priorities")
+    assert coordinator.resources() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["set", "x", "--priorities", "0"],
+        ["set", "x", "--priorities", "1m", "--no-priorities"],
+        ["run", "--mutex", "x", "--priority", "100", "--", "true"],
+        ["run", "--mutex", "x", "--read", "y", "--priority", "1", "--", "true"],
+        ["run", "--join", "--priority", "1", "--", "true"],
+    ],
+)
+def test_wrong_uses_of_priorities(coordinator: sqlsem.Coordinator, arguments: list[str]) -> None:
+    assert call(*arguments).exit_code == 64

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.commands import LISTENER, PATIENCE, Bench, alive, lines, pids, until
 
 import sqlsem
-from sqlsem.model import Entry
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
-#: Machines may be slow; nothing waits for so long unless it fails.
-PATIENCE = 60.0
-ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
-#: Writes its process id, then each signal that it gets; ends at SIGTERM with status 5, at the third SIGINT with 6.
-LISTENER = """
-import os, signal, sys, time
-file = os.open(sys.argv[1], os.O_CREAT | os.O_APPEND | os.O_WRONLY)  # file objects are not reentrant
-names = []
-def caught(number, frame):
-    names.append(signal.Signals(number).name)
-    os.write(file, names[-1].encode() + b"\\n")
-    if names[-1] == "SIGTERM": os._exit(5)
-    if names.count("SIGINT") == 3: os._exit(6)
-for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1"):
-    signal.signal(getattr(signal, name), caught)
-os.write(file, f"pid {os.getpid()}\\n".encode())
-while True: time.sleep(0.05)  # not pause(), which would sleep through a signal that came just before it
-"""
 #: Does not let itself be ended politely, and has a child that does not either.
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -62,79 +41,6 @@ else:
     told()
 while True: time.sleep(0.1)
 """
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.01)
-    return value
-
-
-def lines(file: Path) -> list[str]:
-    return file.read_text().splitlines() if file.exists() else []
-
-
-def pids(file: Path) -> list[int]:
-    return [int(line.split()[1]) for line in lines(file) if line.startswith("pid ")]
-
-
-def alive(pid: int) -> bool:
-    """Not counting zombies, which some containers never collect."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return sys.platform != "linux"
-
-
-class Bench:
-    """A database of our own, and `sqlsem` processes that are all ended afterwards."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"sqlite:///{folder}/queue.db"
-        self.environment = {**os.environ, "SQLSEM_URL": self.url, "PYTHONPATH": ROOT, "PYTHONWARNINGS": "ignore"}
-        self.started: list[subprocess.Popen[str]] = []
-        self.told = folder / "told"
-
-    def start(self, *arguments: str | Path, prefix: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, **options}
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "sqlsem", *map(str, arguments)], env=self.environment, text=True, **options
-        )
-        self.started.append(process)
-        return process
-
-    def run(self, *arguments: str | Path, **options: Any) -> tuple[int, str, str]:
-        process = self.start(*arguments, **options)
-        out, err = process.communicate(timeout=PATIENCE)
-        return process.returncode, out, err
-
-    def hold(self, *arguments: str, command: Sequence[str | Path]) -> subprocess.Popen[str]:
-        """`sqlsem run` with a command that has told its process id."""
-        before = len(pids(self.told))
-        process = self.start(*arguments, "--", *command)
-        until(lambda: len(pids(self.told)) > before or process.poll() is not None, "the command's start")
-        return process
-
-    def listen(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.hold(*arguments, command=[sys.executable, "-c", LISTENER, self.told])
-
-    def entries(self) -> list[Entry]:
-        with sqlsem.connect(self.url) as coordinator:
-            return coordinator.entries()
-
-    def close(self) -> None:
-        for pid in pids(self.told):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        for process in self.started:
-            process.kill()
-            process.communicate()
 
 
 @pytest.fixture
@@ -269,7 +175,6 @@ def test_what_cannot_be_started(bench: Bench) -> None:
         ["--", "true"],
         ["--mutex", "x"],
         ["--mutex", " x", "--", "true"],
-        ["--limit", "x", "--", "true"],
         ["--limit", "x=2:3", "--", "true"],
         ["--limit", "x=0", "--", "true"],
         ["--stage", "x=first", "--", "true"],
@@ -509,3 +414,34 @@ def test_a_lock_lost_with_a_waiting_command_says_so(bench: Bench) -> None:
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 76
     assert err.startswith("sqlsem: error: ")
+
+
+# -- rates ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_taken_from_and_not_held(bench: Bench) -> None:
+    words = ("run", "--rate", "api=2/1h", "--timeout", "0", "--", "sh", "-c", "echo ran${SQLSEM_RESOURCE}")
+    assert [bench.run(*words) for _ in range(2)] == [(0, "ran\n", "")] * 2
+    code, out, err = bench.run(*words)
+    assert (code, out) == (75, "")
+    assert "not had within 0 s" in err
+    assert bench.run("run", "--rate", "b=5/1m,3/1s:3", "--", "true") == (0, "", "")
+    assert bench.run("run", "--rate", "b=5/1m,3/1s:3", "--timeout", "0", "-E", "0", "--", "true") == (0, "", "")
+    assert bench.entries() == []
+
+
+def test_a_rate_beside_a_lock(bench: Bench) -> None:
+    words = ("run", "--mutex", "m", "--rate", "api=1/1h", "--timeout", "0", "--", "sh", "-c", "echo $SQLSEM_RESOURCE")
+    assert bench.run(*words) == (0, "m\n", "")
+    assert bench.run(*words)[0] == 75
+    # All or nothing: what was had of the first rate is given back.
+    two = ("run", "--rate", "other=1/1h", "--rate", "api=1/1h", "--timeout", "0", "--", "true")
+    assert bench.run(*two)[0] == 75
+    assert bench.run("run", "--rate", "other=1/1h", "--timeout", "0", "--", "true")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "value", ["api", "api=5", "api=0/1m", "api=5/x", "api=5/1m:6", "api=5/0s", "=5/1m", "api=5/1m,6/60s", "api=5/1m:0"]
+)
+def test_what_can_be_no_rate(bench: Bench, value: str) -> None:
+    assert bench.run("run", "--rate", value, "--", "true")[0] == 64

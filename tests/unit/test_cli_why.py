@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -115,6 +116,26 @@ def test_tasks(coordinator: sqlsem.Coordinator) -> None:
     assert told[0]["why"]["behind"] == [first]
 
 
+def test_when_a_task_will_be_started(coordinator: sqlsem.Coordinator) -> None:
+    queue = coordinator.queue("nightly")
+    for number in range(8):
+        queue.put(number, note=f"load {number}")
+        with queue.try_claim():
+            pass
+    first, second, third = (queue.put(number, note=f"load {number}") for number in (8, 9, 10))
+    with queue.try_claim():
+        assert "such tasks usually take about " in done("why", "--task", str(second))
+        told = json.loads(done("why", "--task", str(third), "--json"))[0]["why"]
+        assert 0 <= told["starts"]["low"] <= told["starts"]["likely"] <= told["starts"]["high"] < 10
+        assert told["starts"]["count"] == 8
+        # The same where a page does not have it all: neither what is ahead, nor what has ended.
+        for more in ([], ["--most", "2"], ["--status", "pending"], ["--most", "1", "--page", "3"]):
+            (one,) = [one for one in json.loads(done("tasks", *more, "--json")) if one["task_id"] >= second][-1:]
+            assert one["why"]["starts"]["count"] == 8, more
+        assert "~00:0" in done("tasks", "nightly")
+    assert first < second
+
+
 def test_a_chain(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("a"), coordinator.mutex("c"):
         middle = Attempt(coordinator.all_of(coordinator.mutex("b"), coordinator.mutex("a")))
@@ -168,3 +189,21 @@ def test_names_with_markup_do_no_harm(width: int) -> None:
         assert max(map(len, text.splitlines())) <= width
         assert "WHY" in text
         assert ("PROGRAM" in text.splitlines()[1]) == (width >= 100)
+
+
+def test_who_waits_for_a_rate_is_told_when_it_goes(coordinator: sqlsem.Coordinator) -> None:
+    grant = coordinator.rate("api", 2, per="1h", cost=2).take()
+    assert grant is not None
+    waiters = [threading.Thread(target=coordinator.rate("api", 2, per="1h").take) for _ in range(2)]
+    for number, waiter in enumerate(waiters, 1):
+        waiter.start()
+        until(lambda number=number: len(coordinator.entries("rate:api")) == number, "it waits")  # type: ignore[misc]
+    told = done("why", "rate:api")
+    assert "rate 'api': 2 of 2 used in 1h00m; first in the line, so it goes in about 30:00" in told
+    assert "1 before it in the line, so it goes in about 1:00:00" in told
+    found = json.loads(done("why", "rate:api", "--json"))
+    assert [one["rate"]["goes_in"] for one in found] == [1800, 3600]
+    grant.settle(0)
+    for waiter in waiters:
+        waiter.join(60)
+    assert coordinator.entries("rate:api") == []

@@ -706,6 +706,38 @@ def test_queues(coordinator: sqlsem.Coordinator) -> None:
     assert all(len(line) <= 80 for line in drawn(render_counts(found, 80), 80))
 
 
+def test_what_is_set_of_queues(coordinator: sqlsem.Coordinator) -> None:
+    told = done("queues", "set", "q", "--limit", "9", "--per-key", "2", "--rate", "1000/1m", "--rate-per-key", "1/1h")
+    assert told.startswith(
+        "'q': at most 9 running, at most 2 of each key, at most 1000/1m started, at most 1/1h started"
+    )
+    told = done("queues", "set", "q", "--key", "b", "--rate", "3/1s", "--weight", "2")
+    assert "key 'b' of 'q': at most 3/1s started, weight 2 (set by" in told
+    first, second = put("--shell", "true", "--key", "a"), put("--shell", "true", "--key", "a")
+    work()
+    text = done("queues")
+    assert "LIMIT" in text.splitlines()[0]
+    assert "1/1h a key" in text
+    assert "key 'b' of 'q': at most 3/1s started" in text
+    (kept, _) = json.loads(done("queues", "--json"))[0]["limits"]
+    assert (kept["task_rate"], kept["task_per"], kept["key_rate"], kept["key_per"]) == (1000, 60, 1, 3600)
+    assert {one.task_id: one.status for one in coordinator.tasks("q")} == {first: "finished", second: "pending"}
+    assert "rate, in" in done("tasks", "q")
+    assert "the rate of its key 'a', 1/1h, is used up; there is room in" in done("why", "--task", str(second))
+    done("queues", "set", "q", "--no-rate", "--no-rate-per-key", "--no-limit", "--no-per-key")
+    assert done("queues", "set", "q", "--key", "b", "--no-rate", "--weight", "1") == "Nothing is set of 'q' any more.\n"
+    for wrong in (
+        ["--rate", "0/1m"],
+        ["--rate", "5"],
+        ["--rate", "5/nan"],
+        ["--rate", "5/1m", "--no-rate"],
+        ["--rate-per-key", "5/1m", "--key", "a"],
+        ["--rate", "99999999999/1m"],
+        [],
+    ):
+        assert call("queues", "set", "q", *wrong).exit_code == 64, wrong
+
+
 def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
     bad = put("--shell", "echo a long way " + "x" * 100 + "; echo the cause; exit 3", "--order", "1")
     others = [put("--shell", "true", "--order", str(order)) for order in (2, 3)]

@@ -82,5 +82,9 @@ def with_examples():
 @pytest.mark.parametrize("module", ["sqlsem", *with_examples()])
 def test_examples_in_docstrings(module):
     """(Those that need a database say ``doctest: +SKIP``.)"""
-    found = importlib.import_module(module)
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as exc:  # what an adapter is for
+        assert module.startswith("sqlsem.adapters.")
+        pytest.skip(f"{exc.name} is not installed")
     assert doctest.testmod(found, extraglobs={"sqlsem": sqlsem}).failed == 0

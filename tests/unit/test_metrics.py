@@ -159,6 +159,8 @@ def test_who_waits_is_blamed_on_who_holds(url):
         locks.queue("q").put({"a": 1})
         locks.set_limit("capped", 3)
         locks.pause("stopped")
+        locks.set_priorities("ranked", "5m")
+        locks.rate("api", {"1m": 10, 3600: 4}, cost=3).take().settle(5)
         with locks.mutex("load:7", note=ODD):
 
             def wait():
@@ -181,6 +183,15 @@ def test_who_waits_is_blamed_on_who_holds(url):
     assert of(found, "sqlsem_waiting", resource="capped") == 0
     assert of(found, "sqlsem_cap", resource="capped") == 3
     assert of(found, "sqlsem_paused", resource="stopped") == 1
+    assert of(found, "sqlsem_ageing_seconds", resource="ranked") == 300
+    rates = {
+        window: [
+            of(found, f"sqlsem_rate_{what}", resource="rate:api", window=window) for what in ("limit", "used", "debt")
+        ]
+        for window in ("60", "3600")
+    }
+    assert rates == {"60": [10, 5, 0], "3600": [4, 5, 1]}
+    assert of(found, "sqlsem_waiting", resource="rate:api") == 0
     assert of(found, "sqlsem_tasks", queue="q", state="pending") == 1
     assert of(found, "sqlsem_members", kind="beacon") == 1
     assert of(found, "sqlsem_longest_wait_seconds", resource="load:*") > 0
@@ -189,7 +200,7 @@ def test_who_waits_is_blamed_on_who_holds(url):
     assert {one["holder_note"] for one in blamed.values()} == {labels.label(ODD)}
 
 
-def test_two_statements_for_each_scrape(url):
+def test_one_look_for_each_scrape(url):
     calls = []
     with sqlsem.connect(url) as locks:
         exporter = Exporter(locks)
@@ -277,6 +288,38 @@ def test_what_has_ended_as_it_should_not(url):
     assert of(found, "sqlsem_ended_last_hour", resource="load:*", outcome="revoked") == 1
     assert of(found, "sqlsem_ended_last_hour", resource="other", outcome="reaped") == 0
     assert not [name for name, _ in found if name.startswith("sqlsem_blamed")]
+
+
+def test_what_ends_as_it_should_not_is_counted(url):
+    def revoke(locks, name):
+        lock = locks.mutex(name)
+        lock.acquire()
+        locks.revoke(lock.grant.position, force=True)
+
+    def look(exporter):
+        exporter._answer = None
+        return values(exporter)
+
+    with sqlsem.connect(url) as locks:
+        revoke(locks, "load:7")
+        exporter = Exporter(locks)
+        exporter.count_ends()
+        assert of(look(exporter), "sqlsem_ended_total", resource="other", outcome="revoked") == 0
+        revoke(locks, "load:8")
+        revoke(locks, "load:9")
+        exporter.count_ends()
+        exporter.count_ends()
+        # At first 0, so that who compares two scrapes sees the increase.
+        assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 0
+        assert of(look(exporter), "sqlsem_ended_total", resource="load:*", outcome="revoked") == 2
+        revoke(locks, "load:10")
+        exporter.count_ends()
+        found = look(exporter)
+        exporter.close()
+    assert of(found, "sqlsem_ended_total", resource="load:*", outcome="revoked") == 3, (
+        "what was there before is not ours"
+    )
+    assert not [name for name, _ in found if name == "sqlsem_ended_last_hour"]
 
 
 # -- the command

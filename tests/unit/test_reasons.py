@@ -14,6 +14,7 @@ from sqlsem.insight.chains import Waits, leaders
 from sqlsem.insight.estimates import Durations, Play, estimates
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
 from sqlsem.insight.reasons import reasons, task_reasons
+from sqlsem.insight.task_estimates import Ended, WorkQueue, kinds_of, task_estimates
 from sqlsem.insight.words import clock, span_in_words
 from sqlsem.model import Entry, Request, Resource, TaskEntry
 
@@ -83,6 +84,13 @@ def test_a_cap_below_a_weight():
     found = why([entry(1, limit=3, weight=3)], setting(cap=2))
     assert (found.code, found.behind) == ("cap", ())
     assert "its weight of 3 is above the operator's cap of 2" in found.words
+
+
+def test_two_of_a_weight_above_the_cap():
+    found = reasons(overview([entry(1, limit=3, weight=3), entry(2, limit=3, weight=3)], setting(cap=2)))
+    assert (found[1].code, found[1].behind) == ("cap", ())
+    assert (found[2].code, [one.position for one in found[2].behind]) == ("limit", [1])
+    assert "its weight of 3 is above the operator's cap of 2" in found[2].words
 
 
 def test_a_pause():
@@ -424,6 +432,145 @@ def test_a_failed_task_that_holds_nothing_up():
     found = task_reasons([task(1, 1, "failed", on_failure="continue"), task(2, 2), task(3, 2)], NOW)
     assert found[2].code == found[3].code == "turn_now"
     assert found[3].words == "the next worker that is free takes it after 1 before it"
+
+
+# -- when tasks will be started
+
+
+def at(seconds):
+    return NOW + timedelta(seconds=seconds)
+
+
+def ended(number, seconds, ended_at=-1000.0, status="finished", worker="w", **more):
+    times = {"claimed_at": at(ended_at - seconds), "ended_at": at(ended_at), "seconds": seconds}
+    return task(number, status=status, host="h", pid=1, owner=worker, **{**times, **more})
+
+
+def night(count=20, seconds=100.0, first=1000, **more):
+    """Tasks that have ended long ago, one after another."""
+    return [ended(first + n, seconds, -5000.0 - n * 2 * seconds, **more) for n in range(count)]
+
+
+def runs(number, seconds, worker="w", **more):
+    return task(
+        number, status="running", host="h", pid=1, owner=worker, claimed_at=at(-seconds), seconds=seconds, **more
+    )
+
+
+def starts(*tasks):
+    return {number: round(one.likely, -1) for number, one in task_estimates(tasks, NOW).items()}
+
+
+def test_tasks_behind_those_that_run():
+    assert starts(*night(), runs(1, 40.0), task(2), task(3)) == {2: 60, 3: 160}
+    assert starts(*night(), runs(1, 40.0), runs(2, 10.0, "other"), task(3), task(4), task(5)) == {3: 60, 4: 90, 5: 160}
+
+
+def test_tasks_wait_for_all_of_a_lower_order():
+    running = [runs(1, 40.0), runs(2, 10.0, "other")]
+    assert starts(*night(), *running, task(3, 1), task(4, 1), task(5, 2)) == {3: 90, 4: 90, 5: 190}
+
+
+def test_a_task_that_is_due_later():
+    late = task(2, ready_at=at(300))
+    assert starts(*night(), runs(1, 40.0), late, task(3)) == {2: 300, 3: 60}
+    # Whoever is at rest takes it at once.
+    (one,) = task_estimates([*night(), ended(99, 10.0, -30.0), late], NOW).values()
+    assert (one.low, one.likely, one.high) == (300, 300, 300)
+
+
+def test_what_is_not_known_of_tasks():
+    assert starts(*night(4), runs(1, 40.0), task(2)) == {}, "too few"
+    assert starts(*night(), task(2)) == {}, "nobody works on it"
+    assert starts(*night(), ended(99, 10.0, -30.0), task(2, ready_at=at(-10))) == {}, "who was there has left"
+    assert starts(*night(), ended(99, 10.0, -70.0), task(2, ready_at=at(300))) == {}, "long ago"
+    held_up = [task(1, 1, "failed"), task(2, 1), task(3, 2), runs(4, 40.0)]
+    assert set(starts(*night(), *held_up)) == {2}, "nobody knows when the failed one is retried"
+    held_up[0] = replace(held_up[0], on_failure="continue")
+    assert set(starts(*night(), *held_up)) == {2, 3}
+
+
+def test_a_task_whose_worker_died_comes_first():
+    assert starts(*night(), runs(2, 40.0), task(1, status="lost"), task(3)) == {3: 160}
+
+
+def test_another_queue_tells_nothing():
+    assert starts(*night(queue="other"), runs(1, 40.0), task(2)) == {}
+
+
+def test_kinds_of_tasks():
+    quick = night(10, 10.0, 100, worker="other", kind="shell", body='["./quick.sh", "--day", "3"]')
+    slow = night(10, 500.0, 200, kind="shell", body='["./slow.sh", "--day", "3"]')
+    running = runs(1, 0.0, kind="shell", body='["./quick.sh", "--day", "17"]')
+    assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].high < 20
+    running = replace(running, body='["./slow.sh", "--all"]')
+    assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400
+    running = replace(running, note="quick")
+    assert task_estimates([*quick, *slow, running, task(2)], NOW)[2].low > 400, "no such note is known"
+    noted = [replace(one, note="quick") for one in quick]
+    assert task_estimates([*noted, *slow, running, task(2)], NOW)[2].high < 20
+
+
+def test_the_closest_kind_comes_first():
+    found = list(kinds_of(task(1, kind="call", body='{"function": "etl:load", "args": [7]}', note="day 7")))
+    assert [one for _, one in found] == [
+        "day 7",
+        "day #",
+        '{"function": "etl:load", "args": [7]}',
+        '{"function": "etl:load", "args": [#]}',
+        '{"function": "etl:load",',
+        '{"function":',
+    ]
+
+
+def test_tasks_of_a_group_share_its_time():
+    """They are claimed together, and ended together."""
+    group = [ended(100 + n, 10.0, -500.0) for n in range(10)]
+    group += [ended(200 + n, 20.0, -470.0 + n * 0.001) for n in range(10)]
+    found = task_estimates([*group, runs(1, 0.0), runs(2, 0.0), task(3)], NOW)[3]
+    assert 1.0 <= found.held_low <= found.held_high <= 2.01
+    assert 1.5 < found.likely < 5, "two of a group are run one after the other"
+
+
+def test_tasks_are_told_of_in_words():
+    tasks = [*night(), runs(1, 40.0), task(2), task(3, 7, ready_at=at(10))]
+    found = task_reasons(tasks, NOW)
+    told = "such tasks usually take about 100 s: it starts in about 01:"
+    assert found[2].words.startswith(f"the next worker that is free takes it; {told}")
+    assert found[2].short == f"~{clock(found[2].starts.likely)}"
+    assert found[3].short == f"after order 0, ~{clock(found[3].starts.likely)}"
+    assert found[2].as_dict()["starts"]["count"] == 20
+    assert json.dumps([one.as_dict() for one in found.values()])
+
+
+lasting = st.integers(1, 9)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9), lasting), min_size=1, max_size=9),
+    st.lists(st.tuples(st.integers(0, 2), lasting), min_size=1, max_size=3),
+)
+def test_a_play_is_what_workers_do(pending, running):
+    """Beside a play that goes through every second."""
+    rows = [runs(100 + n, 5.0, f"w{n}", order=order) for n, (order, _) in enumerate(running)]
+    rows += [task(n, order, ready_at=at(due)) for n, (order, due, _) in enumerate(pending)]
+    lasts = {n: float(seconds) for n, (_, _, seconds) in enumerate(pending)}
+    lasts |= {100 + n: float(left) for n, (_, left) in enumerate(running)}
+    rows.sort(key=lambda one: (one.order, one.task_id))
+    played = dict(WorkQueue(rows, Ended([]), NOW).once(lasts))
+    ends = {100 + n: left for n, (_, left) in enumerate(running)}
+    expected = {}
+    for now in range(120):  # twelve of nine seconds, and when they are due
+        busy = sum(end > now for end in ends.values())
+        for one in rows:
+            is_open = [other for other in rows if ends.get(other.task_id, math.inf) > now]
+            may = one.order == min((other.order for other in is_open), default=None)
+            due = one.status == "pending" and (one.ready_at - NOW).total_seconds() <= now
+            if one.task_id not in ends and due and may and busy < len(running):
+                expected[one.task_id], ends[one.task_id] = now, now + lasts[one.task_id]
+                busy += 1
+    assert played == expected
 
 
 # -- words

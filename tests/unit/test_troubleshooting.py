@@ -1,4 +1,6 @@
-"""docs/troubleshooting.md has the words of every error, but for those that are about an argument or a file."""
+"""docs/troubleshooting.md has the words of every error, in Python and in SQL, but for those about an argument or a
+file.
+"""
 
 import ast
 import re
@@ -14,9 +16,23 @@ ERRORS = {
 }
 #: Modules whose `ConfigurationError`s are about what somebody wrote: an argument, an option, a file, a URL.
 ABOUT_WHAT_IS_WRITTEN = (
-    *("adapters/", "aio/__init__.py", "bodies/", "cli/", "config.py", "coordinator.py", "core/convert.py"),
     *(
+        "adapters/",
+        "aio/__init__.py",
+        "aio/periodic.py",
+        "aio/rates.py",
+        "bodies/",
+        "cli/",
+        "config.py",
+        "coordinator.py",
+    ),
+    *(
+        "core/convert.py",
         "core/decorated.py",
+        "core/handover.py",
+        "core/leaving.py",
+        "core/periodic.py",
+        "core/settling.py",
         "core/signals.py",
         "core/terms.py",
         "dashboard/guarding.py",
@@ -24,7 +40,18 @@ ABOUT_WHAT_IS_WRITTEN = (
         "engines/memory.py",
         "engines/mssql/odbc.py",
     ),
-    *("engines/sqlite/conversions.py", "insight/", "model.py", "model_tasks.py", "rounds/", "sql/", "tasks/"),
+    *(
+        "engines/scheduling.py",
+        "engines/sqlite/conversions.py",
+        "insight/",
+        "model.py",
+        "model_rates.py",
+        "model_tasks.py",
+        "rounds/",
+        "sql/",
+        "tasks/",
+        "testing/",
+    ),
 )
 #: Pieces of messages whose page would say no more than they do.
 PLAIN = (
@@ -83,3 +110,49 @@ def test_one_that_is_not_there_is_found(words):
 
 def test_the_messages_are_found():
     assert len(list(messages())) > 100
+
+
+# -- what the routines in the database raise ---------------------------------------------------------------------------
+
+#: SQLSTATEs and numbers of messages about an argument, and of those that say nothing of their own.
+ABOUT_AN_ARGUMENT = {"22023", "50000"}
+RAISED = re.compile(
+    r"RAISE EXCEPTION\s+'((?:[^']|'')*)'(?:[^;]*?ERRCODE = '(\w+)')?|THROW\s+(\d+),\s*N'((?:[^']|'')*)'"
+)
+
+
+def sql_messages():
+    """File, number and words of every error of a routine, with X for what is filled in. (In a simulation, what stands
+    for the server says what that says.)
+    """
+    for path in sorted(
+        {*(ROOT / "sqlsem" / "sql").glob("*/*.sql")} - {*(ROOT / "sqlsem" / "sql").glob("*/simulated.sql")}
+    ):
+        for words, state, number, text in RAISED.findall(path.read_text(encoding="utf-8")):
+            if (state or number) not in ABOUT_AN_ARGUMENT:
+                said = re.sub(r"%|\{\w+\}", "X", (words or text).replace("''", "'"))
+                yield f"{path.parent.name}/{path.name}", state or number, said.removeprefix("sqlsem: ")
+
+
+def sql_lacking(page):
+    """Those that no cell of the page is a pattern of; … stands for anything."""
+    cells = re.findall(r"`([^`]+)`", page[page.index("## Calls in SQL") :])
+    patterns = [re.compile(".*".join(map(re.escape, cell.split("…")))) for cell in cells]
+    for where, number, words in sql_messages():
+        if not any(pattern.match(words) for pattern in patterns):
+            yield f"{where}: {number}: {words}"
+
+
+def test_every_error_of_a_routine_is_there():
+    assert list(sql_lacking(PAGE)) == []
+
+
+@pytest.mark.parametrize("words", ["busy: …", "… was cancelled", "this token …"])
+def test_one_of_a_routine_that_is_not_there_is_found(words):
+    assert list(sql_lacking(PAGE.replace(words, "")))
+
+
+def test_the_messages_of_the_routines_are_found():
+    numbers = {number for _, number, _ in sql_messages()}
+    assert {"25001", "42501", "55000", "55P03", "57014", "50001", "50002", "50005", "50006"} <= numbers
+    assert len(list(sql_messages())) > 80

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from datetime import datetime, timezone
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
-from sqlsem.model import MAX_NAME, Entry, Request, check_duration, check_name
+from sqlsem.model import (
+    MAX_LABEL,
+    MAX_NAME,
+    MAX_NOTE,
+    MAX_SECONDS,
+    Entry,
+    Request,
+    check_duration,
+    check_name,
+    monotonic,
+)
 
 
 @given(st.text(max_size=300))
@@ -21,6 +32,73 @@ def test_a_name_is_taken_as_it_is_or_refused(text):
     assert text == text.strip() != ""
     assert len(text.encode("utf-16-le")) // 2 <= MAX_NAME
     assert "\x00" not in text
+
+
+CLEF = "\N{MUSICAL SYMBOL G CLEF}"  # two units of UTF-16
+
+#: What just fits, and what does not any more.
+TAKEN = {
+    "the longest name": {"resource": "a" * MAX_NAME},
+    "the longest name in other units": {"resource": "a" + CLEF * 127},
+    "what nobody sees": {"resource": "a\N{ZERO WIDTH JOINER}b"},
+    "a space inside": {"resource": "a\N{NO-BREAK SPACE}b"},
+    "the longest label": {"access": "l" * MAX_LABEL},
+    "the lowest priority": {"priority": 0},
+    "the highest priority": {"priority": 99},
+    "the longest name that has a line": {"resource": "a" * (MAX_NAME - 9), "priority": 1},
+    "the longest note": {"note": "n" * MAX_NOTE},
+    "the longest note in other units": {"note": CLEF * (MAX_NOTE // 2)},
+    "an empty note": {"note": ""},
+    "the largest limit": {"limit": 2**31 - 1, "weight": 2**31 - 1},
+}
+REFUSED = {
+    "too long a name": {"resource": "a" * (MAX_NAME + 1)},
+    "too long a name in other units": {"resource": CLEF * 128},
+    "half a pair": {"resource": "a\ud834"},
+    "a control character": {"resource": "a\tb"},
+    "one after what is not printable": {"resource": "\N{ZERO WIDTH JOINER}\x7f"},
+    "no text": {"resource": 5},
+    "too long a label": {"access": "l" * (MAX_LABEL + 1)},
+    "no priority": {"priority": -1},
+    "too high a priority": {"priority": 100},
+    "a priority in words": {"priority": "high"},
+    "too long a name for a line": {"resource": "a" * (MAX_NAME - 8), "priority": 1},
+    "too long a note": {"note": "n" * (MAX_NOTE + 1)},
+    "too long a note in other units": {"note": CLEF * (MAX_NOTE // 2) + "n"},
+    "half a pair in a note": {"note": "a\udd1e"},
+    "NUL in a note": {"note": "a\x00"},
+    "a note that is none": {"note": 5},
+    "too large a limit": {"limit": 2**31},
+}
+
+
+@pytest.mark.parametrize("fields", TAKEN.values(), ids=TAKEN)
+def test_a_request_that_is_taken(fields):
+    request = Request(**{"resource": "a", **fields})
+    assert {name: getattr(request, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("fields", REFUSED.values(), ids=REFUSED)
+def test_a_request_that_is_refused(fields):
+    with pytest.raises(sqlsem.ConfigurationError):
+        Request(**{"resource": "a", **fields})
+
+
+def test_those_of_one_label_never_exclude_each_other():
+    reader, heavy = Request("a", "read", limit=3), Request("a", "read", limit=3, weight=3)
+    assert not heavy.excludes(reader)
+    assert heavy.excludes(Request("a", "stage:1", limit=3))
+    assert heavy.excludes(Request("a"))
+    assert not reader.excludes(Request("a", "stage:1", limit=None))
+    assert not Request("a", limit=None).excludes(Request("a", limit=None))
+
+
+def test_the_longest_duration():
+    assert check_duration("timeout", MAX_SECONDS) == MAX_SECONDS
+    assert check_duration("timeout", 10.0, most=10) == 10
+    for value in (MAX_SECONDS + 1, f"{MAX_SECONDS}s1ms", "x1s", "1s1"):
+        with pytest.raises(sqlsem.ConfigurationError):
+            check_duration("timeout", value)
 
 
 @given(st.one_of(st.integers(), st.none(), st.floats(), st.booleans(), st.text(max_size=3)), st.integers(-3, 2**33))
@@ -54,7 +132,7 @@ def test_requests_are_frozen():
         (Request("a", limit=3), "limit 3 on 'a'"),
         (Request("a", "read"), "read on 'a'"),
         (Request("a", "stage:200"), "stage:200 on 'a'"),
-        (Request("a", limit=None), "no limit on 'a'"),
+        (Request("a", limit=None), "limit on 'a'"),
     ],
 )
 def test_describe(request_, words):
@@ -67,3 +145,9 @@ def test_an_entry_as_json():
     fields = {field.name: None for field in dataclasses.fields(Entry)}
     entry = Entry(**{**fields, "resource": "a", "requested_at": at})
     assert json.loads(json.dumps(entry.as_dict()))["requested_at"] == "2024-01-02T00:00:00+00:00"
+
+
+def test_our_own_clock_is_not_the_time_of_day(monkeypatch):
+    before = monotonic()
+    monkeypatch.setattr(time, "time", lambda: before - 3600)
+    assert monotonic() >= before

@@ -133,7 +133,7 @@ public static class Agent
     private static SqlSemGrant Acquire(DbConnection connection, Dictionary<string, string> command)
     {
         var name = command.ContainsKey("null") ? null : command["name"];
-        var limit = (int)Number(command, "limit", 1);
+        var limit = Word(command, "limit", "1") == "server" ? (int?)null : (int)Number(command, "limit", 1);
         var weight = (int)Number(command, "weight", 1);
         var note = Word(command, "note", null);
         var timeout = Span(command, "timeout");

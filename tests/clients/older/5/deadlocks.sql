@@ -1,0 +1,312 @@
+-- sqlsem, deadlocks, for PostgreSQL. May be run again at any time, after routines.sql.
+--
+-- Who is one line of execution: a member and its owner (a thread, a task, a session). Who waits cannot give anything
+-- back. Found from the rows of one instant:
+--   1. Everybody who waits is suspected. Anyone who would be let in if only the suspected ones stayed is suspected no
+--      more. Repeated until nothing changes: those left are stuck.
+--   2. Each stuck row points to the stuck rows in its way. Some who reach each other and nobody else are a knot.
+--   3. The highest position that waits in a knot is the youngest request, whose owner has to give up.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- A row as the search sees it: n numbers them by resource and position; who, the lines of execution, from 1; room is what
+-- it and an operator allow, were it let in.
+DO $$
+BEGIN
+    IF to_regtype('{schema}.deadlock_row') IS NULL THEN
+        CREATE TYPE {schema}.deadlock_row AS (
+            n integer, who integer, member_id bigint, owner varchar, resource_id varchar, queue_position bigint,
+            access_type varchar, concurrency_limit integer, room integer, weight integer, granted boolean, waits boolean);
+    END IF;
+END
+$$;
+
+-- Whether a member can be in a deadlock at all: somebody of it waits and has something else, for which another row waits.
+-- Nearly always nobody does, and nothing else is read.
+CREATE OR REPLACE FUNCTION {schema}.may_be_in_deadlock(p_member bigint) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
+       AND EXISTS (
+           SELECT FROM {schema}.rows_of(p_member) AS mine
+           JOIN (SELECT t.owner FROM {schema}.rows_of(p_member) AS t
+                 WHERE t.owner IS NOT NULL AND t.revoked_at IS NULL GROUP BY t.owner
+                 HAVING bool_or(t.access_type = 'upgrade') OR count(*) > 1 AND bool_or(t.granted_at IS NULL)) AS o
+             ON o.owner = mine.owner
+           WHERE mine.revoked_at IS NULL
+             AND EXISTS (SELECT FROM {schema}.{table} AS w
+                         WHERE w.resource_id = mine.resource_id AND w.member_id IS NOT NULL AND w.revoked_at IS NULL
+                           AND (w.queue_position > mine.queue_position AND w.granted_at IS NULL
+                                OR w.queue_position <> mine.queue_position AND w.access_type = 'upgrade')))
+$$;
+
+-- The rows among which a deadlock of this member would be: one statement, one instant. Only who has two rows and waits, and
+-- anyone who waits ahead of such a one: without them there is no knot. Bare participants, who may go at any time, and rows
+-- that are on their way out do not count. `busy`: its owner has two rows and waits. A client may search among them by itself.
+CREATE OR REPLACE FUNCTION {schema}.deadlock_rows(p_member bigint)
+RETURNS TABLE (queue_position bigint, resource_id varchar, member_id bigint, owner varchar, access_type varchar,
+               concurrency_limit integer, weight integer, granted boolean, cap integer, waits boolean)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH q AS (
+        SELECT t.*, t.granted_at IS NOT NULL AS granted, t.granted_at IS NULL OR t.access_type = 'upgrade' AS waits,
+               t.owner IS NOT NULL AND bool_or(t.granted_at IS NULL OR t.access_type = 'upgrade') OVER one
+               AND (count(*) OVER one > 1 OR t.access_type = 'upgrade') AS busy
+        FROM {schema}.{table} AS t
+        WHERE t.member_id IS NOT NULL AND t.revoked_at IS NULL
+          AND (t.granted_at IS NOT NULL OR t.attended_until IS NULL OR t.attended_until >= clock_timestamp())
+        WINDOW one AS (PARTITION BY t.member_id, t.owner)
+    ), b AS (
+        SELECT q.*, max(q.queue_position) FILTER (WHERE q.busy AND q.waits) OVER (PARTITION BY q.resource_id) AS last_busy FROM q
+    )
+    SELECT b.queue_position, b.resource_id, b.member_id, b.owner, b.access_type, b.concurrency_limit, b.weight, b.granted,
+           o.cap, b.waits
+    FROM b LEFT JOIN {schema}.resource AS o ON o.resource_id = b.resource_id
+    WHERE {schema}.may_be_in_deadlock(p_member) AND (b.busy OR b.waits AND b.queue_position < b.last_busy)
+$$;
+
+-- Whether these members live, as far as anybody can tell: anyone who died holds nobody up for long. With what a client needs
+-- to name them, which is nothing where one of them may be dead.
+CREATE OR REPLACE FUNCTION {schema}.living(p_members bigint[], p_mine bigint)
+RETURNS TABLE (member_id bigint, host varchar, pid integer, session_id integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_member bigint;
+BEGIN
+    FOREACH v_member IN ARRAY p_members LOOP
+        PERFORM {schema}.test_member(v_member, p_mine);
+        IF NOT EXISTS (SELECT FROM {schema}.member AS m
+                       WHERE m.member_id = v_member AND m.missing_since IS NULL
+                         AND (m.lease_until IS NULL OR m.lease_until >= clock_timestamp())) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    RETURN QUERY SELECT m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END
+                 FROM {schema}.member AS m WHERE m.member_id = ANY (p_members);
+END
+$$;
+
+-- The deadlock whose youngest request is this member's, if there is one: the shortest cycle through it, a row each who,
+-- the youngest request's first. `ahead` is where a who is in the way of the one before, `behind` what it waits for.
+-- Nothing while somebody in it may be dead: then it will be removed.
+CREATE OR REPLACE FUNCTION {schema}.find_deadlock(p_member bigint)
+RETURNS TABLE (step integer, member_id bigint, host varchar, pid integer, session_id integer, owner varchar,
+               ahead_resource varchar, ahead_position bigint, ahead_granted boolean,
+               resource_id varchar, queue_position bigint, upgrade boolean, behind_position bigint, whos integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_rows     {schema}.deadlock_row[];
+    v_row      {schema}.deadlock_row;
+    v_idle     boolean[];  -- of each row: nothing keeps it out any more (1.), nobody stuck waits behind it (2.)
+    v_left     integer[];  -- of each who: rows that are not idle; it is stuck while there are some
+    v_none     boolean[];
+    v_changed  boolean;
+    v_resource varchar;
+    v_label    varchar[];  -- along one queue: the labels met, and the weight and the lowest limit of each
+    v_load     bigint[];
+    v_low      integer[];
+    v_at       integer;
+    v_source   integer[];  -- who waits
+    v_target   integer[];  -- for whom
+    v_who      integer;
+    v_knot     integer[];  -- whos
+    v_back     integer[];
+    v_seen     integer[] := '{}';
+    v_victim   {schema}.deadlock_row;
+    v_reached  integer[] := '{}';  -- whos; and from which, by which row that waits behind which
+    v_from     integer[] := '{}';
+    v_waiter   integer[] := '{}';
+    v_blocker  integer[] := '{}';
+    v_found    integer[];  -- of them, those of the last level
+    v_front    {schema}.deadlock_row[];  -- their rows
+    v_rest     {schema}.deadlock_row[];  -- of whos that are not reached yet
+BEGIN
+    WITH r AS (
+        SELECT row_number() OVER (ORDER BY b.resource_id, b.queue_position)::integer,
+               dense_rank() OVER (ORDER BY b.member_id, b.owner, CASE WHEN b.owner IS NULL THEN b.queue_position END)::integer,
+               b.member_id, b.owner, b.resource_id, b.queue_position, b.access_type, b.concurrency_limit,
+               least(b.concurrency_limit, CASE WHEN b.cap >= b.weight THEN b.cap END), b.weight, b.granted, b.waits
+        FROM {schema}.deadlock_rows(p_member) AS b
+        ORDER BY 1
+    )
+    SELECT array_agg(r::{schema}.deadlock_row) INTO v_rows FROM r;
+    IF v_rows IS NULL THEN  -- most calls end here
+        RETURN;
+    END IF;
+    v_none := array_fill(false, ARRAY[cardinality(v_rows)]);
+
+    -- 1. Down the queues, as long as that frees anybody: somebody is let in when all rows of theirs are.
+    v_idle := v_none;
+    SELECT array_agg(w.waiting ORDER BY w.who) INTO v_left
+    FROM (SELECT r.who, count(*) FILTER (WHERE r.waits) AS waiting FROM unnest(v_rows) AS r GROUP BY r.who) AS w;
+    LOOP
+        v_changed := false;
+        v_resource := NULL;
+        FOREACH v_row IN ARRAY coalesce(v_rows, '{}') LOOP
+            IF v_resource IS DISTINCT FROM v_row.resource_id THEN
+                v_resource := v_row.resource_id;
+                v_label := '{}';
+                v_load := '{}';
+                v_low := '{}';
+            END IF;
+            CONTINUE WHEN v_left[v_row.who] = 0;
+            IF v_row.waits AND NOT v_idle[v_row.n] THEN
+                IF v_row.access_type = 'upgrade' THEN  -- waits for all others inside, wherever they stand
+                    v_idle[v_row.n] := NOT EXISTS (
+                        SELECT FROM unnest(v_rows) AS o
+                        WHERE o.resource_id = v_resource AND o.n <> v_row.n AND o.granted AND v_left[o.who] > 0);
+                ELSE
+                    v_idle[v_row.n] := (
+                        SELECT coalesce(sum(u.load) IS NULL OR sum(u.load) + v_row.weight <= least(min(u.low), v_row.room), true)
+                        FROM unnest(v_label, v_load, v_low) AS u (label, load, low)
+                        WHERE v_row.access_type = 'write' OR u.label <> v_row.access_type);
+                END IF;
+                IF v_idle[v_row.n] THEN
+                    v_changed := true;
+                    v_left[v_row.who] := v_left[v_row.who] - 1;
+                    CONTINUE WHEN v_left[v_row.who] = 0;
+                END IF;
+            END IF;
+            v_at := coalesce(array_position(v_label, v_row.access_type), cardinality(v_label) + 1);
+            v_label[v_at] := v_row.access_type;
+            v_load[v_at] := coalesce(v_load[v_at], 0) + v_row.weight;
+            v_low[v_at] := least(v_low[v_at], v_row.concurrency_limit);
+        END LOOP;
+        EXIT WHEN NOT v_changed;
+    END LOOP;
+    -- From here on: the rows of the stuck, and `waits` says that a row is blocked.
+    SELECT array_agg(ROW(r.n, r.who, r.member_id, r.owner, r.resource_id, r.queue_position, r.access_type, r.concurrency_limit,
+                         r.room, r.weight, r.granted, r.waits AND NOT v_idle[r.n])::{schema}.deadlock_row ORDER BY r.n)
+    INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
+
+    -- Up the queues, to leave aside those for whom nobody waits: of the many behind a knot usually all.
+    v_idle := v_none;
+    SELECT array_agg(coalesce(w.number, 0) ORDER BY u.who) INTO v_left
+    FROM generate_series(1, cardinality(v_left)) AS u (who)
+    LEFT JOIN (SELECT r.who, count(*) AS number FROM unnest(v_rows) AS r GROUP BY r.who) AS w ON w.who = u.who;
+    LOOP
+        v_changed := false;
+        v_resource := NULL;
+        FOR v_row IN SELECT * FROM unnest(v_rows) AS r ORDER BY r.n DESC LOOP
+            IF v_resource IS DISTINCT FROM v_row.resource_id THEN
+                v_resource := v_row.resource_id;
+                v_label := '{}';  -- of the blocked further down
+            END IF;
+            CONTINUE WHEN v_left[v_row.who] = 0;
+            IF NOT v_idle[v_row.n] AND v_label <@ ARRAY[v_row.access_type] AND 'write' <> ALL (v_label)
+               AND NOT (v_row.granted AND EXISTS (
+                   SELECT FROM unnest(v_rows) AS o
+                   WHERE o.resource_id = v_resource AND o.n <> v_row.n AND o.access_type = 'upgrade' AND o.waits
+                     AND v_left[o.who] > 0)) THEN
+                v_changed := true;
+                v_idle[v_row.n] := true;
+                v_left[v_row.who] := v_left[v_row.who] - 1;
+                CONTINUE WHEN v_left[v_row.who] = 0;
+            END IF;
+            IF v_row.waits AND v_row.access_type <> 'upgrade' AND v_row.access_type <> ALL (v_label) THEN
+                v_label := v_label || v_row.access_type;
+            END IF;
+        END LOOP;
+        EXIT WHEN NOT v_changed;
+    END LOOP;
+    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE v_left[r.who] > 0;
+
+    -- 2. Who waits for whom. From a blocked row of access write all the stuck rows ahead of it can be reached, so those
+    -- behind need not point past it: the edges are few, however long the queue.
+    SELECT array_agg(w.who), array_agg(b.who) INTO v_source, v_target
+    FROM (SELECT *, min(r.n) OVER queue AS first, max(r.n) OVER queue AS last,
+                 max(r.n) FILTER (WHERE r.waits AND r.access_type = 'write')
+                     OVER (queue ORDER BY r.n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS nearest
+          FROM unnest(v_rows) AS r WINDOW queue AS (PARTITION BY r.resource_id)) AS w
+    CROSS JOIN LATERAL generate_series(CASE WHEN w.access_type = 'upgrade' THEN w.first ELSE coalesce(w.nearest, w.first) END,
+                                       CASE WHEN w.access_type = 'upgrade' THEN w.last ELSE w.n - 1 END) AS k (n)
+    JOIN unnest(v_rows) AS b ON b.n = k.n
+    WHERE w.waits AND CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
+                           ELSE w.access_type = 'write' OR b.access_type <> w.access_type END;
+    -- A knot whose youngest request is ours: all that one of ours reaches reaches it, too.
+    FOR v_who IN SELECT DISTINCT r.who FROM unnest(v_rows) AS r WHERE r.waits AND r.member_id = p_member LOOP
+        CONTINUE WHEN v_who = ANY (v_seen);
+        WITH RECURSIVE down (who) AS (
+            SELECT v_who UNION SELECT v_target[e.n] FROM down AS d CROSS JOIN LATERAL unnest(array_positions(v_source, d.who)) AS e (n)
+        ), back (who) AS (
+            SELECT v_who UNION SELECT v_source[e.n] FROM back AS b CROSS JOIN LATERAL unnest(array_positions(v_target, b.who)) AS e (n)
+            WHERE v_source[e.n] IN (SELECT d.who FROM down AS d)
+        )
+        SELECT (SELECT array_agg(d.who) FROM down AS d), (SELECT array_agg(b.who) FROM back AS b) INTO v_knot, v_back;
+        v_seen := v_seen || v_back;
+        CONTINUE WHEN cardinality(v_back) < cardinality(v_knot);
+        SELECT * INTO v_victim FROM unnest(v_rows) AS r
+        WHERE r.waits AND r.who = ANY (v_knot) ORDER BY r.queue_position DESC LIMIT 1;
+        EXIT WHEN v_victim.member_id = p_member;
+    END LOOP;
+    IF v_victim.member_id IS DISTINCT FROM p_member THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(r ORDER BY r.n) INTO v_rows FROM unnest(v_rows) AS r WHERE r.who = ANY (v_knot);
+    v_rest := v_rows;
+
+    IF NOT EXISTS (SELECT FROM {schema}.living((SELECT array_agg(DISTINCT r.member_id) FROM unnest(v_rows) AS r), p_member)) THEN
+        RETURN;
+    END IF;
+
+    -- 3. The shortest way from the victim back to its owner: by levels, and in each by position.
+    v_front := ARRAY[v_victim];
+    WHILE v_victim.who <> ALL (v_reached) LOOP
+        SELECT array_agg(f.who), v_from || array_agg(f.source), v_waiter || array_agg(f.waiter), v_blocker || array_agg(f.blocker)
+        INTO v_found, v_from, v_waiter, v_blocker
+        FROM (SELECT DISTINCT ON (b.who) b.who, w.who AS source, w.n AS waiter, b.n AS blocker
+              FROM unnest(v_front) AS w JOIN unnest(v_rest) AS b ON b.resource_id = w.resource_id
+              WHERE CASE WHEN w.access_type = 'upgrade' THEN b.granted AND b.n <> w.n
+                         ELSE b.n < w.n AND (w.access_type = 'write' OR b.access_type <> w.access_type) END
+              ORDER BY b.who, w.queue_position, b.queue_position) AS f;
+        v_reached := v_reached || v_found;
+        SELECT array_agg(r) FILTER (WHERE r.waits AND r.who = ANY (v_found)), array_agg(r) FILTER (WHERE r.who <> ALL (v_found))
+        INTO v_front, v_rest FROM unnest(v_rest) AS r;
+    END LOOP;
+    RETURN QUERY
+    WITH RECURSIVE way (back, at) AS (
+        SELECT 0, array_position(v_reached, v_victim.who)
+        UNION ALL
+        SELECT back + 1, array_position(v_reached, v_from[at]) FROM way WHERE v_waiter[at] <> v_victim.n
+    ), cycle AS (
+        SELECT row_number() OVER one AS step, v_waiter[at] AS waiter, v_blocker[at] AS behind,
+               coalesce(lag(v_blocker[at]) OVER one, v_blocker[array_position(v_reached, v_victim.who)]) AS ahead
+        FROM way WINDOW one AS (ORDER BY back DESC)
+    )
+    SELECT c.step::integer, m.member_id, m.host, m.pid, CASE WHEN m.pid IS NULL THEN m.backend_pid END, w.owner,
+           a.resource_id, a.queue_position, a.granted, w.resource_id, w.queue_position, w.access_type = 'upgrade',
+           b.queue_position, cardinality(v_knot)
+    FROM cycle AS c JOIN unnest(v_rows) AS w ON w.n = c.waiter JOIN unnest(v_rows) AS a ON a.n = c.ahead
+    JOIN unnest(v_rows) AS b ON b.n = c.behind JOIN {schema}.member AS m ON m.member_id = w.member_id
+    ORDER BY c.step;
+END
+$$;
+
+-- The same in words, for a session that waits: the position to give up, and why. NULLs when there is none.
+CREATE OR REPLACE FUNCTION {schema}.deadlock_words(p_member bigint, OUT victim bigint, OUT words text)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT min(d.queue_position) FILTER (WHERE d.step = 1),
+           'Deadlock: ' || string_agg(
+               coalesce(d.host, '?') || coalesce(':' || d.pid, ' session ' || d.session_id, '')
+               || coalesce(' (' || d.owner || ')', '')
+               || CASE WHEN d.ahead_position = d.queue_position AND NOT d.upgrade THEN ' '
+                       ELSE format(' %s %L at %s, ', CASE WHEN d.ahead_granted THEN 'holds' ELSE 'queues for' END,
+                                   d.ahead_resource, d.ahead_position) END
+               || CASE WHEN d.upgrade
+                       THEN format('waits to be the writer of %L at %s until %s has left',
+                                   d.resource_id, d.queue_position, d.behind_position)
+                       ELSE format('waits for %L at %s behind %s',
+                                   d.resource_id, d.queue_position, d.behind_position) END,
+               '; ' ORDER BY d.step)
+           || CASE WHEN max(d.whos) > count(*)
+                   THEN format(' (%s more wait%s in this knot)', max(d.whos) - count(*),
+                               CASE WHEN max(d.whos) - count(*) = 1 THEN 's' END) ELSE '' END
+    FROM {schema}.find_deadlock(p_member) AS d
+$$;

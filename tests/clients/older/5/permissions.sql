@@ -1,0 +1,103 @@
+-- sqlsem, roles for PostgreSQL. May be run again, and takes back what these roles should not have. Grant some of them to a
+-- login: GRANT {schema}_user TO etl;
+--   {schema}_user      takes and gives back locks, runs parts of rounds
+--   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
+--   {schema}_worker    runs tasks
+--   {schema}_operator  may what users may, and caps, pauses, revokes and reaps; cancels and retries tasks; reads the tables
+--   {schema}_reader    looks: the queues, the history, the settings, the tables
+-- None has a right to change any table: the routines do that. Roles belong to the whole server: who has one has it in each of
+-- its databases in which sqlsem is installed under this schema's name. Where this login may not create roles, an
+-- administrator runs this script.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+DO $$
+DECLARE
+    v_role text;
+BEGIN
+    FOREACH v_role IN ARRAY ARRAY['{schema}_user', '{schema}_putter', '{schema}_worker', '{schema}_operator', '{schema}_reader'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role) THEN
+            IF NOT (SELECT rolcreaterole OR rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+                RAISE NOTICE 'sqlsem: role % does not exist and % may not create it', v_role, current_user;
+                CONTINUE;
+            END IF;
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN
+                NULL;  -- another database's installer was faster
+            END;
+        END IF;
+    END LOOP;
+END
+$$;
+
+REVOKE ALL ON ALL ROUTINES IN SCHEMA {schema} FROM PUBLIC;
+
+DO $$
+DECLARE
+    -- u: users, p: putters, w: workers, o: operators, r: readers. What is not named here is called by other routines only.
+    v_rights constant jsonb := jsonb_build_object(
+        'upwo', ARRAY['enrol', 'resume_member', 'ping', 'resign', 'prune', 'prune_tasks', 'prune_operations',
+                      -- What acquire and its like need, as they run with the caller's rights. None gives more than they do.
+                      'guard', 'look_around', 'refused_commit', 'stand_alone', 'check_name', 'session_id', 'session_member'],
+        'upwor', ARRAY['settings', 'overview'],
+        'uo', ARRAY['register', 'register_all', 'wait', 'look_all', 'release', 'cancel', 'pin', 'find_deadlock', 'deadlock_rows', 'living',
+                    'begin_upgrade', 'upgrade',
+                    'downgrade', 'hold_entry', 'acquire', 'try', 'renew', 'assert_holding',
+                    'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
+                    'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
+                    'recover_rounds', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
+                    'round_part_start', 'round_part_done', 'round_part_failed', 'round_resume', 'round_continued',
+                    'session_part_start', 'session_part_end', 'session_round_resume'],
+        'uor', ARRAY['entries', 'status', 'why', 'past', 'resources', 'resource_settings', 'operations', 'list_rounds'],
+        'p', ARRAY['put_tasks', 'put', 'save_schedule'],
+        'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
+        'pwo', ARRAY['recover_tasks', 'tend_queue'],
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'task_attempts',
+                       'list_schedules'],
+        'w', ARRAY['claim_task', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',
+                   'asked_of_tasks', 'fire_schedule', 'session_leftovers', 'seconds_since', 'error_words'],
+        'o', ARRAY['set_resource', 'set_limit', 'pause', 'resume', 'revoke', 'reap']);
+    v_role  record;
+    v_thing record;
+BEGIN
+    FOR v_role IN
+        SELECT k.letter, r.rolname AS name, r.oid
+        FROM (VALUES ('u', '{schema}_user'), ('p', '{schema}_putter'), ('w', '{schema}_worker'), ('o', '{schema}_operator'),
+                     ('r', '{schema}_reader')) AS k (letter, name)
+        JOIN pg_roles AS r ON r.rolname = k.name
+    LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA {schema} TO %I', v_role.name);
+        FOR v_thing IN
+            SELECT p.oid::regprocedure AS signature, n.may,
+                   EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = v_role.oid AND a.privilege_type = 'EXECUTE') AS has
+            FROM pg_proc AS p
+            CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM jsonb_each(v_rights) AS e
+                                               WHERE strpos(e.key, v_role.letter) > 0 AND e.value ? p.proname::text) AS may) AS n
+            WHERE p.pronamespace = '{schema}'::regnamespace
+        LOOP
+            IF v_thing.may AND NOT v_thing.has THEN
+                EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %I', v_thing.signature, v_role.name);
+            ELSIF v_thing.has AND NOT v_thing.may THEN
+                EXECUTE format('REVOKE ALL ON ROUTINE %s FROM %I', v_thing.signature, v_role.name);
+            END IF;
+        END LOOP;
+        FOR v_thing IN
+            SELECT c.oid::regclass AS name, n.may,
+                   ARRAY(SELECT a.privilege_type FROM aclexplode(c.relacl) AS a WHERE a.grantee = v_role.oid) AS has
+            FROM pg_class AS c
+            CROSS JOIN LATERAL (SELECT v_role.letter IN ('o', 'r') AND c.relname IN (
+                lower('{table}'), 'member', 'resource', 'history', 'setting', 'low_water', 'task', 'task_log', 'round', 'round_part',
+                'operation', 'schedule') AS may) AS n
+            WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind IN ('r', 'S')
+        LOOP
+            CONTINUE WHEN v_thing.has = CASE WHEN v_thing.may THEN ARRAY['SELECT'] ELSE ARRAY[]::text[] END;
+            EXECUTE format('REVOKE ALL ON %s FROM %I', v_thing.name, v_role.name);
+            IF v_thing.may THEN
+                EXECUTE format('GRANT SELECT ON %s TO %I', v_thing.name, v_role.name);
+            END IF;
+        END LOOP;
+    END LOOP;
+END
+$$;

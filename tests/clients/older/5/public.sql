@@ -1,0 +1,585 @@
+-- sqlsem, the routines for sessions, for PostgreSQL: psql, jobs, functions of your own. May be run again at any time,
+-- after routines.sql. Described in docs/protocol.md; names, parameters and codes change only with a new schema version.
+--
+-- acquire and try must commit while they run, so they are procedures with the caller's rights (SECURITY DEFINER cannot
+-- commit, nor can what has a SET clause): every name in them is qualified, and the tables are reached through functions.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- (Helpers have the clause: so what is not qualified stands in them.)
+
+-- What the server says to a COMMIT inside a transaction that is not its to end, in the language of this session.
+CREATE OR REPLACE FUNCTION {schema}.refused_commit() RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_text text;
+BEGIN
+    COMMIT;
+EXCEPTION WHEN invalid_transaction_termination THEN
+    GET STACKED DIAGNOSTICS v_text = MESSAGE_TEXT;
+    RETURN v_text;
+END
+$$;
+
+-- Is there a transaction around the caller that a COMMIT could not end? The clocks cannot tell: in the extended protocol
+-- a transaction begins at Parse, before its statement does. Here a COMMIT always fails, but only in a transaction block
+-- (or in a function) for that reason; elsewhere for being in a block with a handler.
+CREATE OR REPLACE PROCEDURE {schema}.look_around(INOUT enclosed boolean DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_text text;
+BEGIN
+    BEGIN
+        COMMIT;
+    EXCEPTION WHEN invalid_transaction_termination THEN
+        GET STACKED DIAGNOSTICS v_text = MESSAGE_TEXT;
+    END;
+    enclosed := v_text = {schema}.refused_commit();
+END
+$$;
+
+-- Refuses what would not be safe, before anything is changed.
+CREATE OR REPLACE PROCEDURE {schema}.stand_alone(what text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_enclosed boolean;
+BEGIN
+    CALL {schema}.look_around(v_enclosed);
+    IF v_enclosed THEN
+        RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction or a function; nothing was done', what
+            USING ERRCODE = '25001', HINT = 'COMMIT first, and CALL it in autocommit, or from a procedure or DO block that may commit.';
+    ELSIF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: % commits, and would commit what was written before it; nothing was done', what
+            USING ERRCODE = '25001', HINT = 'COMMIT or ROLLBACK before it.';
+    END IF;
+    PERFORM {schema}.guard(what);
+END
+$$;
+
+
+-- Checking what callers say ----------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION {schema}.check_name(p_what text, p_name text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF p_name IS NULL OR p_name = '' THEN
+        RAISE EXCEPTION 'sqlsem: % is %; give it 1 to 255 characters', p_what, CASE WHEN p_name IS NULL THEN 'NULL' ELSE 'empty' END
+            USING ERRCODE = '22023';
+    ELSIF p_name ~ '^\s|\s$' THEN
+        RAISE EXCEPTION 'sqlsem: % % begins or ends with white space; strip it', p_what, quote_literal(p_name)
+            USING ERRCODE = '22023';
+    ELSIF p_name ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'sqlsem: % % contains a control character; use printable text', p_what, quote_literal(p_name)
+            USING ERRCODE = '22023';
+    ELSIF char_length(p_name) > 255 THEN
+        RAISE EXCEPTION 'sqlsem: % has % characters, at most 255 fit', p_what, char_length(p_name) USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- In milliseconds; NULL stays NULL.
+CREATE OR REPLACE FUNCTION {schema}.check_lease(p_seconds double precision) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT (p_seconds >= 0.1 AND p_seconds <= 2147483) THEN  -- and so not NaN
+        RAISE EXCEPTION 'sqlsem: lease_seconds must be from 0.1 to 2147483, not %', p_seconds USING ERRCODE = '22023';
+    END IF;
+    RETURN floor(p_seconds * 1000)::integer;
+END
+$$;
+
+-- The access type as the table has it.
+CREATE OR REPLACE FUNCTION {schema}.check_request(
+    p_resource text, p_limit integer, p_access text, p_weight integer, p_timeout_ms integer, p_note text,
+    p_requesting_id text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_access text := lower(p_access);
+BEGIN
+    PERFORM {schema}.check_name('resource', p_resource);
+    PERFORM {schema}.check_name('requesting_id', p_requesting_id);
+    v_access := CASE v_access WHEN 'writer' THEN 'write' WHEN 'reader' THEN 'read' ELSE v_access END;
+    IF v_access IS NULL OR v_access NOT IN ('write', 'read') AND v_access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
+        RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', coalesce(quote_literal(p_access), 'NULL')
+            USING ERRCODE = '22023';
+    ELSIF p_limit IS NULL OR p_limit < 1 THEN
+        RAISE EXCEPTION 'sqlsem: concurrency_limit on % must be 1 or more, not %', quote_literal(p_resource), coalesce(p_limit::text, 'NULL')
+            USING ERRCODE = '22023';
+    ELSIF v_access <> 'write' AND p_limit <> 1 THEN
+        RAISE EXCEPTION 'sqlsem: concurrency_limit on % must be 1 with access %, as any number of those may be inside',
+            quote_literal(p_resource), v_access USING ERRCODE = '22023', HINT = 'A limit goes with access write.';
+    ELSIF p_weight IS NULL OR p_weight < 1 OR p_weight > p_limit THEN
+        RAISE EXCEPTION 'sqlsem: weight on % must be from 1 to the limit, %, not %', quote_literal(p_resource), p_limit,
+            coalesce(p_weight::text, 'NULL') USING ERRCODE = '22023';
+    ELSIF p_timeout_ms IS NULL OR p_timeout_ms < -1 THEN
+        RAISE EXCEPTION 'sqlsem: timeout_ms must be 0 or more, or -1 for ever, not %', coalesce(p_timeout_ms::text, 'NULL')
+            USING ERRCODE = '22023';
+    ELSIF char_length(p_note) > 1000 THEN
+        RAISE EXCEPTION 'sqlsem: the note has % characters, at most 1000 fit', char_length(p_note) USING ERRCODE = '22023';
+    END IF;
+    RETURN v_access;
+END
+$$;
+
+
+-- The session and its rows -----------------------------------------------------------------------------------------
+
+-- What a session calls itself where its caller does not say: the same as long as it lives, and no other's.
+CREATE OR REPLACE FUNCTION {schema}.session_id() RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_since timestamptz := (SELECT backend_start FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid());
+BEGIN
+    IF v_since IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: role % may not see when this session began, which is part of its requesting_id', current_user
+            USING ERRCODE = '22023', HINT = 'Pass a requesting_id of your own, or RESET ROLE.';
+    END IF;
+    RETURN format('pid %s %s', pg_backend_pid(), to_char(v_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'));
+END
+$$;
+
+-- From this session's next statement on the server looks every two seconds whether the client is still there, also while the
+-- session waits. (From PostgreSQL 14 on, and not on every system.)
+CREATE OR REPLACE FUNCTION {schema}.watch_client() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF current_setting('client_connection_check_interval', true) = '0' THEN
+        PERFORM set_config('client_connection_check_interval', '2s', false);
+    END IF;
+EXCEPTION WHEN invalid_parameter_value THEN
+    NULL;  -- it cannot be done on this system
+END
+$$;
+
+-- The member that this session is: of an earlier acquire, else a new one. With a lease always a new one.
+CREATE OR REPLACE FUNCTION {schema}.session_member(p_lease_ms integer) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member bigint;
+BEGIN
+    IF p_lease_ms IS NULL THEN
+        SELECT member_id INTO v_member FROM {schema}.member
+        WHERE backend_pid = pg_backend_pid() AND pid IS NULL AND lease_ms IS NULL AND login = session_user
+          AND {schema}.holds_beacon(backend_pid, beacon);  -- not so after DISCARD ALL
+        IF FOUND THEN
+            RETURN v_member;
+        END IF;
+    END IF;
+    PERFORM {schema}.watch_client();
+    -- Sessions end without a word: those that left no row are forgotten here.
+    v_member := {schema}.enrol(coalesce(host(inet_client_addr()), '[local]'), NULL, left(current_setting('application_name'), 255),
+                               0, p_lease_ms);
+    PERFORM {schema}.test_member(l.member_id, v_member)
+    FROM {schema}.look_at_members() AS l JOIN {schema}.member AS m ON m.member_id = l.member_id
+    WHERE l.dead AND m.pid IS NULL AND NOT EXISTS (SELECT FROM {schema}.rows_of(m.member_id));
+    RETURN v_member;
+END
+$$;
+
+-- Somebody still waits for this row: for another five seconds at least. Renews the lease, where there is one. False when
+-- row or member is gone.
+CREATE OR REPLACE FUNCTION {schema}.attend(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- Kept until the commit: who removes the member finds its lease renewed, or we find it gone.
+    UPDATE {schema}.member
+    SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
+    WHERE member_id = p_member AND login = session_user AND lease_ms IS NOT NULL;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM {schema}.member
+                                 WHERE member_id = p_member AND login = session_user AND lease_ms IS NULL) THEN
+        RETURN false;
+    END IF;
+    IF FOUND THEN
+        -- A lease outlives a crash of the server, and what wait() has written must, too.
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    UPDATE {schema}.{table}
+    SET attended_until = CASE WHEN granted_at IS NULL THEN clock_timestamp() + interval '5 seconds' END
+    WHERE resource_id = p_resource AND queue_position = p_position AND member_id = p_member;
+    RETURN FOUND;
+END
+$$;
+
+-- Would this row wait for ever for rows that its own session has, with a lease or without, as its member? They leave no room
+-- for it even when all others are gone.
+CREATE OR REPLACE FUNCTION {schema}.waits_for_itself(p_member bigint, p_resource text, p_position bigint) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(sum(a.weight) + min(mine.weight) > min(least(mine.concurrency_limit, a.concurrency_limit)), false)
+    FROM {schema}.{table} AS mine
+    JOIN {schema}.member AS m
+      ON m.member_id = mine.member_id
+         OR m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL AND m.pid IS NULL AND m.login = session_user
+            AND {schema}.holds_beacon(m.backend_pid, m.beacon)
+    CROSS JOIN LATERAL {schema}.rows_of(m.member_id) AS a
+    WHERE mine.resource_id = p_resource AND mine.queue_position = p_position AND mine.member_id = p_member
+      AND a.resource_id = mine.resource_id AND a.queue_position < mine.queue_position
+      AND (mine.access_type = 'write' OR a.access_type <> mine.access_type)
+$$;
+
+-- Has this session's member another row than the one that it waits for? Only then can others wait for it meanwhile.
+CREATE OR REPLACE FUNCTION {schema}.has_others(p_member bigint, p_position bigint) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM {schema}.rows_of(p_member) AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                   WHERE t.queue_position <> p_position AND m.login = session_user)
+$$;
+
+-- A wait() that was broken off may have got the lock that it waited for, and not have freed it: nobody else would.
+CREATE OR REPLACE FUNCTION {schema}.free_waits() RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_advisory_unlock_shared(classid::bigint::integer, objid::bigint::integer) FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ShareLock' AND granted AND pid = pg_backend_pid()
+      AND classid::bigint IN ({schema}.lock_class(2), {schema}.lock_class(3))
+$$;
+
+-- How a row ended that stood at p_since; NULL when nobody wrote it down.
+CREATE OR REPLACE FUNCTION {schema}.ended_how(p_resource text, p_position bigint, p_since timestamptz) RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT outcome FROM {schema}.history WHERE ended_at >= p_since AND resource_id = p_resource AND queue_position = p_position
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.release_rows(p_resource text, p_position bigint, p_requesting_id text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row  record;
+    v_code integer := -1;
+BEGIN
+    FOR v_row IN
+        SELECT queue_position, member_id FROM {schema}.{table}
+        WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
+        UNION ALL
+        SELECT queue_position, member_id FROM {schema}.oldest_first(p_resource, 9223372036854775807)
+        WHERE p_position IS NULL AND requesting_id = p_requesting_id
+        ORDER BY queue_position
+    LOOP
+        IF {schema}.release(p_resource, v_row.queue_position, p_requesting_id, 'released') = 0 THEN
+            v_code := 0;
+            -- A lease of ours was made for this row alone.
+            DELETE FROM {schema}.member
+            WHERE member_id = v_row.member_id AND pid IS NULL AND lease_ms IS NOT NULL AND login = session_user;
+        END IF;
+    END LOOP;
+    RETURN v_code;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.renew_row(p_resource text, p_position bigint, p_requesting_id text, p_lease_ms integer)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member {schema}.member;
+BEGIN
+    SELECT m.* INTO v_member FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+      AND m.login = session_user;
+    IF NOT FOUND THEN
+        RETURN -1;
+    ELSIF v_member.lease_ms IS NULL THEN
+        IF p_lease_ms IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: position % on % lives as long as its session and has no lease to renew', p_position,
+                quote_literal(p_resource) USING ERRCODE = '22023', HINT = 'Leave lease_seconds out, here or take it with one.';
+        ELSIF NOT {schema}.holds_beacon(v_member.backend_pid, v_member.beacon) THEN
+            RETURN -1;
+        END IF;
+    ELSE
+        PERFORM {schema}.check_life('lease', p_lease_ms);
+        UPDATE {schema}.member
+        SET lease_ms = coalesce(p_lease_ms, lease_ms), seen_at = clock_timestamp(),
+            lease_until = clock_timestamp() + coalesce(p_lease_ms, lease_ms) * interval '1 millisecond'
+        WHERE member_id = v_member.member_id;
+        IF NOT FOUND THEN
+            RETURN -1;
+        END IF;
+    END IF;
+    -- Asked after the lease is safe.
+    RETURN CASE WHEN EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = p_position
+                             AND granted_at IS NOT NULL AND revoked_at IS NULL) THEN 0 ELSE -1 END;
+END
+$$;
+
+
+-- Of a timeout, in ms; NULL: for ever. A function of its own, as acquire cannot fix its search_path.
+CREATE OR REPLACE FUNCTION {schema}.time_left(p_timeout_ms integer, p_started timestamptz) RETURNS integer
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_timeout_ms >= 0
+                THEN greatest(0, p_timeout_ms - 1000 * extract(epoch FROM clock_timestamp() - p_started))::integer END
+$$;
+
+-- What tells a request of a session's from all others.
+CREATE OR REPLACE FUNCTION {schema}.new_uid() RETURNS varchar
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT 'sql ' || gen_random_uuid() $$;
+
+-- Taking and giving back -------------------------------------------------------------------------------------------
+
+-- Takes a lock for this session (or for a lease), waiting up to timeout_ms for it. code:
+--   0 granted at once     1 granted after waiting     -1 time is up     -2 taken away by an operator     -3 deadlock victim
+CREATE OR REPLACE PROCEDURE {schema}.acquire(
+    resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
+    timeout_ms integer DEFAULT -1, note text DEFAULT NULL, requesting_id text DEFAULT NULL,
+    lease_seconds double precision DEFAULT NULL,
+    INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_started    timestamptz := pg_catalog.clock_timestamp();
+    v_registered timestamptz;
+    v_id         text;
+    v_access     text;
+    v_lease_ms   integer;
+    v_member     bigint;
+    v_left       integer;   -- ms; NULL: for ever
+    v_granted    boolean;
+    v_attended   boolean;
+    v_slice      integer;   -- ms
+    v_result     integer;   -- of wait(); -3 deadlock, -4 cancelled
+    v_others     boolean;   -- this session has other rows
+    v_victim     bigint;
+    v_reason     text;
+    v_stack      text;
+    v_alone      boolean;   -- called by the client itself
+    v_shut       boolean := false;  -- somebody kept the gate
+BEGIN
+    code := NULL;
+    queue_position := NULL;
+    fence := NULL;
+    CALL {schema}.stand_alone('acquire');
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    v_alone := pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0;
+    v_id := coalesce(requesting_id, {schema}.session_id());
+    v_access := {schema}.check_request(resource, concurrency_limit, access, weight, timeout_ms, note, v_id);
+    v_lease_ms := {schema}.check_lease(lease_seconds);
+
+    LOOP  -- once, but for a row that was lost while this session stood still
+        v_member := {schema}.session_member(v_lease_ms);
+        COMMIT;
+        v_registered := pg_catalog.clock_timestamp();
+        v_result := -1;
+        v_left := {schema}.time_left(timeout_ms, v_started);
+        BEGIN
+            -- The gate is somebody's for an instant, or for long, where a bare participant forgot to commit.
+            PERFORM pg_catalog.set_config('lock_timeout'::text, greatest(least(v_left, 10000), 100)::text, true);
+            SELECT r.queue_position, r.granted INTO queue_position, v_granted
+            FROM {schema}.register(v_member, v_id, session_user::text, {schema}.new_uid(),
+                                   timeout_ms = 0, resource, v_access, concurrency_limit, weight, note) AS r;
+            v_attended := queue_position IS NULL OR v_granted AND v_lease_ms IS NULL
+                          OR {schema}.attend(v_member, resource, queue_position);
+            IF v_attended AND NOT v_granted
+               AND {schema}.waits_for_itself(v_member, resource, queue_position) THEN
+                v_result := -3;
+                SELECT coalesce(d.words, 'It would wait for what this session itself holds') INTO v_reason
+                FROM {schema}.deadlock_words(v_member) AS d;
+            END IF;
+            v_others := v_lease_ms IS NULL AND NOT v_granted AND {schema}.has_others(v_member, queue_position);
+        EXCEPTION WHEN lock_not_available THEN
+            queue_position := NULL;
+            v_attended := true;
+            v_shut := true;
+        END;
+        IF queue_position IS NOT NULL AND v_attended AND v_granted THEN
+            code := 0;
+            fence := queue_position;
+            IF NOT v_alone THEN
+                COMMIT;  -- the gate is not to be kept until a caller of ours commits
+            END IF;
+            RETURN;  -- committed with the statement: nothing can break it off in between, and leave a row behind
+        END IF;
+        COMMIT;
+        IF v_shut AND (timeout_ms < 0 OR {schema}.time_left(timeout_ms, v_started) > 0) THEN
+            v_shut := false;
+            CONTINUE;
+        ELSIF queue_position IS NULL THEN
+            EXIT;
+        ELSIF NOT v_attended THEN
+            v_result := -2;
+        END IF;
+
+        -- From here on the row is there: little stands outside of the block that tidies up after a cancel. (COMMIT must
+        -- stand outside; a row left between the two goes when nobody has attended to it.)
+        WHILE v_attended AND v_result <> -3 LOOP
+            BEGIN
+                v_left := {schema}.time_left(timeout_ms, v_started);
+                -- Who is waited for meanwhile looks for deadlocks: before the server does (deadlock_timeout), as that
+                -- sees only sessions, and takes any of them for the victim.
+                v_slice := least(v_left, CASE WHEN v_others THEN 700 ELSE 3000 END, v_lease_ms / 3);
+                v_result := {schema}.wait(resource, queue_position, v_slice);
+                v_attended := {schema}.attend(v_member, resource, queue_position);
+                IF v_others AND v_result = -1 THEN
+                    SELECT d.victim, d.words INTO v_victim, v_reason FROM {schema}.deadlock_words(v_member) AS d;
+                    IF v_victim = queue_position THEN
+                        v_result := -3;
+                    END IF;
+                END IF;
+            EXCEPTION
+                WHEN deadlock_detected THEN
+                    GET STACKED DIAGNOSTICS v_reason = PG_EXCEPTION_DETAIL;
+                    v_result := -3;
+                WHEN query_canceled THEN  -- also statement_timeout
+                    GET STACKED DIAGNOSTICS v_reason = MESSAGE_TEXT;
+                    v_result := -4;
+            END;
+            EXIT WHEN v_alone AND v_attended AND v_result = 0;  -- as above
+            COMMIT;
+            IF NOT v_attended THEN
+                v_result := -2;
+            END IF;
+            EXIT WHEN v_result IN (0, -2, -3, -4) OR v_result = -1 AND v_left = 0;
+        END LOOP;
+        IF v_attended AND v_result = 0 THEN
+            code := 1;
+            fence := queue_position;
+            RETURN;
+        END IF;
+
+        -- Not ours: leave nothing behind.
+        IF v_result IN (-3, -4) THEN
+            PERFORM {schema}.free_waits();
+        END IF;
+        PERFORM {schema}.release(resource, queue_position, v_id,
+                                 CASE WHEN v_result = -1 THEN 'timeout' ELSE 'cancelled' END);
+        COMMIT;
+        EXIT WHEN v_result <> -2
+            OR coalesce({schema}.ended_how(resource, queue_position, v_registered), '') NOT IN ('cancelled', 'reaped');
+    END LOOP;
+
+    queue_position := NULL;
+    IF v_lease_ms IS NOT NULL THEN
+        PERFORM {schema}.resign(v_member);
+        COMMIT;
+    END IF;
+    IF v_result = -4 THEN
+        RAISE EXCEPTION 'sqlsem: acquire on % was cancelled and has left the queue: %', pg_catalog.quote_literal(resource), v_reason
+            USING ERRCODE = '57014';
+    END IF;
+    IF v_result = -3 THEN
+        RAISE NOTICE 'sqlsem: %; the request for % has left the queue: release what is held, and try again',
+            coalesce(pg_catalog.rtrim(v_reason, '.'::text), 'Deadlock'), pg_catalog.quote_literal(resource);
+    END IF;
+    code := v_result;
+END
+$$;
+
+-- Takes a lock if that can be done at once: code 0, else -1 and nothing is left in the queue.
+CREATE OR REPLACE PROCEDURE {schema}.try(
+    resource text, concurrency_limit integer DEFAULT 1, access text DEFAULT 'write', weight integer DEFAULT 1,
+    note text DEFAULT NULL, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL,
+    INOUT code integer DEFAULT NULL, INOUT queue_position bigint DEFAULT NULL, INOUT fence bigint DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    CALL {schema}.stand_alone('try');
+    CALL {schema}.acquire(resource, concurrency_limit, access, weight, 0, note, requesting_id, lease_seconds,
+                          code, queue_position, fence);
+END
+$$;
+
+-- Gives back: 0 done, -1 nothing there. Without queue_position all that this requester has on the resource. May be
+-- repeated. (routines.sql has the member's release, whose fourth parameter is the outcome. That one takes varchar: so
+-- a call with three literals is this one's, and not ambiguous.)
+CREATE OR REPLACE FUNCTION {schema}.release(
+    resource text, queue_position bigint DEFAULT NULL, requesting_id text DEFAULT NULL) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    RETURN {schema}.release_rows(resource, queue_position, coalesce(requesting_id, {schema}.session_id()));
+END
+$$;
+
+-- Prolongs a lease, by lease_seconds or by as much as before: 0 still held, -1 gone. Without a lease it only looks.
+CREATE OR REPLACE FUNCTION {schema}.renew(
+    resource text, queue_position bigint, requesting_id text DEFAULT NULL, lease_seconds double precision DEFAULT NULL)
+RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    RETURN {schema}.renew_row(resource, queue_position, coalesce(requesting_id, {schema}.session_id()),
+                              {schema}.check_lease(lease_seconds));
+END
+$$;
+
+-- In the caller's own transaction: raises when the lock is not held, else keeps it held until that transaction ends.
+CREATE OR REPLACE PROCEDURE {schema}.assert_holding(resource text, queue_position bigint, requesting_id text DEFAULT NULL)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_enclosed boolean;
+    v_stack    text;
+BEGIN
+    CALL {schema}.look_around(v_enclosed);
+    GET DIAGNOSTICS v_stack = PG_CONTEXT;
+    -- A procedure or DO block that may commit is a transaction until it does; a CALL by itself ends with itself.
+    IF NOT v_enclosed AND pg_catalog.strpos(v_stack, E'\n'::text) OPERATOR(pg_catalog.=) 0 THEN
+        RAISE EXCEPTION 'sqlsem: assert_holding needs an open transaction, whose end it guards; there is none'
+            USING ERRCODE = '25001', HINT = 'BEGIN first, and write and COMMIT after it.';
+    END IF;
+    IF NOT {schema}.pin(resource, queue_position, coalesce(requesting_id, {schema}.session_id())) THEN
+        RAISE EXCEPTION 'sqlsem: position % on % is not held (any more) by this requester', coalesce(queue_position::text, 'NULL'),
+            coalesce(pg_catalog.quote_literal(resource), 'NULL')
+            USING ERRCODE = '55000', HINT = 'ROLLBACK: somebody else may be inside.';
+    END IF;
+END
+$$;
+
+-- The queue: who holds and who waits, of one resource or all.
+CREATE OR REPLACE FUNCTION {schema}.status(resource text DEFAULT NULL)
+RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
+               weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
+               program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
+               seconds float, missing_for float, grace float)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT * FROM {schema}.entries(resource) $$;
+
+
+-- What operators do (and reap, in routines.sql) --------------------------------------------------------------------
+
+-- An upper bound on whatever limit is declared; NULL: none.
+CREATE OR REPLACE FUNCTION {schema}.set_limit(resource text, concurrency_limit integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    IF concurrency_limit < 1 THEN
+        RAISE EXCEPTION 'sqlsem: concurrency_limit of % must be 1 or more, or NULL for none, not %', quote_literal(resource),
+            concurrency_limit USING ERRCODE = '22023', HINT = 'To let nobody in: SELECT {schema}.pause(…).';
+    END IF;
+    PERFORM {schema}.set_resource(resource, 'cap', concurrency_limit);
+END
+$$;
+
+-- Nobody new is let in, until resume; who is inside stays.
+CREATE OR REPLACE FUNCTION {schema}.pause(resource text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    PERFORM {schema}.set_resource(resource, 'paused', 1);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.resume(resource text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('resource', resource);
+    PERFORM {schema}.set_resource(resource, 'paused', 0);
+END
+$$;

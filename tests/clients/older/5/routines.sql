@@ -1,0 +1,1618 @@
+-- sqlsem, routines for PostgreSQL. May be run again at any time, also while locks are held.
+--
+-- Application (advisory) locks used, each in a class of its own made from the schema's name:
+--   class + 0, hash of the resource   gate     held for the length of one registration
+--   class + 1, beacon                 beacon   held by a member's session for as long as it lives
+--   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
+--   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
+--   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
+--   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
+--   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
+--   class + 6, hash of the queue      put      shared by those who put tasks, for the length of that (tasks.sql)
+--   class + 7, member                 number   shared by the member's registrations, each for its length (raise_marks)
+-- A commit is visible before its transaction's locks are released; several routines lean on that.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- What an upgrade has left for those who were running it.
+DO $$
+DECLARE
+    v_routine text;
+BEGIN
+    FOR v_routine IN
+        SELECT p.oid::regprocedure::text FROM pg_proc AS p
+        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname LIKE '%\_before' AND p.xmin <> pg_current_xact_id()::xid
+          AND (SELECT value <> '2' AND value <> '1' FROM {schema}.setting WHERE name = 'schema_version')
+    LOOP
+        EXECUTE 'DROP ROUTINE ' || v_routine;
+    END LOOP;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
+
+-- The second key of a lock; of numbers that go beyond 2^31 the lower half.
+CREATE OR REPLACE FUNCTION {schema}.lock_key(p_number bigint) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (p_number OPERATOR(pg_catalog.&) 2147483647)::pg_catalog.int4 $$;
+
+-- Whether nobody holds a lock just now. (As those above, so simple that the planner inlines it, for which it must not fix
+-- its search_path.)
+CREATE OR REPLACE FUNCTION {schema}.is_free(p_class integer, p_key integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(p_class, p_key)
+                THEN pg_catalog.pg_advisory_unlock_shared(p_class, p_key) ELSE false END
+$$;
+
+-- Waits until nobody holds a lock; false when that takes longer.
+CREATE OR REPLACE FUNCTION {schema}.sleep_on(p_class integer, p_key integer, p_timeout_ms integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', p_timeout_ms::text, true);
+    PERFORM pg_advisory_lock_shared(p_class, p_key);
+    RETURN pg_advisory_unlock_shared(p_class, p_key);
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
+-- Has this session's lock freed when its transaction has ended, just after its commit is visible: those who wait for it must
+-- not wake before. (It is taken once more for the transaction; 'try' fails only where another session holds it.)
+CREATE OR REPLACE FUNCTION {schema}.free_at_end(p_class integer, p_key integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock(p_class, p_key) THEN pg_catalog.pg_advisory_unlock(p_class, p_key)
+                ELSE false END
+$$;
+
+-- Whether somebody upgrades the tables just now: who waits stands aside.
+CREATE OR REPLACE FUNCTION {schema}.is_upgraded() RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
+                THEN NOT pg_catalog.pg_advisory_unlock_shared(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::pg_catalog.int8)
+                ELSE true END
+$$;
+
+
+-- Refuses a schema in which others than its owner, who installs, can put something in the place of what is ours: anyone who
+-- calls it would run that. (Superusers are trusted anyway.)
+DO $$
+DECLARE
+    v_owner name;
+    v_other text;
+BEGIN
+    SELECT o.rolname INTO v_owner FROM pg_namespace AS n JOIN pg_roles AS o ON o.oid = n.nspowner
+    WHERE n.oid = '{schema}'::regnamespace AND n.nspowner <> current_user::regrole AND NOT o.rolsuper;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: schema {schema} belongs to %, who could replace what % installs there', v_owner, current_user
+            USING ERRCODE = '42501', HINT = format('Install as %s, or first: ALTER SCHEMA {schema} OWNER TO %I.', v_owner, current_user);
+    END IF;
+    SELECT format('%s belongs to %s', f.what, o.rolname) INTO v_other
+    FROM (SELECT oid::regprocedure::text AS what, proowner AS owner FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace
+          UNION ALL
+          SELECT oid::regclass::text, relowner FROM pg_class WHERE relnamespace = '{schema}'::regnamespace AND relkind IN ('r', 'v', 'S', 'm', 'f')
+          UNION ALL
+          SELECT format('operator %s', oid::regoperator), oprowner FROM pg_operator WHERE oprnamespace = '{schema}'::regnamespace) AS f
+    JOIN pg_roles AS o ON o.oid = f.owner
+    JOIN pg_namespace AS n ON n.oid = '{schema}'::regnamespace
+    WHERE f.owner NOT IN (n.nspowner, current_user::regrole) AND NOT o.rolsuper
+    ORDER BY 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: %, and not to the owner of schema {schema}', v_other
+            USING ERRCODE = '42501', HINT = 'Look at it, then drop it, or give it to the owner of the schema (ALTER … OWNER TO).';
+    END IF;
+    SELECT coalesce(o.rolname, 'PUBLIC') INTO v_other
+    FROM pg_namespace AS n CROSS JOIN LATERAL aclexplode(n.nspacl) AS a LEFT JOIN pg_roles AS o ON o.oid = a.grantee
+    WHERE n.oid = '{schema}'::regnamespace AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner
+      AND NOT coalesce(o.rolsuper, false)
+    ORDER BY 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'sqlsem: % may create things in schema {schema}, which anyone who uses it could be made to run', v_other
+            USING ERRCODE = '42501', HINT = format('REVOKE CREATE ON SCHEMA {schema} FROM %s.', v_other);
+    END IF;
+END
+$$;
+
+
+-- Text with what a terminal would obey written out, for messages.
+CREATE OR REPLACE FUNCTION {schema}.plain(p_text text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN p_text !~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]' THEN p_text
+                ELSE (SELECT string_agg(CASE WHEN c ~ '[\u0001-\u001F\u007F-\u009F\u200E\u200F\u202A-\u202E\u2066-\u2069]'
+                                             THEN '\u' || lpad(to_hex(ascii(c)), 4, '0') ELSE c END, '' ORDER BY n)
+                      FROM regexp_split_to_table(p_text, '') WITH ORDINALITY AS u (c, n)) END
+$$;
+
+
+-- Refuses to run where its guarantees would not hold.
+CREATE OR REPLACE FUNCTION {schema}.guard(p_what text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    -- A transaction that has written cannot be a statement of its own. (One that has only read cannot be told from
+    -- here; enclosed by it a registration stays safe, as the gate is kept until the commit, but holds everybody up.)
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'sqlsem: % must not be called inside an open transaction; commit first and use autocommit', p_what
+            USING ERRCODE = '25001';
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'sqlsem: % needs READ COMMITTED, not %', p_what, current_setting('transaction_isolation')
+            USING ERRCODE = '25001', HINT = 'SET default_transaction_isolation TO ''read committed'' on this connection.';
+    END IF;
+END
+$$;
+
+
+-- Where numbers are given and life is measured: the cluster, its timeline, which every promotion and every recovery to a
+-- point in time changes (the control file tells it too late), the table, which is another one after a restore from a dump;
+-- and when the server was started.
+CREATE OR REPLACE FUNCTION {schema}.origin(OUT place text, OUT started text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    started := extract(epoch FROM pg_postmaster_start_time())::text;
+    place := format('%s %s', left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), '{schema}.{table}'::regclass::oid);
+    BEGIN
+        SELECT format('%s %s', system_identifier, place) INTO place FROM pg_control_system();
+    EXCEPTION WHEN insufficient_privilege THEN
+        RETURN;  -- a service that keeps it to itself: the rest has to do
+    END;
+END
+$$;
+
+-- Whether that is still what it was when somebody looked last.
+CREATE OR REPLACE FUNCTION {schema}.same_origin() RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT count(*) = 2 FROM {schema}.setting AS s CROSS JOIN {schema}.origin() AS o
+    WHERE s.name = 'origin' AND s.value = o.place OR s.name = 'started' AND s.value = o.started
+$$;
+
+-- Sees to it that numbers only grow and nobody is taken for dead in haste when that has changed; true when it had.
+-- A standby that is promoted without having received everything, and a database that is restored, would give numbers again
+-- that were given before: fences would repeat, and a member that was forgotten would find another one under its number. So
+-- from then on numbers begin at the next multiple of 10^10, at least 10^9 further (10^6 and 10^5 where numbers are small).
+-- There, and after a restart of the server too, all beacons are missing, and the last signs of life may be, which are not
+-- made durable at once: so every member begins its life anew.
+-- Called before a session that is new to us is given a number, and before anybody is removed. Costs next to nothing while
+-- all is as it was.
+CREATE OR REPLACE FUNCTION {schema}.check_origin() RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_origin record;
+    v_known  text;
+    v_number record;
+BEGIN
+    IF {schema}.same_origin() THEN
+        RETURN false;
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(5), 0);
+    IF {schema}.same_origin() THEN  -- somebody was faster
+        RETURN false;
+    END IF;
+    SELECT * INTO v_origin FROM {schema}.origin();
+    SELECT value INTO v_known FROM {schema}.setting WHERE name = 'origin';
+    IF v_known IS NULL THEN
+        -- New tables, it may be in the place of others that were dropped: anyone who was a member there must not find another
+        -- one under its number.
+        PERFORM setval(pg_get_serial_sequence('{schema}.member', 'member_id'),
+                       coalesce((SELECT max(member_id) FROM {schema}.member), 0) + (random() * 1000000000)::bigint + 1);
+    ELSIF v_known <> v_origin.place THEN
+        FOR v_number IN
+            SELECT s.sequence, greatest(s.given, q.last_value) AS last, q.data_type = 'bigint'::regtype AS large
+            FROM (SELECT pg_get_serial_sequence('{schema}.{table}', 'queue_position') AS sequence,
+                         (SELECT max(queue_position) FROM (SELECT queue_position FROM {schema}.{table}
+                                                           UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.round', 'round_id'), (SELECT max(round_id) FROM {schema}.round)
+                 ) AS s
+            JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
+        LOOP
+            PERFORM setval(v_number.sequence, CASE
+                WHEN v_number.large THEN ((coalesce(v_number.last, 0) + 1000000000) / 10000000000 + 1) * 10000000000
+                ELSE ((coalesce(v_number.last, 0) + 100000) / 1000000 + 1) * 1000000 END);
+        END LOOP;
+    END IF;
+    DELETE FROM {schema}.low_water;  -- what they say may not be true of what was put in the place of what they knew
+    UPDATE {schema}.member
+    SET seen_at = clock_timestamp(),
+        lease_until = greatest(lease_until, clock_timestamp() + lease_ms * interval '1 millisecond');
+    INSERT INTO {schema}.setting (name, value) VALUES ('origin', v_origin.place), ('started', v_origin.started)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+    RETURN true;
+END
+$$;
+
+
+-- Low-water marks ------------------------------------------------------------------------------------------------
+--
+-- An old snapshot (a long report, a dump, a prepared transaction, a standby's feedback) keeps what was deleted, and its entries
+-- in the indexes: whoever looked for the first row of a resource would have to pass all that left since. But positions only
+-- grow, registrations on a resource follow each other (the gate), and what is ahead only leaves. So "below this position
+-- nothing lives but these survivors" stays true for ever once it was true, and whoever looks begins there: at the newest mark,
+-- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
+--
+-- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
+-- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a resource's mark removes
+-- all that are above it, and looks again. Those of members are not read by registrations, as they only serve to list a member's
+-- rows: one that passed a row by would have its member told that the row is gone, and let nobody in.
+
+CREATE OR REPLACE FUNCTION {schema}.member_key(p_member bigint) RETURNS varchar
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT (E'\tmember '::text OPERATOR(pg_catalog.||) p_member::text)::varchar $$;
+
+-- The rows of a resource before a position, the last one first. (These are so simple that the planner inlines them; so they
+-- cannot fix their search_path. Whoever stops early reads no more than that.)
+CREATE OR REPLACE FUNCTION {schema}.newest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position DESC)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position DESC)
+$$;
+
+-- The same, the first one first.
+CREATE OR REPLACE FUNCTION {schema}.oldest_first(p_resource varchar, p_before bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND queue_position OPERATOR(pg_catalog.<) p_before
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water WHERE resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position)
+$$;
+
+-- The rows of a member, the first one first.
+CREATE OR REPLACE FUNCTION {schema}.rows_of(p_member bigint) RETURNS SETOF {schema}.{table}
+LANGUAGE sql STABLE
+AS $$
+    (SELECT * FROM {schema}.{table}
+     WHERE member_id OPERATOR(pg_catalog.=) p_member
+       AND queue_position OPERATOR(pg_catalog.=) ANY ((
+           SELECT survivors FROM {schema}.low_water
+           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           ORDER BY mark DESC LIMIT 1)::bigint[])
+     ORDER BY queue_position)
+    UNION ALL
+    (SELECT * FROM {schema}.{table}
+     WHERE member_id OPERATOR(pg_catalog.=) p_member
+       AND queue_position OPERATOR(pg_catalog.>=) coalesce((
+           SELECT mark FROM {schema}.low_water
+           WHERE resource_id::text OPERATOR(pg_catalog.=) {schema}.member_key(p_member)::text
+           ORDER BY mark DESC LIMIT 1), 0::bigint)
+     ORDER BY queue_position)
+$$;
+
+-- Whether to write a mark now: so rarely that it costs nothing, so often that little is passed in between.
+CREATE OR REPLACE FUNCTION {schema}.marks_now() RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$ SELECT pg_catalog.random() OPERATOR(pg_catalog.<) 0.025::double precision $$;
+
+-- Writes a mark: p_live are the first 201 rows that live below p_position, or all of them. The one before goes. (Nobody is
+-- waited for: a mark that another one removes just now is left to that one, or to prune.)
+CREATE OR REPLACE FUNCTION {schema}.raise_mark(p_key varchar, p_position bigint, p_live bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_mark   bigint := CASE WHEN cardinality(p_live) > 200 THEN p_live[201] ELSE p_position END;
+    v_before bigint := (SELECT mark FROM {schema}.low_water WHERE resource_id = p_key ORDER BY mark DESC LIMIT 1);
+BEGIN
+    IF v_before >= v_mark THEN
+        RETURN;
+    END IF;
+    INSERT INTO {schema}.low_water (resource_id, mark, survivors) VALUES (p_key, v_mark, p_live[1:200]) ON CONFLICT DO NOTHING;
+    DELETE FROM {schema}.low_water
+    WHERE resource_id = p_key AND mark = (SELECT mark FROM {schema}.low_water WHERE resource_id = p_key AND mark = v_before
+                                          FOR UPDATE SKIP LOCKED);
+END
+$$;
+
+-- Writes the marks of a resource and of a member at a row that was there before the caller had the gate, or was inserted under
+-- it; NULL for a member: that of the resource alone. A registration of the member may be under way on an older session, with a
+-- lower number which nobody sees yet: then its mark has to wait. (Anyone who begins after this look has a higher one.)
+CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_resource varchar, p_position bigint, p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_alone boolean;  -- no other session registers for the member
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.raise_mark(p_resource, p_position,
+                                ARRAY(SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 201));
+    v_alone := CASE WHEN pg_try_advisory_lock({schema}.lock_class(7), {schema}.lock_key(p_member))
+                    THEN pg_advisory_unlock({schema}.lock_class(7), {schema}.lock_key(p_member)) END;
+    IF v_alone THEN
+        DELETE FROM {schema}.low_water  -- numbers went back, and no mark of a resource told that before
+        WHERE resource_id = {schema}.member_key(p_member) AND mark > p_position;
+        PERFORM {schema}.raise_mark({schema}.member_key(p_member), p_position,
+                                    ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member)
+                                          WHERE queue_position < p_position LIMIT 201));
+    END IF;
+END
+$$;
+
+
+-- The rule. Looks at the conflicting rows ahead of a position and says whether it may proceed; where not, which row
+-- to wait for and what for:
+--   'leave'    that row must leave
+--   'grant'    an earlier request still waits: nothing can change for us before it is granted
+--   'any'      next in line: any of several holders may leave first; the blocker is the oldest of those
+--   'paused'   an operator stopped the resource, or allows less than we weigh
+-- A row weighs at least 1: so with a limit of N the last N conflicting rows say all, whatever stands before them.
+-- `mine`: the row of the resource with this uid.
+CREATE OR REPLACE FUNCTION {schema}.ahead(
+    p_resource varchar, p_position bigint, p_access varchar, p_limit integer, p_weight integer, p_uid varchar)
+RETURNS TABLE (eligible boolean, blocker bigint, until text, mine bigint)
+LANGUAGE sql STABLE  -- and so simple that the planner inlines it; so it cannot fix its search_path
+AS $$
+    SELECT a.over IS NULL AND o.paused_at IS NULL AND (p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap)) IS NOT TRUE,
+           CASE WHEN a.alone OPERATOR(pg_catalog.=) a.over OR a.waiter IS NULL THEN a.over ELSE a.waiter END,
+           CASE WHEN a.over IS NULL THEN 'paused' WHEN a.alone OPERATOR(pg_catalog.=) a.over THEN 'leave'
+                WHEN a.waiter IS NOT NULL THEN 'grant' ELSE 'any' END,
+           (SELECT queue_position FROM {schema}.{table}
+            WHERE request_uid::text OPERATOR(pg_catalog.=) p_uid::text AND resource_id::text OPERATOR(pg_catalog.=) p_resource::text)
+    FROM (SELECT 1) AS one
+    LEFT JOIN {schema}.resource AS o ON o.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+    CROSS JOIN LATERAL (
+        SELECT pg_catalog.max(queue_position) FILTER (
+                   WHERE load OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, lowest)) AS over,
+               pg_catalog.max(queue_position) FILTER (
+                   WHERE weight OPERATOR(pg_catalog.+) p_weight OPERATOR(pg_catalog.>) least(p_limit, o.cap, concurrency_limit)) AS alone,
+               pg_catalog.max(queue_position) FILTER (WHERE granted_at IS NULL) AS waiter
+        FROM (SELECT queue_position, weight, concurrency_limit, granted_at,
+                     pg_catalog.sum(weight) OVER down AS load, pg_catalog.min(concurrency_limit) OVER down AS lowest
+              FROM (SELECT * FROM {schema}.newest_first(p_resource, p_position)
+                    WHERE p_access::text OPERATOR(pg_catalog.=) 'write'::text
+                       OR access_type::text OPERATOR(pg_catalog.<>) p_access::text
+                    LIMIT least(p_limit, o.cap)) AS r
+              WINDOW down AS (ORDER BY queue_position DESC ROWS UNBOUNDED PRECEDING)) AS s
+    ) AS a
+$$;
+
+
+-- Whether this session holds this beacon. Anybody may take an advisory lock, so it is not enough that somebody does.
+CREATE OR REPLACE FUNCTION {schema}.holds_beacon(p_pid integer, p_beacon integer) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_locks
+                   WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted AND pid = p_pid
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                     AND classid::bigint = {schema}.lock_class(1) AND objid::bigint = p_beacon)
+$$;
+
+
+-- All members, looked at once: whether the beacon is missing, and whether the member is dead by that (or its lease is over).
+-- Writes nothing. On a standby no beacon can be seen, and only leases tell.
+CREATE OR REPLACE FUNCTION {schema}.look_at_members()
+RETURNS TABLE (member_id bigint, missing boolean, dead boolean, since timestamptz)
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH held AS MATERIALIZED (
+        SELECT objid::bigint AS beacon, pid FROM pg_locks
+        WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND classid::bigint = {schema}.lock_class(1)),
+    server AS MATERIALIZED (
+        SELECT pg_is_in_recovery() AS standby,
+               CASE WHEN pg_is_in_recovery() THEN NULL WHEN NOT {schema}.same_origin() THEN clock_timestamp() END AS since)
+    SELECT m.member_id, gone,
+           CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
+                ELSE gone AND greatest(m.seen_at, s.since) + m.grace_ms * interval '1 millisecond' <= clock_timestamp() END,
+           CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
+                WHEN m.missing_since IS NOT NULL THEN m.missing_since
+                WHEN m.grace_ms > 0 THEN m.seen_at END  -- without a grace nobody gives signs
+    FROM {schema}.member AS m CROSS JOIN server AS s LEFT JOIN held AS h ON h.beacon = m.beacon AND h.pid = m.backend_pid
+    CROSS JOIN LATERAL (SELECT CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until < clock_timestamp()
+                                    ELSE h.beacon IS NULL AND NOT s.standby END AS gone) AS g
+$$;
+
+
+-- Removes rows and writes their history. Entry locks are freed by their sessions' end, or by release().
+CREATE OR REPLACE FUNCTION {schema}.bury(p_member {schema}.member, p_outcome text) RETURNS bigint
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    -- What an open transaction has pinned (pin) stays until that ends; it is found then.
+    WITH free AS (SELECT resource_id, queue_position FROM {schema}.{table}
+                  WHERE member_id = p_member.member_id
+                    AND queue_position = ANY (ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member.member_id)))
+                  FOR UPDATE SKIP LOCKED),
+         gone AS (DELETE FROM {schema}.{table} AS t USING free
+                  WHERE t.resource_id = free.resource_id AND t.queue_position = free.queue_position RETURNING t.*),
+         kept AS (INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
+                                                owner, note, requested_at, granted_at, outcome, concurrency_limit,
+                                                host, pid, program, login, ended_by, seen_at)
+                  SELECT resource_id, queue_position, requesting_id, access_type, weight, member_id,
+                         owner, note, requested_at, granted_at, p_outcome, concurrency_limit,
+                         p_member.host, coalesce(p_member.pid, p_member.backend_pid), p_member.program, p_member.login,
+                         CASE WHEN p_outcome = 'reaped' THEN session_user END,
+                         CASE WHEN p_outcome = 'reaped' AND (p_member.grace_ms > 0 OR p_member.lease_ms IS NOT NULL)
+                              THEN greatest(p_member.seen_at, granted_at) END
+                  FROM gone)
+    SELECT count(*) FROM gone
+$$;
+
+
+-- Tests whether a member still lives, and acts on it: removes it with its rows when its lease is over, or when its beacon
+-- is missing and its last sign of life is older than its grace; else notes the time when the beacon is first missed, for
+-- people. Anyone who looks first decides. True when it wrote something.
+CREATE OR REPLACE FUNCTION {schema}.test_member(p_member bigint, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_fresh  boolean;
+BEGIN
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member;
+    IF NOT FOUND OR p_member = p_mine THEN
+        RETURN false;
+    ELSIF {schema}.check_origin() THEN
+        RETURN true;
+    END IF;
+    IF v_member.lease_until IS NULL THEN
+        v_fresh := v_member.seen_at + v_member.grace_ms * interval '1 millisecond' > clock_timestamp();
+        -- A session can always share its own lock: its own beacon it must not test so. (Its number alone proves nothing: it
+        -- may have been a dead session's, or this one's before a pool reset it.)
+        IF (v_member.backend_pid = pg_backend_pid() OR NOT {schema}.is_free({schema}.lock_class(1), v_member.beacon))
+           AND (v_fresh AND v_member.backend_pid <> pg_backend_pid()
+                OR {schema}.holds_beacon(v_member.backend_pid, v_member.beacon)) THEN
+            RETURN false;  -- while the last sign is young it does not matter who has the lock
+        END IF;
+        IF v_fresh THEN
+            UPDATE {schema}.member SET missing_since = clock_timestamp()
+            WHERE member_id = v_member.member_id AND beacon = v_member.beacon AND missing_since IS NULL
+              AND v_member.missing_since IS NULL;
+            RETURN FOUND;
+        END IF;
+    END IF;
+    -- Decided by this one statement: a member that returns changes its beacon, or its lease, and is not found here; nor is
+    -- one that is just giving a sign of life, for which nobody waits: it may be waiting for us.
+    DELETE FROM {schema}.member
+    WHERE member_id = (SELECT member_id FROM {schema}.member
+                       WHERE member_id = v_member.member_id AND beacon IS NOT DISTINCT FROM v_member.beacon
+                         AND CASE WHEN lease_until IS NULL
+                                  THEN seen_at + grace_ms * interval '1 millisecond' <= clock_timestamp()
+                                  ELSE lease_until < clock_timestamp() END
+                       FOR UPDATE SKIP LOCKED)
+    RETURNING * INTO v_member;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM {schema}.bury(v_member, 'reaped');
+    RETURN true;
+END
+$$;
+
+
+-- Tests whether the owner of a row that blocks still lives, and acts on it (test_member). Rows that are stale go, and a row
+-- that nobody attends to any more (waiting, or let in unseen by a reader ahead that upgrades), though its member may live,
+-- or be p_mine.
+-- True when it wrote something: the caller should then end its transaction, so that others see it.
+CREATE OR REPLACE FUNCTION {schema}.suspect(p_resource varchar, p_position bigint, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row    record;
+    v_member {schema}.member;
+    v_stale  bigint;
+BEGIN
+    -- Nothing is locked before it is decided: anyone who calls may sleep long afterwards, in the same transaction.
+    SELECT member_id, requested_at, revoked_at, attended_until < clock_timestamp() AS unattended
+    INTO v_row FROM {schema}.{table}
+    WHERE resource_id = p_resource AND queue_position = p_position;
+    IF v_row.unattended THEN
+        RETURN {schema}.remove(p_resource, p_position, 'cancelled');
+    ELSIF NOT FOUND OR v_row.member_id = p_mine THEN
+        RETURN false;
+    END IF;
+
+    IF v_row.member_id IS NULL THEN
+        SELECT stale_after_ms INTO v_stale FROM {schema}.resource WHERE resource_id = p_resource;
+        IF v_stale IS NULL OR v_row.requested_at + v_stale * interval '1 millisecond' > clock_timestamp() THEN
+            RETURN false;
+        END IF;
+        RETURN {schema}.remove(p_resource, p_position, 'reaped');
+    END IF;
+
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = v_row.member_id;
+    IF NOT FOUND THEN
+        v_member.member_id := v_row.member_id;
+        RETURN {schema}.bury(v_member, 'reaped') > 0 OR {schema}.remove(p_resource, p_position, 'reaped');
+    END IF;
+    IF v_row.revoked_at IS NOT NULL AND v_row.revoked_at + v_member.grace_ms * interval '1 millisecond' <= clock_timestamp() THEN
+        RETURN {schema}.remove(p_resource, p_position, 'revoked');
+    END IF;
+    RETURN {schema}.test_member(v_row.member_id, p_mine);
+END
+$$;
+
+
+-- Removes one row, no matter whose it is, with its history; false when it is gone, or pinned by an open transaction, or, where
+-- p_outcome is 'cancelled', when somebody waits for it after all.
+CREATE OR REPLACE FUNCTION {schema}.remove(p_resource varchar, p_position bigint, p_outcome text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    WITH free AS (SELECT queue_position FROM {schema}.{table}
+                  WHERE resource_id = p_resource AND queue_position = p_position
+                    AND (p_outcome <> 'cancelled' OR attended_until < clock_timestamp())
+                  FOR UPDATE SKIP LOCKED),
+         gone AS (DELETE FROM {schema}.{table} AS t USING free
+                  WHERE t.resource_id = p_resource AND t.queue_position = free.queue_position RETURNING t.*)
+    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
+                                  owner, note, requested_at, granted_at, outcome, concurrency_limit,
+                                  host, pid, program, login, ended_by)
+    SELECT g.resource_id, g.queue_position, g.requesting_id, g.access_type, g.weight, g.member_id,
+           g.owner, g.note, g.requested_at, g.granted_at, p_outcome, g.concurrency_limit,
+           m.host, coalesce(m.pid, m.backend_pid), m.program, m.login,
+           CASE WHEN p_outcome = 'revoked' THEN coalesce(g.revoked_by, session_user)
+                WHEN p_outcome <> 'cancelled' AND session_user IS DISTINCT FROM m.login THEN session_user END
+    FROM gone AS g LEFT JOIN {schema}.member AS m ON m.member_id = g.member_id;
+    RETURN FOUND;
+END
+$$;
+
+
+-- Whether an operator allows so long a grace or lease (settings max_grace and max_lease, in seconds). Refused rather than
+-- cut short: anyone who asks for it goes by what it asked for.
+CREATE OR REPLACE FUNCTION {schema}.check_life(p_what text, p_ms integer) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_most text := (SELECT value FROM {schema}.setting WHERE name = 'max_' || p_what);
+BEGIN
+    IF p_ms > v_most::double precision * 1000 THEN
+        RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_most
+            USING ERRCODE = '22023', HINT = format('Ask for less; the limit is setting max_%s.', p_what);
+    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 THEN
+        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, p_ms USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+
+-- Takes a beacon that nobody has. Should somebody hold locks with the next numbers, to be in the way, they are passed over.
+CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_beacon integer;
+BEGIN
+    FOR v_try IN 1..100000 LOOP
+        v_beacon := nextval('{schema}.beacon');
+        IF pg_try_advisory_lock({schema}.lock_class(1), v_beacon) THEN
+            RETURN v_beacon;
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'sqlsem: somebody holds the locks of the next 100000 beacons' USING ERRCODE = '55P03',
+        HINT = 'SELECT pid, count(*) FROM pg_locks WHERE locktype = ''advisory'' GROUP BY 1; shows whose session it is.';
+END
+$$;
+
+
+-- A new member, with its beacon (or its lease). Called once a process, on the connection that it keeps.
+CREATE OR REPLACE FUNCTION {schema}.enrol(
+    p_host varchar, p_pid integer, p_program varchar, p_grace_ms integer, p_lease_ms integer, OUT member_id bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_beacon integer;
+BEGIN
+    PERFORM {schema}.guard('enrol');
+    PERFORM {schema}.check_life('grace', p_grace_ms);
+    PERFORM {schema}.check_life('lease', p_lease_ms);
+    PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
+    PERFORM {schema}.check_origin();
+    IF p_lease_ms IS NULL THEN
+        v_beacon := {schema}.take_beacon();
+    END IF;
+    INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, grace_ms, lease_ms, lease_until)
+    VALUES (v_beacon, pg_backend_pid(), {schema}.plain(p_host), p_pid, {schema}.plain(p_program), p_grace_ms, p_lease_ms,
+            clock_timestamp() + p_lease_ms * interval '1 millisecond')
+    RETURNING {schema}.member.member_id INTO member_id;
+END
+$$;
+
+
+-- Who may act for a member is told by its login: to everybody else it is as if it were not there (here and below).
+-- The member is back on a new session: takes a new beacon (the old session may still linger on the server, where it
+-- protects us until then) and its rows' entry locks. False when it was given up meanwhile.
+CREATE OR REPLACE FUNCTION {schema}.resume_member(p_member bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_beacon integer;
+    v_lease  integer;
+BEGIN
+    PERFORM {schema}.guard('resume_member');
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM {schema}.check_origin();
+    SELECT lease_ms INTO v_lease FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF v_lease IS NULL THEN
+        v_beacon := {schema}.take_beacon();
+    END IF;
+    UPDATE {schema}.member
+    SET beacon = v_beacon, backend_pid = pg_backend_pid(), missing_since = NULL, seen_at = clock_timestamp(),
+        lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+    WHERE member_id = p_member;
+    IF NOT FOUND THEN  -- removed while we came back
+        RETURN false;
+    END IF;
+    IF v_lease IS NULL THEN
+        -- 'try': where the old session lingers, its lock stands for ours.
+        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) FROM {schema}.rows_of(p_member);
+    END IF;
+    RETURN true;
+END
+$$;
+
+
+-- The member lives: renews its lease, clears missing_since, tells which rows it has. `known` is false when it was
+-- given up. Raises when the session changed under the member (a pooler in transaction mode).
+CREATE OR REPLACE FUNCTION {schema}.ping(
+    p_member bigint, OUT known boolean, OUT positions bigint[], OUT revoked bigint[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_member {schema}.member;
+BEGIN
+    -- Not made durable at once, nor does it wait for a standby: after a restart, or a promotion, every member begins its
+    -- life anew (check_origin).
+    PERFORM set_config('synchronous_commit', 'off', true);
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    known := FOUND;
+    IF NOT known THEN
+        RETURN;
+    END IF;
+    IF v_member.lease_ms IS NULL THEN
+        IF v_member.backend_pid <> pg_backend_pid() THEN
+            RAISE EXCEPTION 'sqlsem: this connection changed sessions under its member (a pooler in transaction mode?)'
+                USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+        END IF;
+        IF v_member.missing_since IS NOT NULL AND NOT {schema}.holds_beacon(pg_backend_pid(), v_member.beacon) THEN
+            RAISE EXCEPTION 'sqlsem: this session gave its beacon up (DISCARD ALL, or a pooler that resets sessions?)'
+                USING ERRCODE = '25001', HINT = 'Connect with lease=…, or past the pooler.';
+        END IF;
+        IF v_member.grace_ms > 0 OR v_member.missing_since IS NOT NULL THEN
+            UPDATE {schema}.member SET missing_since = NULL, seen_at = clock_timestamp() WHERE member_id = p_member;
+            known := FOUND;
+        END IF;
+    ELSE
+        UPDATE {schema}.member
+        SET lease_until = clock_timestamp() + lease_ms * interval '1 millisecond', seen_at = clock_timestamp()
+        WHERE member_id = p_member;
+        known := FOUND;
+    END IF;
+    SELECT array_agg(queue_position), array_agg(queue_position) FILTER (WHERE revoked_at IS NOT NULL)
+    INTO positions, revoked
+    FROM {schema}.rows_of(p_member);
+END
+$$;
+
+
+-- The member leaves for good; what it still has goes with it.
+CREATE OR REPLACE FUNCTION {schema}.resign(p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_member {schema}.member;
+BEGIN
+    DELETE FROM {schema}.member WHERE member_id = p_member AND login = session_user RETURNING * INTO v_member;
+    IF NOT FOUND THEN
+        RETURN;  -- given up before; its rows go when somebody meets them
+    END IF;
+    PERFORM {schema}.bury(v_member, 'released');
+    -- Skipped is what a wait of ours is writing on this instant, too.
+    FOR v_look IN 1..20 LOOP
+        EXIT WHEN NOT EXISTS (SELECT FROM {schema}.rows_of(p_member));
+        PERFORM pg_sleep(0.005);
+        PERFORM {schema}.bury(v_member, 'released');
+    END LOOP;
+    PERFORM {schema}.free_at_end({schema}.lock_class(1), v_member.beacon);  -- (NULL: it has none)
+END
+$$;
+
+
+-- Takes a number. One transaction: gate, look ahead, insert, entry lock. Where nobody is in the way the request is
+-- granted on the spot. With p_try nothing is inserted unless it is.
+-- A second call with the same p_uid (its first reply was lost) finds the row of the first.
+CREATE OR REPLACE FUNCTION {schema}.register(
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
+    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
+    OUT queue_position bigint, OUT granted boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_placed record;
+    v_gated  boolean;
+BEGIN
+    -- Asked here as well, to spare the usual case a call.
+    IF pg_current_xact_id_if_assigned() IS NOT NULL OR current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.guard('register');
+    END IF;
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);  -- anybody can take the gate's lock, and keep it
+    END IF;
+    -- (As an expression: that is evaluated without a query, as often below.)
+    -- ('=', unlike AND, always asks for both.)
+    v_gated := (pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member)) IS NULL)
+               = (pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) IS NULL);
+    v_placed := {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note);
+    queue_position := v_placed.queue_position;
+    granted := v_placed.granted;
+END
+$$;
+
+
+-- Is called in every transaction that grants, claims or starts something for a member, before it locks a row: a sign of
+-- life, unless the last one is younger than an eighth of the grace, or of the lease, which is renewed with it. So what is
+-- handed out stands on a lease that has just begun, and anyone who is about to remove the member finds it renewed. False when
+-- the member was given up, or is another login's.
+CREATE OR REPLACE FUNCTION {schema}.give_sign(p_member bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_leased boolean;
+    v_fresh  boolean;
+BEGIN
+    SELECT lease_ms IS NOT NULL,
+           CASE WHEN lease_ms IS NOT NULL THEN lease_until > clock_timestamp() + lease_ms * interval '0.875 millisecond'
+                ELSE grace_ms = 0 OR seen_at > clock_timestamp() - grace_ms * interval '0.125 millisecond' END
+    INTO v_leased, v_fresh FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    -- (With a lease the session may be a pooler's, and on another server than at the last call.)
+    IF v_leased AND {schema}.check_origin() OR NOT v_fresh THEN
+        UPDATE {schema}.member
+        SET seen_at = clock_timestamp(), lease_until = clock_timestamp() + lease_ms * interval '1 millisecond'
+        WHERE member_id = p_member;
+    END IF;
+    RETURN FOUND;
+END
+$$;
+
+
+-- Says what is wrong with a request.
+CREATE OR REPLACE FUNCTION {schema}.refuse(
+    p_resource varchar, p_access varchar, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_limit integer, p_weight integer)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF p_uid IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: bad request: uid is NULL; give each request a text of its own' USING ERRCODE = '22023';
+    ELSIF concat(p_resource, p_access, p_requesting_id, p_owner) ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'sqlsem: bad request: a control character in resource %, access type %, requesting_id % or owner %',
+            {schema}.plain(p_resource), {schema}.plain(p_access), {schema}.plain(p_requesting_id), {schema}.plain(p_owner)
+            USING ERRCODE = '22023', HINT = 'Use printable text.';
+    ELSIF p_access = 'upgrade' THEN
+        RAISE EXCEPTION 'sqlsem: bad request: the access type ''upgrade'' is that of a reader which becomes a writer; ask for read first'
+            USING ERRCODE = '22023';
+    END IF;
+    RAISE EXCEPTION 'sqlsem: bad request: resource %, access type %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
+        coalesce(quote_literal(p_resource), 'NULL'), coalesce(quote_literal(p_access), 'NULL'), p_limit, p_weight USING ERRCODE = '22023';
+END
+$$;
+
+
+-- The part of a registration under the gate and the member's lock, which the caller has taken in a statement before:
+-- statements in here see every registration that came before.
+CREATE OR REPLACE FUNCTION {schema}.place(
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean,
+    p_resource varchar, p_access varchar, p_limit integer, p_weight integer, p_note varchar,
+    OUT queue_position bigint, OUT granted boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_ahead  record;
+    v_leased boolean;
+    v_fresh  boolean;
+    v_mark   bigint;  -- the resource's
+BEGIN
+    -- Here and not as constraints of the table, which would cost a tenth of the whole call; and in one expression, as each costs.
+    IF (p_resource <> '' AND p_resource = btrim(p_resource) AND p_weight >= 1 AND p_uid IS NOT NULL AND p_access <> 'upgrade'
+        AND concat(p_resource, p_access, p_requesting_id, p_owner) !~ '[[:cntrl:]]') IS NOT TRUE OR p_limit < p_weight THEN
+        PERFORM {schema}.refuse(p_resource, p_access, p_requesting_id, p_owner, p_uid, p_limit, p_weight);
+    END IF;
+    -- The usual case: nobody is there, nor was below the mark.
+    SELECT m.lease_ms IS NOT NULL,
+           m.lease_ms IS NULL AND (m.grace_ms = 0 OR m.seen_at > clock_timestamp() - m.grace_ms * interval '0.125 millisecond'),
+           l.mark,
+           coalesce(l.survivors, '{}') = '{}'
+           AND NOT EXISTS (SELECT FROM {schema}.{table} AS q WHERE q.resource_id = p_resource AND q.queue_position >= coalesce(l.mark, 0))
+           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id = p_resource)
+    INTO v_leased, v_fresh, v_mark, granted
+    FROM {schema}.member AS m
+    LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
+                       ORDER BY w.mark DESC LIMIT 1) AS l ON true
+    WHERE m.member_id = p_member AND m.login = session_user;
+    IF NOT FOUND OR NOT v_fresh AND NOT {schema}.give_sign(p_member) THEN
+        IF EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login <> session_user) THEN
+            RAISE EXCEPTION 'sqlsem: member % belongs to another login than %', p_member, session_user
+                USING ERRCODE = '42501', HINT = 'Use the member that this login enrolled.';
+        END IF;
+        -- A row of a member that is not there is anybody's to remove: nobody must believe that it holds.
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
+    IF NOT granted THEN
+        SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, p_uid);
+        IF v_ahead.mine IS NOT NULL THEN
+            SELECT t.queue_position, t.granted_at IS NOT NULL INTO queue_position, granted FROM {schema}.{table} AS t
+            WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine AND t.member_id = p_member;
+            IF FOUND THEN
+                -- Anyone who was cut off while its commit waited for a standby has committed here and nowhere else. This
+                -- one writes, so that it waits again.
+                UPDATE {schema}.{table} AS t SET note = t.note
+                WHERE t.resource_id = p_resource AND t.queue_position = v_ahead.mine;
+                RETURN;
+            END IF;  -- else somebody else's, and the insert will fail
+        END IF;
+        granted := v_ahead.eligible;
+        IF p_try AND NOT granted THEN
+            -- (The blocker once more by itself: anybody can hold its entry lock, which would hide it.)
+            IF {schema}.suspect_all(p_resource, p_member) OR {schema}.suspect(p_resource, v_ahead.blocker, p_member) THEN
+                SELECT eligible INTO granted FROM {schema}.ahead(p_resource, 9223372036854775807, p_access, p_limit, p_weight, NULL);
+            END IF;
+            IF NOT granted THEN
+                RETURN;
+            END IF;
+        END IF;
+    END IF;
+    INSERT INTO {schema}.{table} (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id, owner,
+                                  request_uid, granted_at, note)
+    VALUES (p_resource, p_requesting_id, p_access, p_limit, p_weight, p_member, p_owner,
+            p_uid, CASE WHEN granted THEN clock_timestamp() END, p_note)
+    RETURNING {schema}.{table}.queue_position INTO queue_position;
+    IF queue_position < v_mark THEN
+        -- Numbers went back (somebody restored rows, or set the sequence). What stands below the mark has not been seen:
+        -- without it, all others above, and with another number, once more.
+        DELETE FROM {schema}.low_water AS l WHERE l.mark > place.queue_position;
+        DELETE FROM {schema}.{table} AS t WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position;
+        SELECT p.queue_position, p.granted INTO queue_position, granted
+        FROM {schema}.place(p_member, p_requesting_id, p_owner, p_uid, p_try, p_resource, p_access, p_limit, p_weight, p_note) AS p;
+        RETURN;
+    END IF;
+    -- The entry lock, unless the member lives by a lease and its session may be anybody's.
+    IF NOT v_leased AND NOT pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) THEN
+        -- Somebody holds that lock, to be in the way: the row gets another number. (Should that be taken as well, those
+        -- behind look for the row from time to time.)
+        FOR v_try IN 1..100 LOOP
+            UPDATE {schema}.{table} AS t
+            SET queue_position = nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'))
+            WHERE t.resource_id = p_resource AND t.queue_position = place.queue_position
+            RETURNING t.queue_position INTO queue_position;
+            EXIT WHEN pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position));
+        END LOOP;
+    END IF;
+    IF {schema}.marks_now() THEN
+        PERFORM {schema}.raise_marks(p_resource, queue_position, p_member);
+    END IF;
+END
+$$;
+
+
+-- Several at once: all gates in one order, then all rows, in one transaction. So two such calls can never wait for
+-- each other. p_requests: [{"resource": …, "access": …, "limit": …, "weight": …, "note": …}, …], each resource once.
+CREATE OR REPLACE FUNCTION {schema}.register_all(
+    p_member bigint, p_requesting_id varchar, p_owner varchar, p_uid varchar, p_try boolean, p_requests jsonb)
+RETURNS TABLE (resource_id varchar, queue_position bigint, granted boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_request record;
+    v_ticket  record;
+    v_free    boolean := true;
+BEGIN
+    PERFORM {schema}.guard('register_all');
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '60s', true);
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(7), {schema}.lock_key(p_member));
+    -- By key, not by name: names that share a key must not be taken twice in different orders.
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), g.key)
+    FROM (SELECT DISTINCT hashtext(value ->> 'resource') AS key FROM jsonb_array_elements(p_requests) ORDER BY key) AS g;
+    IF p_try THEN
+        FOR v_request IN SELECT * FROM jsonb_to_recordset(p_requests)
+            AS r (resource varchar, access varchar, "limit" integer, weight integer) LOOP
+            SELECT eligible INTO v_free FROM {schema}.ahead(v_request.resource, 9223372036854775807, v_request.access,
+                                                            v_request."limit", v_request.weight, NULL);
+            IF NOT v_free AND {schema}.suspect_all(v_request.resource, p_member) THEN
+                SELECT eligible INTO v_free FROM {schema}.ahead(v_request.resource, 9223372036854775807, v_request.access,
+                                                                v_request."limit", v_request.weight, NULL);
+            END IF;
+            EXIT WHEN NOT v_free;
+        END LOOP;
+        IF NOT v_free AND NOT EXISTS (SELECT FROM {schema}.{table} AS t WHERE t.request_uid = p_uid || '.1') THEN
+            RETURN;
+        END IF;
+    END IF;
+    FOR v_request IN SELECT * FROM ROWS FROM (jsonb_to_recordset(p_requests)
+        AS (resource varchar, access varchar, "limit" integer, weight integer, note varchar)) WITH ORDINALITY AS
+        r (resource, access, "limit", weight, note, ordinal) LOOP
+        SELECT * INTO v_ticket FROM {schema}.place(
+            p_member, p_requesting_id, p_owner, (p_uid || '.' || v_request.ordinal)::varchar, false, v_request.resource,
+            v_request.access, v_request."limit", v_request.weight, v_request.note);
+        resource_id := v_request.resource;
+        queue_position := v_ticket.queue_position;
+        granted := v_ticket.granted;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+
+-- Tests the owners of the first rows on a resource whose sessions look gone, and the rows that nobody attends to (at most 32
+-- in all). True when anything was written. Anyone who is dead further behind is tested when it comes to the front; who waits
+-- for it tests it before. With a limit all those count who may be inside.
+CREATE OR REPLACE FUNCTION {schema}.suspect_all(p_resource varchar, p_mine bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_position bigint;
+    v_written  boolean := false;
+    v_most     integer := (SELECT greatest(64, max(concurrency_limit))
+                           FROM (SELECT concurrency_limit FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT 64) AS r);
+    v_stale    timestamptz := (SELECT clock_timestamp() - stale_after_ms * interval '1 millisecond'
+                               FROM {schema}.resource WHERE resource_id = p_resource);
+BEGIN
+    FOR v_position IN
+        SELECT min(queue_position)
+        FROM (SELECT *, coalesce(attended_until < clock_timestamp(), false) AS unattended
+              FROM {schema}.oldest_first(p_resource, 9223372036854775807) LIMIT v_most) AS r
+        WHERE unattended
+           OR member_id IS DISTINCT FROM p_mine
+              AND (revoked_at IS NOT NULL
+                   OR CASE WHEN member_id IS NULL THEN requested_at <= v_stale
+                           ELSE {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(queue_position))
+                                AND NOT EXISTS (SELECT FROM {schema}.member AS m  -- whose lease lasts
+                                                WHERE m.member_id = r.member_id AND m.lease_until >= clock_timestamp()) END)
+        GROUP BY CASE WHEN unattended OR member_id IS NULL THEN -queue_position ELSE member_id END, revoked_at IS NULL
+        ORDER BY 1 LIMIT 32
+    LOOP
+        v_written := {schema}.suspect(p_resource, v_position, p_mine) OR v_written;
+    END LOOP;
+    RETURN v_written;
+END
+$$;
+
+
+-- Waits up to p_timeout_ms for a row's turn, asleep in the engine's lock queue wherever there is a lock to wait for.
+--   0  granted          -1  not yet
+--   1  call again at once: something was written that others should see
+--  -2  the row is gone: cancelled, reaped or taken away
+CREATE OR REPLACE FUNCTION {schema}.wait(p_resource varchar, p_position bigint, p_timeout_ms integer) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_deadline timestamptz := clock_timestamp() + p_timeout_ms * interval '1 millisecond';
+    v_row      record;
+    v_ahead    record;
+    v_left     integer;
+    v_oldest   bigint;              -- whose entry lock to sleep on
+    v_free     boolean;
+    v_since    timestamptz;         -- when something changed ahead, as far as can be seen
+    v_tested   timestamptz := clock_timestamp();
+    v_pause    float := 2;          -- ms
+    v_waiting  boolean := false;
+BEGIN
+    -- Stand aside while the tables are upgraded, before any of them is touched.
+    IF {schema}.is_upgraded() THEN
+        PERFORM pg_sleep(least(p_timeout_ms, 50) / 1000.0::float);
+        RETURN -1;
+    END IF;
+    SELECT t.access_type, t.concurrency_limit, t.weight, t.member_id, t.requested_at, t.granted_at, t.revoked_at,
+           coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
+                                                         m.grace_ms * interval '0.125 millisecond') AS stale_at,
+           m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute INTO v_row
+    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND m.login = session_user;
+    IF NOT FOUND OR v_row.revoked_at IS NOT NULL THEN
+        RETURN -2;
+    ELSIF v_row.granted_at IS NOT NULL THEN
+        RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+    END IF;
+    LOOP
+        SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit,
+                                                  v_row.weight, NULL);
+        IF v_ahead.eligible THEN
+            IF NOT v_row.mute AND clock_timestamp() >= v_row.stale_at AND NOT {schema}.give_sign(v_row.member_id) THEN
+                RETURN -2;
+            END IF;
+            UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+            WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL;
+            IF NOT FOUND THEN
+                RETURN -2;
+            END IF;
+            EXIT;
+        ELSIF v_row.access_type = 'read' THEN
+            IF EXISTS (SELECT FROM {schema}.{table}
+                       WHERE resource_id = p_resource AND queue_position = p_position AND granted_at IS NOT NULL) THEN
+                -- Let in by a reader ahead that upgrades (conversions.sql).
+                RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
+            END IF;
+        END IF;
+        v_left := ceil(1000 * extract(epoch FROM v_deadline - clock_timestamp()));
+        IF v_left <= 0 THEN
+            -- Once a call, look at the first ones too: anyone of them may have died unseen.
+            -- Now and then the blocker by itself: anybody can hold its entry lock, which hides it from the others' looks.
+            RETURN CASE WHEN {schema}.suspect_all(p_resource, v_row.member_id)
+                          OR random() < 0.2 AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id) THEN 1 ELSE -1 END;
+        END IF;
+        -- Who upgrades the tables must not wait long for this transaction, and everybody else behind that. (But longer
+        -- than deadlock_timeout, after which the server looks for deadlocks.)
+        v_left := least(v_left, 2000);
+        IF {schema}.is_upgraded() THEN
+            RETURN -1;
+        END IF;
+        IF v_ahead.until = 'paused' THEN
+            PERFORM pg_sleep(least(v_left, v_pause) / 1000);
+            v_pause := least(v_pause * 1.5, 250);
+            CONTINUE;
+        END IF;
+
+        v_oldest := v_ahead.blocker;
+        v_free := {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest));
+        IF v_ahead.until <> 'leave' OR v_free THEN
+            IF v_ahead.until <> 'leave' AND NOT v_waiting THEN
+                -- Those behind us wait for our grant. Freed when this transaction ends, just after its commit is visible.
+                -- 'try': should anybody else have it, those behind us look now and then.
+                v_waiting := pg_try_advisory_xact_lock({schema}.lock_class(3), {schema}.lock_key(p_position)) IS NOT NULL;
+            END IF;
+            IF v_ahead.until = 'grant' AND NOT {schema}.is_free({schema}.lock_class(3), {schema}.lock_key(v_oldest)) THEN
+                PERFORM {schema}.sleep_on({schema}.lock_class(3), {schema}.lock_key(v_oldest), v_left);
+                CONTINUE;
+            END IF;
+            -- Nothing is sure to wake us. Free, and the row stands: it was released this instant, or its owner has no session
+            -- (a lease, a bare participant), or its owner died. Anyone else who may be inside may have died, too.
+            IF v_free AND {schema}.suspect(p_resource, v_ahead.blocker, v_row.member_id)
+               OR clock_timestamp() > v_tested + interval '0.5 seconds' AND {schema}.suspect_all(p_resource, v_row.member_id) THEN
+                RETURN 1;
+            ELSIF clock_timestamp() > v_tested + interval '0.5 seconds' THEN
+                v_tested := clock_timestamp();
+            END IF;
+            -- So we look again after a twentieth of the time for which nothing has changed; sooner, when the oldest leaves of
+            -- those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
+            SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
+                   CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END
+            INTO v_since, v_oldest
+            FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
+                  WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
+                  LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.resource WHERE resource_id = p_resource))) AS r;
+            v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
+            IF v_free THEN
+                PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
+                CONTINUE;
+            END IF;
+            v_left := least(v_left, ceil(v_pause), 250);
+        END IF;
+        CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
+        IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
+            -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
+            -- is sure that this ends here: the member's row stays locked.)
+            UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+            WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
+              AND (SELECT eligible FROM {schema}.ahead(p_resource, p_position, v_row.access_type,
+                                                       v_row.concurrency_limit, v_row.weight, NULL));
+            EXIT WHEN FOUND;
+        END IF;
+    END LOOP;
+    IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+        PERFORM {schema}.raise_marks(p_resource, p_position, NULL);
+    END IF;
+    RETURN 0;
+END
+$$;
+
+
+-- Looks at many rows of a member at once, as wait(…, 0) does at one: which are granted, now or before, and which are gone.
+-- p_positions[i] is a row of p_resources[i].
+CREATE OR REPLACE FUNCTION {schema}.look_all(
+    p_member bigint, p_resources varchar[], p_positions bigint[], OUT granted bigint[], OUT gone bigint[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_row      record;
+    v_ahead    record;
+    v_kind     text;     -- requests of one kind: who stands behind one that may not go yet may not either
+    v_held_up  text;
+    v_free     jsonb[];  -- rows that may go now
+    v_blocked  jsonb[];  -- rows in the way, one a kind
+    v_written  boolean := false;
+BEGIN
+    IF {schema}.is_upgraded() THEN
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM {schema}.member WHERE member_id = p_member AND login = session_user) THEN
+        gone := p_positions;
+        RETURN;
+    END IF;
+    LOOP
+        granted := '{}';
+        gone := '{}';
+        v_free := '{}';
+        v_blocked := '{}';
+        v_held_up := NULL;
+        FOR v_row IN
+            SELECT a.resource_id, a.queue_position, t.access_type, t.concurrency_limit, t.weight, t.granted_at,
+                   t.queue_position IS NOT NULL AND t.revoked_at IS NULL AS there
+            FROM unnest(p_resources, p_positions) AS a (resource_id, queue_position)
+            LEFT JOIN {schema}.{table} AS t
+                ON t.resource_id = a.resource_id AND t.queue_position = a.queue_position AND t.member_id = p_member
+            ORDER BY a.resource_id, t.access_type, t.concurrency_limit, t.weight, a.queue_position
+        LOOP
+            v_kind := concat_ws(E'\t', v_row.resource_id, v_row.access_type, v_row.weight, v_row.concurrency_limit);
+            IF NOT v_row.there THEN
+                gone := gone || v_row.queue_position;
+            ELSIF v_row.granted_at IS NOT NULL THEN
+                granted := granted || v_row.queue_position;
+            ELSIF v_kind IS DISTINCT FROM v_held_up THEN
+                SELECT * INTO v_ahead FROM {schema}.ahead(v_row.resource_id, v_row.queue_position, v_row.access_type,
+                                                          v_row.concurrency_limit, v_row.weight, NULL);
+                IF v_ahead.eligible THEN
+                    v_free := v_free || jsonb_build_object('resource', v_row.resource_id, 'position', v_row.queue_position);
+                ELSE
+                    v_held_up := v_kind;
+                    v_blocked := v_blocked || jsonb_build_object('resource', v_row.resource_id, 'position', v_ahead.blocker);
+                END IF;
+            END IF;
+        END LOOP;
+        EXIT WHEN v_written;
+        -- As after a wait in vain; on 32 of many resources.
+        FOR v_row IN
+            SELECT b ->> 'resource' AS resource_id, max((b ->> 'position')::bigint) AS blocker FROM unnest(v_blocked) AS b
+            GROUP BY 1 ORDER BY random() LIMIT 32
+        LOOP
+            v_written := {schema}.suspect_all(v_row.resource_id, p_member)
+                      OR random() < 0.2 AND {schema}.suspect(v_row.resource_id, v_row.blocker, p_member) OR v_written;
+        END LOOP;
+        EXIT WHEN NOT v_written;
+    END LOOP;
+    IF cardinality(granted) + cardinality(v_free) > 0 AND NOT {schema}.give_sign(p_member) THEN
+        granted := '{}';
+        gone := p_positions;
+        RETURN;
+    END IF;
+    FOR v_row IN
+        SELECT f ->> 'resource' AS resource_id, (f ->> 'position')::bigint AS queue_position FROM unnest(v_free) AS f ORDER BY 2
+    LOOP
+        UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+        WHERE resource_id = v_row.resource_id AND queue_position = v_row.queue_position AND revoked_at IS NULL;
+        IF FOUND THEN
+            granted := granted || v_row.queue_position;
+            IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(v_row.resource_id)) THEN
+                PERFORM {schema}.raise_marks(v_row.resource_id, v_row.queue_position, NULL);
+            END IF;
+        ELSE
+            gone := gone || v_row.queue_position;
+        END IF;
+    END LOOP;
+END
+$$;
+
+
+-- Gives a number back. 0 done, -1 no such row of this requester (already released, reaped or taken away, or another
+-- login's; a bare participant deletes its row itself).
+-- May be repeated. p_outcome is for the history. A client whose transaction this is may have it not made durable at once
+-- (synchronous_commit = off): a release that a crash of the server undoes is repeated by the member.
+CREATE OR REPLACE FUNCTION {schema}.release(
+    p_resource varchar, p_position bigint, p_requesting_id varchar, p_outcome varchar DEFAULT 'released') RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_row   record;
+    v_freed boolean;
+BEGIN
+    IF (p_outcome IN ('released', 'cancelled', 'timeout', 'lost', 'deadlock', 'revoked')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: a request ends as released, cancelled, timeout, lost, deadlock or revoked, not %',
+            coalesce({schema}.plain(p_outcome), 'NULL') USING ERRCODE = '22023';
+    END IF;
+    DELETE FROM {schema}.{table} AS t USING {schema}.member AS m
+    WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+      AND m.member_id = t.member_id AND m.login = session_user
+    RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
+              t.revoked_at, t.revoked_by, m.host, coalesce(m.pid, m.backend_pid) AS pid, m.program, m.login
+    INTO v_row;
+    IF NOT FOUND THEN  -- of a member that was given up: the row is dead
+        DELETE FROM {schema}.{table} AS t
+        WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
+          AND t.member_id IS NOT NULL AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = t.member_id)
+        RETURNING t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner, t.note, t.requested_at, t.granted_at,
+                  t.revoked_at, t.revoked_by, NULL::varchar AS host, NULL::integer AS pid, NULL::varchar AS program, NULL::name AS login
+        INTO v_row;
+        IF NOT FOUND THEN
+            RETURN -1;
+        END IF;
+    END IF;
+    INSERT INTO {schema}.history (resource_id, queue_position, requesting_id, access_type, weight, member_id,
+                                  owner, note, requested_at, granted_at, outcome, concurrency_limit, host, pid, program, login,
+                                  ended_by)
+    VALUES (p_resource, p_position, p_requesting_id, v_row.access_type, v_row.weight, v_row.member_id,
+            v_row.owner, v_row.note, v_row.requested_at, v_row.granted_at,
+            CASE WHEN p_outcome = 'revoked' AND v_row.revoked_at IS NULL THEN 'lost' ELSE p_outcome END,
+            v_row.concurrency_limit, v_row.host, v_row.pid, v_row.program, v_row.login,
+            CASE WHEN p_outcome = 'revoked' THEN v_row.revoked_by END);
+    v_freed := {schema}.free_at_end({schema}.lock_class(2), {schema}.lock_key(p_position));
+    RETURN 0;
+END
+$$;
+
+
+-- Gives back whatever one acquire may have left (its reply was lost, or it was interrupted).
+CREATE OR REPLACE FUNCTION {schema}.cancel(p_member bigint, p_uid varchar, p_outcome varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_row   record;
+    v_count integer := 0;
+    v_some  boolean;
+BEGIN
+    -- By their uids, those of register_all with a number each; of these some may have left before.
+    FOR v_from IN 0..1000000 BY 16 LOOP
+        v_some := false;
+        FOR v_row IN
+            SELECT resource_id, queue_position, requesting_id FROM {schema}.{table}
+            WHERE member_id = p_member
+              AND request_uid = ANY (ARRAY(SELECT concat_ws('.', p_uid, nullif(n, 0))
+                                           FROM generate_series(v_from, v_from + 15) AS n))
+        LOOP
+            v_some := true;
+            IF {schema}.release(v_row.resource_id, v_row.queue_position, v_row.requesting_id, p_outcome) = 0 THEN
+                v_count := v_count + 1;
+            END IF;
+        END LOOP;
+        EXIT WHEN NOT v_some;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+
+
+-- (The name that this had at first is another routine's now.)
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname = 'assert_holding'
+               AND prorettype = 'boolean'::regtype) THEN
+        DROP FUNCTION {schema}.assert_holding(varchar, bigint, varchar);
+    END IF;
+END
+$$;
+-- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
+-- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
+-- row cannot be given back, or taken away, before the transaction ends. Under REPEATABLE READ a row that went away meanwhile
+-- raises a serialization failure.
+CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_login name := (SELECT m.login FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+                     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id);
+BEGIN
+    IF v_login <> session_user
+       AND NOT EXISTS (SELECT FROM pg_roles WHERE rolname IN (v_login, '{schema}_operator') AND pg_has_role(session_user, oid, 'MEMBER')) THEN
+        RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
+            USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+    END IF;
+    PERFORM FROM {schema}.{table}
+    WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
+      AND granted_at IS NOT NULL
+    FOR SHARE;
+    RETURN FOUND;
+END
+$$;
+
+-- The sessions whose open transactions keep rows of the queue, in words.
+CREATE OR REPLACE FUNCTION {schema}.pinned_by() RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(DISTINCT format('session %s (login %s)', l.pid, a.usename), ', '), 'a session that has just ended')
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'relation' AND l.relation = '{schema}.{table}'::regclass AND l.mode = 'RowShareLock' AND l.granted
+      AND l.pid <> pg_backend_pid()
+$$;
+
+
+-- What people look at -------------------------------------------------------------------------------------------
+
+-- state: 'holds', 'waits', 'revoked', or 'dead', when the next who looks, and may write, removes it. missing_for: since the
+-- owner was first missed, or, where nobody has noticed yet, since its last sign of life.
+-- A bare participant has nobody who would write down that it may go in: that is told by the rule, for all of them in one pass
+-- along the queue for each of their labels.
+CREATE OR REPLACE FUNCTION {schema}.entries(p_resource varchar DEFAULT NULL)
+RETURNS TABLE (resource_id varchar, queue_position bigint, state text, access_type varchar, concurrency_limit integer,
+               weight integer, requesting_id varchar, member_id bigint, owner varchar, host varchar, pid integer,
+               program varchar, note varchar, requested_at timestamptz, granted_at timestamptz,
+               seconds float, missing_for float, grace float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH q AS MATERIALIZED (
+        SELECT t.* FROM {schema}.{table} AS t WHERE p_resource IS NULL OR t.resource_id = p_resource),
+    bare AS (
+        SELECT DISTINCT q.resource_id, q.access_type FROM q WHERE q.member_id IS NULL),
+    ahead AS (
+        SELECT q.*, b.access_type AS label,
+               sum(q.weight) FILTER (WHERE b.access_type = 'write' OR q.access_type <> b.access_type) OVER before AS load,
+               min(q.concurrency_limit) FILTER (WHERE b.access_type = 'write' OR q.access_type <> b.access_type) OVER before AS declared
+        FROM bare AS b JOIN q ON q.resource_id = b.resource_id
+        WINDOW before AS (PARTITION BY b.resource_id, b.access_type ORDER BY q.queue_position
+                          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+    inside AS MATERIALIZED (
+        SELECT a.queue_position FROM ahead AS a LEFT JOIN {schema}.resource AS o ON o.resource_id = a.resource_id
+        WHERE a.member_id IS NULL AND a.access_type = a.label AND o.paused_at IS NULL
+          AND coalesce(coalesce(a.load, 0) + a.weight <= least(a.concurrency_limit, a.declared, o.cap), true))
+    SELECT q.resource_id, q.queue_position,
+           CASE WHEN l.dead OR q.member_id IS NOT NULL AND m.member_id IS NULL THEN 'dead'
+                WHEN q.revoked_at IS NOT NULL THEN 'revoked' WHEN q.granted_at IS NOT NULL THEN 'holds'
+                WHEN i.queue_position IS NOT NULL THEN 'holds' ELSE 'waits' END,
+           q.access_type, q.concurrency_limit, q.weight, q.requesting_id, q.member_id, q.owner,
+           m.host, coalesce(m.pid, m.backend_pid), m.program,
+           q.note, q.requested_at, q.granted_at,
+           extract(epoch FROM clock_timestamp() - coalesce(q.granted_at, q.requested_at))::float,
+           CASE WHEN l.missing THEN
+               extract(epoch FROM clock_timestamp() - coalesce(l.since, q.granted_at, q.requested_at))::float END,
+           CASE WHEN m.lease_ms IS NULL THEN m.grace_ms / 1000.0::float END
+    FROM q LEFT JOIN inside AS i ON i.queue_position = q.queue_position
+    LEFT JOIN {schema}.member AS m ON m.member_id = q.member_id
+    LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = q.member_id
+    ORDER BY q.resource_id, q.queue_position
+$$;
+
+-- Newest first. p_since and p_until: ages in seconds. p_who: its login, host, host:pid, program or id; or the login that ended
+-- it. `held` of who died counts to its last sign of life. (Planned for what is
+-- asked: each filter has an index of its own.)
+CREATE OR REPLACE FUNCTION {schema}.past(
+    p_resource varchar, p_most integer, p_since float, p_until float, p_outcome varchar, p_who varchar)
+RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
+               owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
+               waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
+               program varchar, login name, ended_by name)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET plan_cache_mode = force_custom_plan SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT h.resource_id, h.queue_position, h.access_type, h.weight, h.requesting_id, h.owner, h.note,
+           h.requested_at, h.granted_at, h.ended_at,
+           extract(epoch FROM coalesce(h.granted_at, h.ended_at) - h.requested_at)::float,
+           CASE WHEN h.granted_at IS NOT NULL
+                THEN greatest(0, extract(epoch FROM coalesce(h.seen_at, h.ended_at) - h.granted_at)) END::float, h.outcome,
+           h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
+    FROM {schema}.history AS h
+    WHERE (p_resource IS NULL OR h.resource_id = p_resource)
+      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
+      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_outcome IS NULL OR h.outcome = p_outcome)
+      AND (p_who IS NULL OR p_who IN (h.login, h.host, h.host || ':' || h.pid, h.program, h.requesting_id, h.ended_by))
+    ORDER BY h.ended_at DESC LIMIT p_most;
+END
+$$;
+
+-- Whoever it was.
+CREATE OR REPLACE FUNCTION {schema}.past(
+    p_resource varchar, p_most integer, p_since float DEFAULT NULL, p_until float DEFAULT NULL, p_outcome varchar DEFAULT NULL)
+RETURNS TABLE (resource_id varchar, queue_position bigint, access_type varchar, weight integer, requesting_id varchar,
+               owner varchar, note varchar, requested_at timestamptz, granted_at timestamptz, ended_at timestamptz,
+               waited float, held float, outcome varchar, concurrency_limit integer, host varchar, pid integer,
+               program varchar, login name, ended_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT * FROM {schema}.past(p_resource, p_most, p_since, p_until, p_outcome, NULL) $$;
+
+CREATE OR REPLACE FUNCTION {schema}.resources()
+RETURNS TABLE (resource_id varchar, cap integer, paused boolean, stale_after float, holding bigint, waiting bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(o.resource_id, q.resource_id), o.cap, o.paused_at IS NOT NULL, o.stale_after_ms / 1000.0::float,
+           coalesce(q.holding, 0), coalesce(q.waiting, 0)
+    FROM {schema}.resource AS o
+    FULL JOIN (SELECT e.resource_id, count(*) FILTER (WHERE e.inside) AS holding, count(*) FILTER (WHERE NOT e.inside) AS waiting
+               FROM (SELECT n.resource_id, n.state IN ('holds', 'revoked') OR n.state = 'dead' AND n.granted_at IS NOT NULL AS inside
+                     FROM {schema}.entries() AS n) AS e
+               GROUP BY e.resource_id) AS q ON q.resource_id = o.resource_id
+    ORDER BY 1
+$$;
+
+
+CREATE OR REPLACE FUNCTION {schema}.settings() RETURNS TABLE (name text, value text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ SELECT s.name, s.value FROM {schema}.setting AS s $$;
+
+
+-- What operators do ---------------------------------------------------------------------------------------------
+
+-- p_what: 'cap' (NULL: none), 'stale_after' in ms (NULL: never), 'paused' (1 or 0).
+CREATE OR REPLACE FUNCTION {schema}.set_resource(p_resource varchar, p_what text, p_value bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_before {schema}.resource;
+    v_after  {schema}.resource;
+BEGIN
+    IF p_what NOT IN ('cap', 'stale_after', 'paused') THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after and paused can', p_what USING ERRCODE = '22023';
+    END IF;
+    INSERT INTO {schema}.resource (resource_id) VALUES (p_resource) ON CONFLICT DO NOTHING;
+    SELECT o.* INTO v_before FROM {schema}.resource AS o WHERE o.resource_id = p_resource FOR UPDATE;
+    UPDATE {schema}.resource
+    SET cap = CASE p_what WHEN 'cap' THEN p_value ELSE cap END,
+        cap_by = CASE WHEN p_what <> 'cap' OR cap = p_value THEN cap_by WHEN p_value IS NOT NULL THEN session_user END,
+        stale_after_ms = CASE p_what WHEN 'stale_after' THEN p_value ELSE stale_after_ms END,
+        paused_at = CASE WHEN p_what <> 'paused' THEN paused_at WHEN p_value = 1 THEN coalesce(paused_at, clock_timestamp()) END,
+        paused_by = CASE WHEN p_what <> 'paused' OR p_value = 1 AND paused_at IS NOT NULL THEN paused_by WHEN p_value = 1 THEN session_user END
+    WHERE resource_id = p_resource
+    RETURNING * INTO v_after;
+    IF (v_before.cap, v_before.stale_after_ms, v_before.paused_at) IS DISTINCT FROM (v_after.cap, v_after.stale_after_ms, v_after.paused_at) THEN
+        PERFORM {schema}.note_operation(
+            CASE WHEN p_what <> 'paused' THEN p_what WHEN p_value = 1 THEN 'pause' ELSE 'resume' END, p_resource, NULL, NULL, NULL,
+            CASE p_what WHEN 'cap' THEN v_before.cap WHEN 'stale_after' THEN v_before.stale_after_ms END::text,
+            CASE WHEN p_what <> 'paused' THEN p_value END::text);
+    END IF;
+    DELETE FROM {schema}.resource
+    WHERE resource_id = p_resource AND cap IS NULL AND stale_after_ms IS NULL AND paused_at IS NULL;
+END
+$$;
+
+-- Takes a row away from its owner. A waiting row goes at once, and a row whose owner is gone or was bare; a live holder
+-- is told first (by its next ping, or by grace running out) unless p_force: 0 gone, 1 told, -1 no such row.
+CREATE OR REPLACE FUNCTION {schema}.revoke(p_position bigint, p_force boolean) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row record;
+BEGIN
+    IF current_setting('lock_timeout') = '0' THEN
+        PERFORM set_config('lock_timeout', '5s', true);
+    END IF;
+    BEGIN
+        -- revoked_at first: a waiter that is granted this instant sees it, or we see its grant.
+        UPDATE {schema}.{table} SET revoked_at = coalesce(revoked_at, clock_timestamp()), revoked_by = coalesce(revoked_by, session_user)
+        WHERE queue_position = p_position
+        RETURNING resource_id, granted_at, member_id INTO v_row;
+        IF NOT FOUND THEN
+            RETURN -1;
+        END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'sqlsem: position % is kept (assert_holding) by an open transaction: %', p_position, {schema}.pinned_by()
+            USING ERRCODE = '55P03', HINT = 'Try again when that has ended; pg_terminate_backend(pid) ends it.';
+    END;
+    PERFORM {schema}.note_operation('revoke', v_row.resource_id, p_position, NULL, NULL,
+                                    CASE WHEN v_row.granted_at IS NULL THEN 'waits' ELSE 'holds' END, CASE WHEN p_force THEN 'force' END);
+    IF p_force OR v_row.granted_at IS NULL OR v_row.member_id IS NULL THEN
+        PERFORM {schema}.remove(v_row.resource_id, p_position, 'revoked');
+        RETURN 0;
+    END IF;
+    RETURN 1;
+END
+$$;
+
+-- Tests every member now; the number of members and stale rows removed.
+CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_row    record;
+    v_before bigint := (SELECT count(*) FROM {schema}.{table});
+    v_gone   bigint;
+BEGIN
+    PERFORM {schema}.check_origin();
+    FOR v_row IN
+        SELECT t.resource_id, t.queue_position FROM {schema}.{table} AS t
+        LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = t.member_id
+        WHERE l.missing IS NOT FALSE OR t.revoked_at IS NOT NULL OR t.attended_until IS NOT NULL
+    LOOP
+        PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
+    END LOOP;
+    PERFORM {schema}.recover_tasks(NULL, -1);
+    PERFORM {schema}.recover_rounds(NULL, -1);
+    -- Members that own nothing leave no row to find them by.
+    PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
+    v_gone := v_before - (SELECT count(*) FROM {schema}.{table});
+    IF v_gone > 0 THEN
+        PERFORM {schema}.note_operation('reap', NULL, NULL, NULL, NULL, NULL, v_gone::text);
+    END IF;
+    RETURN v_gone;
+END
+$$;
+
+-- Removes history older than setting history_days, and what is more than history_rows: of the oldest p_most rows. They are
+-- counted by their positions (few requests leave two rows, or none), as counting a million would take long. Now and then also
+-- low-water marks that a newer one stands in for, or that nobody has raised for a day: it has to look at all of them.
+CREATE OR REPLACE FUNCTION {schema}.prune(p_most integer) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM {schema}.low_water WHERE ctid = ANY (ARRAY(
+        SELECT l.ctid FROM {schema}.low_water AS l
+        WHERE (SELECT random() < 0.1)
+          AND (l.made_at < clock_timestamp() - interval '1 day'
+               OR l.made_at < clock_timestamp() - interval '1 minute'
+                  AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
+        LIMIT p_most FOR UPDATE SKIP LOCKED));
+    WITH oldest AS MATERIALIZED (
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
+    gone AS (
+        DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
+            SELECT h.ctid FROM {schema}.history AS h
+            WHERE h.ctid = ANY (ARRAY(
+                SELECT o.place FROM oldest AS o
+                WHERE o.ended_at < clock_timestamp()
+                                   - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+                   OR o.queue_position <= (SELECT queue_position FROM {schema}.history ORDER BY ended_at DESC LIMIT 1)
+                                          - (SELECT value FROM {schema}.setting WHERE name = 'history_rows')::bigint))
+            FOR UPDATE SKIP LOCKED))
+        RETURNING 1)
+    SELECT count(*) FROM gone
+$$;
+
+
+-- Bare participants insert rows themselves. They get their number under the gate as well, so that numbers appear in
+-- order; the gate is then theirs until their transaction ends. Rows of the routines carry a request_uid.
+CREATE OR REPLACE FUNCTION {schema}.number_bare_row() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NEW.resource_id = '' OR NEW.resource_id <> btrim(NEW.resource_id) OR NEW.weight < 1 OR NEW.concurrency_limit < NEW.weight THEN
+        RAISE EXCEPTION 'sqlsem: bad row: resource %, limit %, weight %; a name has no blanks around it, and 1 <= weight <= limit',
+            quote_literal(NEW.resource_id), NEW.concurrency_limit, NEW.weight USING ERRCODE = '22023';
+    ELSIF concat(NEW.resource_id, NEW.access_type, NEW.requesting_id) ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION 'sqlsem: bad row: a control character in resource %, access type % or requesting_id %',
+            {schema}.plain(NEW.resource_id), {schema}.plain(NEW.access_type), {schema}.plain(NEW.requesting_id) USING ERRCODE = '22023';
+    ELSIF NEW.access_type = 'upgrade' THEN
+        RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
+    END IF;
+    PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
+    NEW.queue_position := nextval(pg_get_serial_sequence('{schema}.{table}', 'queue_position'));
+    DELETE FROM {schema}.low_water WHERE resource_id = NEW.resource_id AND mark > NEW.queue_position;
+    NEW.member_id := NULL;
+    NEW.granted_at := NULL;
+    NEW.revoked_at := NULL;
+    NEW.revoked_by := NULL;
+    NEW.requested_at := clock_timestamp();
+    RETURN NEW;
+END
+$$;
+DO $$
+BEGIN
+    -- Only once: it locks the table, which would have to wait for those who wait in it.
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_row' AND tgrelid = '{schema}.{table}'::regclass) THEN
+        CREATE TRIGGER number_bare_row BEFORE INSERT ON {schema}.{table}
+            FOR EACH ROW WHEN (NEW.request_uid IS NULL) EXECUTE FUNCTION {schema}.number_bare_row();
+    END IF;
+END
+$$;

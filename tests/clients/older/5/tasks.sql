@@ -1,0 +1,1335 @@
+-- sqlsem, the work queue, for PostgreSQL. May be run again at any time, after public.sql.
+--
+-- A claim belongs to a member, like a row of the lock queue: nobody takes a task from a worker that lives, however long
+-- it takes; when the member is gone its tasks are pending again (recover_tasks). No transaction is open while a task runs.
+--
+-- Orders are barriers: what may be claimed are the pending tasks of the lowest order that is open. Until it has ended a
+-- task is open in every state that any snapshot can see, so no snapshot shows a barrier gone before it is; and once it is
+-- gone it stays gone, but for tasks put or retried after that.
+--
+-- Low-water marks (task_low_water). While somebody keeps an old snapshot, what has ended stays in the index of the open tasks,
+-- in front of those that are open, and a claim would walk past all of it. So claims note now and then how far it is: the
+-- newest mark of a queue, the first in its index, says that nothing is open in orders below task_order, and of that order,
+-- below `mark`, only the survivors may be. That stays true while tasks only end:
+--   * A task that runs, failed and holds up, was given back, or waits for its next attempt is open all the while. When a mark
+--     passes it, it is a survivor. Claims look at the survivors first, by their keys, and then from the mark on.
+--   * Numbers grow. A put takes the put lock of its queue, shared and until its transaction ends, before it draws any. Who
+--     writes a mark has that lock alone (and does not wait for it), looks after that, and goes no further than a number that
+--     it sees. So what is put later is beyond the mark, and what was put before is seen, however long its transaction took.
+--   * What opens something below the mark all the same (a put of a lower order, an operator who retries what has ended) takes
+--     the mark back in its own transaction, with the put lock: it writes one that says nothing. The next claim that can
+--     writes a better one.
+-- A mark that a crash undoes is one that was never written, as is what it was about. Who opens tasks by hand deletes the rows
+-- of task_low_water. The mark is read in the statement that uses it: both are of one moment. Where tasks are looked up by their
+-- keys, other conditions say coalesce(…): else the planner may think that a small partial index is as good, and walk all of it.
+
+-- Names mean what the system means by them, whatever else the installing login may see.
+SET search_path = pg_catalog, pg_temp;
+
+-- Of a member that is about to claim or start something: gives its sign of life. Raises when the member was given up, or
+-- is another login's.
+CREATE OR REPLACE FUNCTION {schema}.require_member(p_member bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT {schema}.give_sign(p_member) THEN
+        RAISE EXCEPTION 'sqlsem: member % is not there: it was given up while it was out of reach', p_member
+            USING ERRCODE = 'P0002', HINT = 'Enrol again.';
+    END IF;
+END
+$$;
+
+-- Whether this login is a member of one of these roles, or of the owner's.
+CREATE OR REPLACE FUNCTION {schema}.has_role(VARIADIC p_roles text[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = ANY (SELECT '{schema}_' || r FROM unnest(p_roles) AS r)
+                   AND pg_has_role(session_user, oid, 'MEMBER'))
+        OR EXISTS (SELECT FROM pg_namespace WHERE oid = '{schema}'::regnamespace AND pg_has_role(session_user, nspowner, 'MEMBER'))
+$$;
+
+-- The put lock: taken before numbers of tasks are drawn, or what has ended is opened again, until the transaction ends.
+CREATE OR REPLACE FUNCTION {schema}.hold_marks(p_queue varchar) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue)) THEN
+        IF current_setting('lock_timeout') = '0' THEN  -- anybody can take that lock, and keep it
+            PERFORM set_config('lock_timeout', '60s', true);
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+            PERFORM set_config('lock_timeout', '0', true);
+        ELSE
+            PERFORM pg_advisory_xact_lock_shared({schema}.lock_class(6), hashtext(p_queue));
+        END IF;
+    END IF;
+    PERFORM set_config('{schema}.put_lock', p_queue, true);  -- for number_bare_task
+END
+$$;
+
+-- Holding the put lock: this transaction opens something of this order, from this number on.
+CREATE OR REPLACE FUNCTION {schema}.take_mark_back(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_newest {schema}.task_low_water;
+BEGIN
+    SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
+    IF v_newest.task_order > p_order
+       OR v_newest.task_order = p_order AND p_task < v_newest.mark AND p_task <> ALL (v_newest.survivors)
+       OR current_setting('transaction_isolation') <> 'read committed' THEN  -- a snapshot from before the lock says nothing
+        -- Nothing is deleted: others who put must not wait for us. Who writes the next mark does it; this one says from which
+        -- serial on, by a number below all tasks'.
+        INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
+        VALUES (p_queue, -2147483648, -coalesce(CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END, 1), '{}');
+    END IF;
+END
+$$;
+
+-- Tasks that are not put by these routines (by those of an earlier version, which were waiting while the tables were upgraded;
+-- by hand; from a dump) have their numbers before they come here.
+CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.hold_marks(NEW.queue_name);
+    PERFORM {schema}.take_mark_back(NEW.queue_name, NEW.task_order, NEW.task_id);
+    RETURN NEW;
+END
+$$;
+DO $$
+BEGIN
+    -- Only once: it locks the table. (And so waits for those who put without it.)
+    IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgname = 'number_bare_task' AND tgrelid = '{schema}.task'::regclass) THEN
+        CREATE TRIGGER number_bare_task BEFORE INSERT ON {schema}.task FOR EACH ROW
+            WHEN (NEW.queue_name IS DISTINCT FROM current_setting('{schema}.put_lock', true))
+            EXECUTE FUNCTION {schema}.number_bare_task();
+    END IF;
+END
+$$;
+
+-- Whether a claim of the task so far beyond the mark (NULL: there is none; a mark that says nothing is below 0) writes one.
+CREATE OR REPLACE FUNCTION {schema}.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT p_mark OPERATOR(pg_catalog.<) 0
+           OR pg_catalog.random() OPERATOR(pg_catalog.*) 16::double precision OPERATOR(pg_catalog.<) p_most::double precision
+              AND (p_mark IS NULL OR (p_task OPERATOR(pg_catalog.-) p_mark) OPERATOR(pg_catalog.>=) 32)
+$$;
+
+-- Notes that of this order, the lowest that is open, all below p_task, which is open, has ended but for survivors. If it can.
+CREATE OR REPLACE FUNCTION {schema}.make_mark(p_queue varchar, p_order integer, p_task bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_newest {schema}.task_low_water;
+    v_first  record;
+    v_open   bigint[];
+    v_mark   bigint;
+    v_count  integer;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed'
+       OR NOT pg_try_advisory_xact_lock({schema}.lock_class(6), hashtext(p_queue)) THEN
+        RETURN;
+    END IF;
+    SELECT * INTO v_newest FROM {schema}.task_low_water WHERE queue_name = p_queue ORDER BY serial DESC LIMIT 1;
+    v_newest.task_order := coalesce(v_newest.task_order, -2147483648);
+    v_newest.mark := coalesce(v_newest.mark, -1);
+    -- The claim looked before it had the lock: is its order still the lowest?
+    v_open := ARRAY(SELECT t.task_id FROM {schema}.task AS t
+                    WHERE t.task_id = ANY (v_newest.survivors) AND coalesce(t.is_open, false) ORDER BY 1);
+    SELECT t.task_order, t.task_id INTO v_first FROM {schema}.task AS t
+    WHERE t.is_open AND t.queue_name <= p_queue
+      AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_newest.task_order, v_newest.mark)
+    ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1;
+    IF p_order <> v_newest.task_order AND v_open <> '{}' OR v_first.task_order IS DISTINCT FROM p_order THEN
+        RETURN;
+    END IF;
+    v_open := v_open || ARRAY(
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.is_open AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, p_order, v_first.task_id)
+          AND (t.queue_name, t.task_order, t.task_id) < (p_queue, p_order, p_task)
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 201 - cardinality(v_open));
+    -- At most 200 survivors; and to look one up costs as much as to walk past two or three.
+    SELECT c.mark, c.below INTO v_mark, v_count
+    FROM (SELECT o.id, o.number - 1 FROM unnest(v_open) WITH ORDINALITY AS o (id, number)
+          UNION ALL SELECT p_task, cardinality(v_open) WHERE cardinality(v_open) <= 200) AS c (mark, below)
+    WHERE c.mark > v_newest.mark OR p_order > v_newest.task_order
+    ORDER BY 5 * c.below + 2 * (p_task - c.mark) LIMIT 1;
+    IF v_mark IS NULL THEN
+        RETURN;
+    END IF;
+    DELETE FROM {schema}.task_low_water
+    WHERE queue_name = p_queue
+      AND serial BETWEEN CASE WHEN v_newest.mark < 0 THEN -v_newest.mark ELSE v_newest.serial END AND v_newest.serial;
+    INSERT INTO {schema}.task_low_water (queue_name, task_order, mark, survivors)
+    VALUES (p_queue, p_order, v_mark, v_open[:v_count]);
+END
+$$;
+
+-- The first task that may run now, locked; task_id is NULL where there is none. alone: it is no member of a group. survivors,
+-- beyond: where what follows it is to be found, among these and from that number on.
+CREATE OR REPLACE FUNCTION {schema}.first_task(
+    p_queue varchar, p_most integer,
+    OUT task_order integer, OUT task_id bigint, OUT alone boolean, OUT survivors bigint[], OUT beyond bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_look record;
+BEGIN
+    -- The barrier. What is below it has ended; what comes below it after this moment comes late.
+    -- (Between rows, not equal to: or the index would be walked from the queue's first entry, or another one be taken.)
+    SELECT w.task_order, w.mark, CASE WHEN s.kept THEN w.survivors END AS survivors,
+           n.task_order AS next_order, n.task_id AS next_task
+    INTO v_look
+    FROM (SELECT 1) AS one
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue ORDER BY l.serial DESC LIMIT 1) AS w
+           ON true
+    LEFT JOIN LATERAL (SELECT EXISTS (SELECT FROM {schema}.task AS t
+                                      WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)) AS kept) AS s
+           ON w.survivors <> '{}'
+    LEFT JOIN LATERAL (SELECT t.task_order, t.task_id FROM {schema}.task AS t
+                       WHERE t.is_open AND t.queue_name <= p_queue
+                         AND (t.queue_name, t.task_order, t.task_id)
+                             >= (p_queue, coalesce(w.task_order, -2147483648), coalesce(w.mark, 0))
+                       ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1) AS n ON true;
+    task_order := CASE WHEN v_look.survivors IS NULL THEN v_look.next_order ELSE v_look.task_order END;
+    survivors := v_look.survivors;
+    beyond := CASE WHEN v_look.next_order = first_task.task_order THEN v_look.next_task END;
+    IF survivors IS NOT NULL THEN
+        SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
+        WHERE t.task_id = ANY (survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+        ORDER BY t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+    END IF;
+    IF task_id IS NULL AND beyond IS NOT NULL THEN
+        SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') INTO task_id, alone FROM {schema}.task AS t
+        WHERE t.is_open AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)  -- should the clock have stepped back since
+          AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, first_task.task_order, beyond)
+          AND (t.queue_name, t.task_order) <= (p_queue, first_task.task_order)
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1
+        FOR UPDATE OF t SKIP LOCKED;
+        IF {schema}.is_time_for_mark(v_look.mark, task_id, p_most) THEN
+            PERFORM {schema}.make_mark(p_queue, task_order, task_id);
+        END IF;
+    END IF;
+END
+$$;
+
+-- The tasks of a queue (NULL: of all) that run.
+CREATE OR REPLACE FUNCTION {schema}.running_tasks(p_queue varchar)
+RETURNS TABLE (task_id bigint, attempt integer, member_id bigint, claim_uid varchar)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF p_queue IS NULL THEN
+        RETURN QUERY SELECT t.task_id, t.attempt, t.member_id, t.claim_uid FROM {schema}.task AS t WHERE t.status = 'running';
+        RETURN;
+    END IF;
+    -- (They are open, so the mark holds for them as well.)
+    RETURN QUERY
+        WITH mark AS MATERIALIZED (
+            SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+            ORDER BY l.serial DESC LIMIT 1)
+        SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
+        FROM mark AS w CROSS JOIN {schema}.task AS t
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.status, '') = 'running'
+        UNION ALL
+        SELECT t.task_id, t.attempt, t.member_id, t.claim_uid
+        FROM {schema}.task AS t
+        WHERE t.status = 'running' AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0));
+END
+$$;
+
+-- Has this session told of tasks that are put, or may be claimed because others ended (NOTIFY): a hint, and no more than that.
+-- Whoever listens shares a lock as long as its session lives, so nothing is sent where nobody does.
+CREATE OR REPLACE FUNCTION {schema}.listen_for_tasks() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM pg_advisory_lock_shared({schema}.lock_class(5), 1);
+    EXECUTE format('LISTEN %I', 'sqlsem_tasks_' || md5('{schema}'));
+END
+$$;
+
+-- p_order: something of this order has ended; only the end of all of it is news. NULL: whatever it was is.
+CREATE OR REPLACE FUNCTION {schema}.tell_of_tasks(p_queue varchar, p_order integer) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    IF pg_try_advisory_lock({schema}.lock_class(5), 1) THEN
+        PERFORM pg_advisory_unlock({schema}.lock_class(5), 1);  -- nobody shares it
+    ELSIF p_order IS NULL OR p_order < (
+        SELECT t.task_order FROM {schema}.task AS t
+        WHERE t.is_open AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, p_order, coalesce((SELECT CASE WHEN w.task_order = p_order THEN w.mark END
+                                              FROM (SELECT * FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+                                                    ORDER BY l.serial DESC LIMIT 1) AS w), 0))
+        ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1) THEN
+        PERFORM pg_notify('sqlsem_tasks_' || md5('{schema}'), md5(p_queue));
+    END IF;
+END
+$$;
+
+-- Whether a body is JSON that every client can read: not nested deeper than 100, which readers in other languages refuse.
+CREATE OR REPLACE FUNCTION {schema}.check_json(p_body text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_bare text;
+    v_deep integer := 0;
+BEGIN
+    BEGIN
+        PERFORM p_body::json;
+    EXCEPTION WHEN invalid_text_representation OR invalid_parameter_value OR statement_too_complex OR program_limit_exceeded
+                   OR untranslatable_character THEN
+        RAISE EXCEPTION 'sqlsem: the body of a task of kind json is no JSON: %', {schema}.plain(left(p_body, 100)) USING ERRCODE = '22023';
+    END;
+    IF length(p_body) - length(translate(p_body, '[{', '')) <= 100 THEN
+        RETURN;
+    END IF;
+    -- Without its strings and all but the brackets; then the innermost pairs go, level by level.
+    v_bare := regexp_replace(regexp_replace(p_body, '"([^"\\]|\\.)*"', '', 'g'), '[^][{}]', '', 'g');
+    WHILE v_bare <> '' LOOP
+        v_deep := v_deep + 1;
+        IF v_deep > 100 THEN
+            RAISE EXCEPTION 'sqlsem: the body of a task is nested deeper than 100' USING ERRCODE = '22023';
+        END IF;
+        v_bare := regexp_replace(v_bare, '\[\]|\{\}', '', 'g');
+    END LOOP;
+END
+$$;
+
+-- The task that keeps one with this key from being put: an open one, or the one that an earlier call with the same p_uid has
+-- put. With p_replace an open one gives way: it is cancelled (gone), or, while it runs, only gives up its key.
+CREATE OR REPLACE FUNCTION {schema}.make_way(
+    p_queue varchar, p_uid varchar, p_key varchar, p_replace boolean, p_by name, OUT there bigint, OUT gone bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_task record;
+BEGIN
+    there := (SELECT t.task_id FROM {schema}.task AS t WHERE t.put_uid = p_uid || '.1' AND t.put_by = p_by);
+    IF there IS NOT NULL THEN
+        RETURN;
+    END IF;
+    SELECT t.task_id, t.put_by INTO v_task FROM {schema}.task AS t
+    WHERE t.queue_name = p_queue AND t.unique_key = p_key AND t.is_open;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF NOT p_replace THEN
+        there := v_task.task_id;
+    ELSIF v_task.put_by IS DISTINCT FROM p_by AND NOT {schema}.has_role('operator') THEN
+        RAISE EXCEPTION 'sqlsem: task % with the key % was put by %, and is not replaced by another login''s', v_task.task_id,
+            {schema}.plain(p_key), {schema}.plain(v_task.put_by::text) USING ERRCODE = '42501';
+    ELSE
+        UPDATE {schema}.task AS t
+        SET unique_key = CASE WHEN t.status = 'running' THEN NULL ELSE t.unique_key END,
+            status = CASE WHEN t.status = 'running' THEN t.status ELSE 'cancelled' END,
+            is_open = t.status = 'running',
+            ended_at = CASE WHEN t.status = 'running' THEN NULL ELSE clock_timestamp() END
+        WHERE t.task_id = v_task.task_id AND coalesce(t.is_open, false)
+        RETURNING CASE WHEN t.status = 'cancelled' THEN ARRAY[t.task_id] END INTO gone;
+    END IF;
+END
+$$;
+
+-- Puts tasks: all of them or none. A second call with the same p_uid (the first reply was lost) finds those of the first.
+-- p_tasks: [{"kind": …, "body": …, "order": …, "after_ms": …, "max_attempts": …, "backoff_ms": …, "on_failure": …, "note": …,
+-- "time_limit_ms": …, "unique": …, "replace": …}, …]. A task with a key (unique or replace) is put alone: see make_way.
+-- p_by: the login in whose name that is.
+CREATE OR REPLACE FUNCTION {schema}.put_tasks_by(p_queue varchar, p_uid varchar, p_tasks jsonb, p_by name) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_now   timestamptz := clock_timestamp();
+    v_task  record;
+    v_made  bigint[];
+    v_order integer;
+    v_key   varchar;
+    v_there bigint;
+    v_gone  bigint[] := '{}';
+    v_tries integer := 0;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    PERFORM {schema}.hold_marks(p_queue);
+    SELECT * INTO v_task FROM jsonb_to_recordset(p_tasks)
+        AS r (body text, after_ms numeric, max_attempts numeric, backoff_ms numeric, "order" numeric, time_limit_ms numeric)
+    WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
+       OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+       OR NOT coalesce(r."order", 0) BETWEEN -2147483648 AND 2147483647 OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
+    LIMIT 1;
+    IF FOUND THEN
+        IF v_task.body IS NULL THEN
+            RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
+            RAISE EXCEPTION 'sqlsem: a task can wait from now to ten years from now, not % ms', v_task.after_ms USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 2147483647 THEN
+            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 2147483647 ms, not %', v_task.backoff_ms
+                USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.time_limit_ms, 1) BETWEEN 1 AND 2147483647 THEN
+            RAISE EXCEPTION 'sqlsem: the time limit of a task must be from 1 to 2147483647 ms, not %', v_task.time_limit_ms
+                USING ERRCODE = '22023';
+        ELSIF NOT coalesce(v_task.max_attempts, 1) BETWEEN 1 AND 2147483647 THEN
+            RAISE EXCEPTION 'sqlsem: max_attempts of a task must be from 1 to 2147483647, not %', v_task.max_attempts USING ERRCODE = '22023';
+        END IF;
+        RAISE EXCEPTION 'sqlsem: the order of a task must be from -2147483648 to 2147483647, not %', v_task."order" USING ERRCODE = '22023';
+    END IF;
+    PERFORM {schema}.check_json(r.body) FROM jsonb_to_recordset(p_tasks) AS r (kind text, body text) WHERE r.kind = 'json';
+    v_key := (SELECT coalesce(r."unique", r."replace") FROM jsonb_to_recordset(p_tasks) AS r ("unique" varchar, "replace" varchar)
+              WHERE coalesce(r."unique", r."replace") IS NOT NULL LIMIT 1);
+    IF v_key IS NOT NULL THEN
+        PERFORM {schema}.check_name('key', v_key);
+        IF jsonb_array_length(p_tasks) > 1 OR (p_tasks->0->>'unique') || (p_tasks->0->>'replace') IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: a task with a key is put alone, and has one key: unique or replace' USING ERRCODE = '22023';
+        END IF;
+    END IF;
+    LOOP
+        IF v_key IS NOT NULL THEN
+            SELECT m.there, v_gone || m.gone INTO v_there, v_gone
+            FROM {schema}.make_way(p_queue, p_uid, v_key, p_tasks->0->>'replace' IS NOT NULL, p_by) AS m;
+            IF v_there IS NOT NULL THEN
+                RETURN NEXT v_there;
+                RETURN;
+            END IF;
+        END IF;
+        WITH made AS (
+            INSERT INTO {schema}.task (queue_name, task_order, kind, body, note, on_failure, max_attempts, backoff_ms, put_uid,
+                                       put_at, ready_at, put_by, time_limit_ms, unique_key)
+            SELECT p_queue, coalesce(r."order", 0), r.kind, r.body, r.note, coalesce(r.on_failure, 'stop'), coalesce(r.max_attempts, 1),
+                   coalesce(r.backoff_ms, 1000), p_uid || '.' || r.ordinal, v_now,
+                   v_now + coalesce(r.after_ms, 0) * interval '1 millisecond', p_by, r.time_limit_ms, v_key
+            FROM ROWS FROM (jsonb_to_recordset(p_tasks)
+                AS (kind varchar, body text, note varchar, "order" integer, after_ms bigint, max_attempts integer,
+                    backoff_ms integer, on_failure varchar, time_limit_ms bigint)) WITH ORDINALITY
+                AS r (kind, body, note, "order", after_ms, max_attempts, backoff_ms, on_failure, time_limit_ms, ordinal)
+            ORDER BY r.ordinal
+            ON CONFLICT DO NOTHING
+            RETURNING task_id, task_order)
+        SELECT array_agg(m.task_id ORDER BY m.task_id), min(m.task_order) INTO v_made, v_order FROM made AS m;
+        EXIT WHEN v_key IS NULL OR v_made IS NOT NULL;
+        -- Somebody was faster, and it is committed by now: look again.
+        v_tries := v_tries + 1;
+        IF v_tries >= 100 THEN
+            RAISE EXCEPTION 'sqlsem: busy: others put tasks with the key % all the time; try again', {schema}.plain(v_key)
+                USING ERRCODE = '55P03';
+        END IF;
+    END LOOP;
+    IF v_gone <> '{}' THEN
+        UPDATE {schema}.task SET error = 'replaced by task ' || v_made[1] WHERE task_id = ANY (v_gone);
+    END IF;
+    IF v_made IS NOT NULL THEN
+        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+        PERFORM {schema}.take_mark_back(p_queue, v_order, 9223372036854775807);
+    END IF;
+    IF cardinality(v_made) = jsonb_array_length(p_tasks) THEN
+        RETURN QUERY SELECT m FROM unnest(v_made) AS m;
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.put_uid = ANY (ARRAY(SELECT p_uid || '.' || n FROM generate_series(1, jsonb_array_length(p_tasks)) AS n))
+          AND t.put_by IS NOT DISTINCT FROM p_by
+        ORDER BY t.task_id;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.put_tasks(p_queue varchar, p_uid varchar, p_tasks jsonb) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT p FROM {schema}.put_tasks_by(p_queue, p_uid, p_tasks, session_user::name) AS p;
+END
+$$;
+
+-- Claims the first task that may run now; task_id is NULL where there is none. With p_again (the first reply may have
+-- been lost) the claim of the same p_uid is found again.
+CREATE OR REPLACE FUNCTION {schema}.claim_task(
+    p_member bigint, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
+    OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar, OUT attempt integer,
+    OUT failures integer, OUT max_attempts integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_task bigint;
+BEGIN
+    PERFORM {schema}.require_member(p_member);
+    IF p_again THEN
+        SELECT t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+        INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
+        FROM {schema}.task AS t
+        WHERE t.task_id = (SELECT r.task_id FROM {schema}.running_tasks(p_queue) AS r
+                           WHERE r.member_id = p_member AND r.claim_uid = p_uid);
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+    v_task := (SELECT f.task_id FROM {schema}.first_task(p_queue, 1) AS f);
+    IF v_task IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE {schema}.task AS t
+    SET status = 'running', attempt = t.attempt + 1, member_id = p_member, owner = p_owner, claim_uid = p_uid,
+        claimed_at = clock_timestamp(), host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login
+    FROM {schema}.member AS m
+    WHERE t.task_id = v_task AND m.member_id = p_member
+    RETURNING t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts
+    INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts;
+END
+$$;
+
+-- What a task is after an attempt that ended so (p_asked: it was to be cancelled, so it does not run again), and whether it is
+-- open then; and when one that has failed is tried again. (Plain SQL, which the planner puts in their place.)
+CREATE OR REPLACE FUNCTION {schema}.status_after(p_outcome varchar, p_failures integer, p_max_attempts integer, p_asked boolean)
+RETURNS varchar
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN 'finished'
+                WHEN p_asked OR p_outcome::text OPERATOR(pg_catalog.=) 'cancelled'::text THEN 'cancelled'
+                WHEN p_outcome::text OPERATOR(pg_catalog.=) 'returned'::text
+                     OR (p_failures OPERATOR(pg_catalog.+) 1) OPERATOR(pg_catalog.<) p_max_attempts THEN 'pending' ELSE 'failed' END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.open_after(p_status varchar, p_on_failure varchar) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT p_status::text OPERATOR(pg_catalog.=) 'pending'::text
+           OR p_status::text OPERATOR(pg_catalog.=) 'failed'::text AND p_on_failure::text OPERATOR(pg_catalog.=) 'stop'::text
+$$;
+
+-- What is kept as the error of an attempt: who asked for its end comes first.
+CREATE OR REPLACE FUNCTION {schema}.error_after(p_outcome varchar, p_error text, p_asked_by name) RETURNS text
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE WHEN p_asked_by IS NULL OR p_outcome::text OPERATOR(pg_catalog.=) 'finished'::text THEN p_error
+                ELSE 'cancelled by '::text OPERATOR(pg_catalog.||) p_asked_by::text
+                     OPERATOR(pg_catalog.||) coalesce(E'\n'::text OPERATOR(pg_catalog.||) p_error, ''::text) END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.retry_at(p_failures integer, p_backoff_ms integer) RETURNS timestamptz
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+    -- Twice as long each time, up to five minutes; by half at random, lest all come back at once.
+    SELECT clock_timestamp() + least(300000, p_backoff_ms * 2 ^ least(p_failures, 20)) * (0.5 + random() / 2)
+                               * interval '1 millisecond'
+$$;
+
+-- Ends an attempt: 'finished', 'failed' (it is tried again after a growing pause, as often as max_attempts says), 'returned'
+-- (pending at once; does not count), or 'cancelled'. One that was to be cancelled is cancelled, unless it has finished. The
+-- task's new status; NULL when it was this member's no more. May be
+-- repeated.
+CREATE OR REPLACE FUNCTION {schema}.end_task(
+    p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text) RETURNS varchar
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_before record;
+    v_status varchar;
+BEGIN
+    IF p_outcome NOT IN ('finished', 'failed', 'returned', 'cancelled') THEN
+        RAISE EXCEPTION 'sqlsem: a task ends as finished, failed, returned or cancelled, not %', p_outcome USING ERRCODE = '22023';
+    END IF;
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    UPDATE {schema}.task AS t
+    SET status = {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL),
+        is_open = {schema}.open_after(
+            {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL), on_failure),
+        failures = failures + (p_outcome = 'failed')::integer,
+        ready_at = CASE WHEN p_outcome = 'failed' AND failures + 1 < max_attempts
+                        THEN {schema}.retry_at(failures, backoff_ms) ELSE ready_at END,
+        ended_at = CASE WHEN {schema}.status_after(p_outcome, failures, max_attempts, cancel_asked_at IS NOT NULL) <> 'pending'
+                        THEN clock_timestamp() END,
+        error = {schema}.error_after(p_outcome, p_error, cancel_asked_by), result = p_result, member_id = NULL, claim_uid = NULL
+    WHERE task_id = p_task AND attempt = p_attempt AND member_id = v_member.member_id AND coalesce(t.status, '') = 'running'
+    RETURNING t.owner, t.claimed_at, t.status, t.queue_name, t.task_order, t.error INTO v_before;
+    IF NOT FOUND THEN
+        -- Ended before, by us?
+        SELECT t.status INTO v_status FROM {schema}.task_log AS l JOIN {schema}.task AS t ON t.task_id = l.task_id
+        WHERE l.task_id = p_task AND l.attempt = p_attempt AND l.member_id = p_member AND l.outcome = p_outcome;
+        RETURN v_status;
+    END IF;
+    INSERT INTO {schema}.task_log
+        (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
+    VALUES (p_task, p_attempt, p_outcome, p_member, v_before.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
+            v_member.backend_pid, v_before.claimed_at, v_before.error, p_result, v_member.login);
+    PERFORM {schema}.tell_of_tasks(v_before.queue_name, CASE WHEN v_before.status <> 'pending' THEN v_before.task_order END);
+    RETURN v_before.status;
+END
+$$;
+
+-- end_task and claim_task in one: what a worker does between two tasks.
+CREATE OR REPLACE FUNCTION {schema}.next_task(
+    p_member bigint, p_task bigint, p_attempt integer, p_outcome varchar, p_result text, p_error text,
+    p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean,
+    OUT ended varchar, OUT task_id bigint, OUT task_order integer, OUT kind varchar, OUT body text, OUT note varchar,
+    OUT attempt integer, OUT failures integer, OUT max_attempts integer)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    ended := {schema}.end_task(p_member, p_task, p_attempt, p_outcome, p_result, p_error);
+    SELECT c.task_id, c.task_order, c.kind, c.body, c.note, c.attempt, c.failures, c.max_attempts
+    INTO task_id, task_order, kind, body, note, attempt, failures, max_attempts
+    FROM {schema}.claim_task(p_member, p_queue, p_owner, p_uid, p_again) AS c;
+END
+$$;
+
+-- Ends several attempts, all of different tasks, and claims up to p_most (may be 0) in the same call: what a worker does
+-- between groups of short tasks. May be repeated: see end_task and claim_task.
+-- p_ends: [{"task": …, "attempt": …, "outcome": …, "result": …, "error": …}, …]
+-- ended: {task: its new status, …}, without those that were this member's no more; claimed: [[task_id, task_order, kind,
+-- body, note, attempt, failures, max_attempts], …]. A group are those that come first, up to one that must be claimed
+-- alone, and up to a megabyte.
+CREATE OR REPLACE FUNCTION {schema}.next_tasks(
+    p_member bigint, p_ends json, p_queue varchar, p_owner varchar, p_uid varchar, p_again boolean, p_most integer,
+    OUT ended text, OUT claimed text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_count  integer;
+    v_queue  varchar;
+    v_order  integer;
+    v_first  record;
+    v_ids    bigint[];
+BEGIN
+    SELECT * INTO v_member FROM {schema}.member WHERE member_id = p_member AND login = session_user;
+    IF json_array_length(p_ends) > 0 THEN
+        WITH done AS (
+            UPDATE {schema}.task AS t
+            SET status = {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL),
+                is_open = {schema}.open_after(
+                    {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL), t.on_failure),
+                failures = t.failures + (e.outcome = 'failed')::integer,
+                ready_at = CASE WHEN e.outcome = 'failed' AND t.failures + 1 < t.max_attempts
+                                THEN {schema}.retry_at(t.failures, t.backoff_ms) ELSE t.ready_at END,
+                ended_at = CASE WHEN {schema}.status_after(e.outcome, t.failures, t.max_attempts, t.cancel_asked_at IS NOT NULL)
+                                     <> 'pending' THEN clock_timestamp() END,
+                error = {schema}.error_after(e.outcome, e.error, t.cancel_asked_by), result = e.result, member_id = NULL, claim_uid = NULL
+            FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar, result text, error text)
+            WHERE t.task_id = e.task AND t.attempt = e.attempt AND t.member_id = v_member.member_id
+              AND coalesce(t.status, '') = 'running' AND e.outcome IN ('finished', 'failed', 'returned', 'cancelled')
+            RETURNING t.task_id, t.attempt, t.status, t.owner, t.claimed_at, e.outcome, t.error, t.result, t.queue_name, t.task_order),
+        kept AS (
+            INSERT INTO {schema}.task_log
+                (task_id, attempt, outcome, member_id, owner, host, pid, session_id, started_at, error, result, login)
+            SELECT d.task_id, d.attempt, d.outcome, p_member, d.owner, v_member.host, coalesce(v_member.pid, v_member.backend_pid),
+                   v_member.backend_pid, d.claimed_at, d.error, d.result, v_member.login
+            FROM done AS d)
+        SELECT json_object_agg(d.task_id, d.status), count(*), max(d.queue_name),
+               CASE WHEN bool_and(d.status <> 'pending') THEN max(d.task_order) END
+        INTO ended, v_count, v_queue, v_order FROM done AS d;
+        IF v_count > 0 THEN
+            PERFORM {schema}.tell_of_tasks(v_queue, v_order);
+        END IF;
+        IF v_count < json_array_length(p_ends) THEN
+            -- Ended before, by us?
+            SELECT json_object_agg(t.task_id, t.status) INTO ended
+            FROM json_to_recordset(p_ends) AS e (task bigint, attempt integer, outcome varchar)
+            JOIN {schema}.task_log AS l ON l.task_id = e.task AND l.attempt = e.attempt
+            JOIN {schema}.task AS t ON t.task_id = l.task_id
+            WHERE l.member_id = p_member AND l.outcome = e.outcome;
+        END IF;
+    END IF;
+    IF p_most < 1 THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}.require_member(p_member);
+    IF p_again THEN
+        SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
+                                         t.max_attempts) ORDER BY t.task_id)
+        INTO claimed
+        FROM {schema}.running_tasks(p_queue) AS r JOIN {schema}.task AS t ON t.task_id = r.task_id
+        WHERE r.member_id = p_member AND r.claim_uid = p_uid;
+        IF claimed IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    SELECT * INTO v_first FROM {schema}.first_task(p_queue, p_most);
+    IF v_first.task_id IS NULL THEN
+        RETURN;
+    END IF;
+    v_ids := ARRAY[v_first.task_id];
+    IF p_most > 1 AND NOT v_first.alone THEN
+        -- How far the group goes. Looked at without locks: what is not taken must look free to everybody meanwhile.
+        SELECT array_agg(w.task_id) INTO v_ids
+        FROM (SELECT n.task_id,
+                     bool_or(n.alone) OVER (ORDER BY n.task_id) AS barred,
+                     sum(n.size) OVER (ORDER BY n.task_id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+              FROM (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql') AS alone, octet_length(t.body) AS size
+                    FROM {schema}.task AS t
+                    WHERE t.task_id = ANY (v_first.survivors) AND t.task_id >= v_first.task_id
+                      AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                    UNION ALL
+                    (SELECT t.task_id, t.losses > 0 OR t.kind NOT IN ('call', 'sql'), octet_length(t.body)
+                     FROM {schema}.task AS t
+                     WHERE t.is_open AND t.status = 'pending' AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+                       AND (t.queue_name, t.task_order, t.task_id)
+                           >= (p_queue, v_first.task_order, greatest(v_first.beyond, v_first.task_id))
+                       AND (t.queue_name, t.task_order) <= (p_queue, v_first.task_order)
+                       AND v_first.beyond IS NOT NULL
+                     ORDER BY t.queue_name, t.task_order, t.task_id LIMIT p_most)
+                    ORDER BY task_id LIMIT p_most) AS n) AS w
+        WHERE NOT w.barred AND coalesce(w.before, 0) <= 1000000;
+    END IF;
+    WITH chosen AS MATERIALIZED (
+        SELECT t.task_id FROM {schema}.task AS t
+        WHERE t.task_id = ANY (v_ids) AND coalesce(t.is_open, false) AND t.status = 'pending'
+          AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
+          AND (t.task_id = v_first.task_id OR t.losses = 0)
+        ORDER BY t.task_id
+        FOR UPDATE OF t SKIP LOCKED),
+    taken AS (
+        UPDATE {schema}.task AS t
+        SET status = 'running', attempt = t.attempt + 1, member_id = p_member, owner = p_owner, claim_uid = p_uid,
+            claimed_at = clock_timestamp(), host = v_member.host, pid = coalesce(v_member.pid, v_member.backend_pid),
+            login = v_member.login
+        FROM chosen AS c WHERE t.task_id = c.task_id
+        RETURNING t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures, t.max_attempts)
+    SELECT json_agg(json_build_array(t.task_id, t.task_order, t.kind, t.body, t.note, t.attempt, t.failures,
+                                     t.max_attempts) ORDER BY t.task_id)
+    INTO claimed FROM taken AS t;
+END
+$$;
+
+-- Gives back what a claim may have left whose reply was lost for good: the number of tasks.
+CREATE OR REPLACE FUNCTION {schema}.return_claim(p_member bigint, p_queue varchar, p_uid varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_task  record;
+    v_count integer := 0;
+BEGIN
+    FOR v_task IN SELECT r.task_id, r.attempt FROM {schema}.running_tasks(p_queue) AS r
+        WHERE r.member_id = p_member AND r.claim_uid = p_uid
+    LOOP
+        IF {schema}.end_task(p_member, v_task.task_id, v_task.attempt, 'returned', NULL, NULL) IS NOT NULL THEN
+            v_count := v_count + 1;
+        END IF;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+
+-- Tests the members that run tasks of a queue (NULL: of all), and makes those of the dead pending again: how many. Whose
+-- worker died five times has failed: it may be what kills them. One that was to be cancelled is.
+CREATE OR REPLACE FUNCTION {schema}.recover_tasks(p_queue varchar, p_mine bigint) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_member bigint;
+    v_tasks  bigint[];
+    v_gone   bigint[];
+    v_count  integer;
+BEGIN
+    FOR v_member IN SELECT DISTINCT r.member_id FROM {schema}.running_tasks(p_queue) AS r
+        WHERE r.member_id IS DISTINCT FROM p_mine
+        ORDER BY 1  -- in one order for everybody: two of these must not wait for each other
+    LOOP
+        PERFORM {schema}.test_member(v_member, p_mine);
+    END LOOP;
+    -- By number, which is never used again: what another recovers, and a third claims, after the snapshot below was taken
+    -- is looked at again when its row is locked, and only a condition on the row itself is asked again then.
+    SELECT array_agg(r.task_id), array_agg(DISTINCT r.member_id) INTO v_tasks, v_gone FROM {schema}.running_tasks(p_queue) AS r
+    WHERE NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.member_id);
+    WITH orphan AS (
+        SELECT t.task_id, t.attempt, t.member_id, t.owner, t.claimed_at, t.host, t.pid, t.login FROM {schema}.task AS t
+        WHERE t.task_id = ANY (v_tasks) AND coalesce(t.status, '') = 'running' AND t.member_id = ANY (v_gone)
+        FOR UPDATE OF t SKIP LOCKED),
+    back AS (
+        UPDATE {schema}.task AS t
+        SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses < 4 THEN 'pending' ELSE 'failed' END,
+            is_open = cancel_asked_at IS NULL AND (losses < 4 OR on_failure = 'stop'), losses = losses + 1,
+            ended_at = CASE WHEN cancel_asked_at IS NULL AND losses < 4 THEN NULL ELSE clock_timestamp() END,
+            error = CASE WHEN cancel_asked_at IS NOT NULL THEN {schema}.error_after('lost', 'its worker died', cancel_asked_by)
+                         WHEN losses < 4 THEN error ELSE 'its worker died five times' END,
+            member_id = NULL, claim_uid = NULL
+        FROM orphan AS o WHERE t.task_id = o.task_id)
+    INSERT INTO {schema}.task_log (task_id, attempt, outcome, member_id, owner, host, pid, login, started_at, error)
+    SELECT o.task_id, o.attempt, 'lost', o.member_id, o.owner, o.host, o.pid, o.login, o.claimed_at, 'its worker died'
+    FROM orphan AS o;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count > 0 AND p_queue IS NOT NULL THEN
+        PERFORM {schema}.tell_of_tasks(p_queue, NULL);
+    END IF;
+    RETURN v_count;
+END
+$$;
+
+-- What is left to do: whether anything waits, whether anything runs, whether something of the lowest open order waits
+-- (or everything behind it does), and the first failed task that holds up what comes later.
+CREATE OR REPLACE FUNCTION {schema}.queue_state(
+    p_queue varchar, OUT pending boolean, OUT running boolean, OUT next_pending boolean, OUT failed bigint, OUT error text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+BEGIN
+    WITH mark AS MATERIALIZED (
+        SELECT l.task_order, l.mark, l.survivors FROM {schema}.task_low_water AS l WHERE l.queue_name = p_queue
+        ORDER BY l.serial DESC LIMIT 1),
+    opened AS NOT MATERIALIZED (
+        SELECT t.task_order, t.task_id, t.status, t.error FROM mark AS w CROSS JOIN {schema}.task AS t
+        WHERE t.task_id = ANY (w.survivors) AND coalesce(t.is_open, false)
+        UNION ALL
+        SELECT t.task_order, t.task_id, t.status, t.error FROM {schema}.task AS t
+        WHERE t.is_open AND t.queue_name <= p_queue
+          AND (t.queue_name, t.task_order, t.task_id)
+              >= (p_queue, coalesce((SELECT w.task_order FROM mark AS w), -2147483648), coalesce((SELECT w.mark FROM mark AS w), 0)))
+    SELECT EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'), EXISTS (SELECT FROM {schema}.running_tasks(p_queue)),
+           EXISTS (SELECT FROM opened AS o WHERE o.status = 'pending'
+                   AND o.task_order = (SELECT p.task_order FROM opened AS p ORDER BY p.task_order LIMIT 1)),
+           f.task_id, f.error
+    INTO pending, running, next_pending, failed, error
+    FROM (SELECT 1) AS one
+    LEFT JOIN LATERAL (SELECT o.task_id, o.error FROM opened AS o WHERE o.status = 'failed'
+                       ORDER BY o.task_order, o.task_id LIMIT 1) AS f ON true;
+END
+$$;
+
+-- Seconds until a task that waits for its time may run: the first of the lowest open order that does; NULL where none does.
+CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    v_look record;
+BEGIN
+    SELECT f.* INTO v_look FROM {schema}.first_task(p_queue, 0) AS f;
+    RETURN (
+        SELECT extract(epoch FROM greatest(min(r.ready_at) - clock_timestamp(), interval '0'))::float
+        FROM (SELECT t.ready_at FROM {schema}.task AS t
+              WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
+              UNION ALL
+              SELECT t.ready_at FROM {schema}.task AS t
+              WHERE t.is_open AND t.status = 'pending'
+                AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
+                AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)) AS r);
+END
+$$;
+
+
+-- What people look at -------------------------------------------------------------------------------------------
+
+-- Newest first where they have ended; those that are open in the order in which they will run. status 'lost': its worker is
+-- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
+-- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
+CREATE OR REPLACE FUNCTION {schema}.page_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
+RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
+               on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
+               ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
+               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees),
+    looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.look_at_members() AS l
+                            WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
+                                          AND (p_queue IS NULL OR r.queue_name = p_queue))),
+    -- A page of those that are open and one of those that have ended, along their indexes. (Who has lost its worker shows only
+    -- when looked at, so all are needed of those that run.)
+    page AS (
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.queue_name, t.task_order, t.task_id
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
+        UNION ALL
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE p_status IS DISTINCT FROM 'pending' AND NOT t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = p_status)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.ended_at DESC, t.task_id DESC LIMIT p_skip + p_most))
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, s.status, t.on_failure, t.attempt, t.failures, t.losses,
+           t.max_attempts, t.put_at, greatest(least(t.ready_at, '9999-12-30 UTC'), '0001-01-03 UTC'), t.claimed_at, t.ended_at,
+           extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
+                                   WHEN s.status = 'lost' THEN greatest(coalesce(l.since, t.claimed_at), t.claimed_at) - t.claimed_at
+                                   WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
+           t.member_id, t.owner, t.host, t.pid,
+           t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
+    FROM page AS t LEFT JOIN looked AS l ON l.member_id = t.member_id
+    CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
+    WHERE p_status IS NULL OR s.status = p_status
+    ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
+             CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+    LIMIT p_most OFFSET p_skip
+$$;
+
+-- The first page of them.
+CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
+RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
+               on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
+               ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
+           t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
+           t.error, t.result, t.put_by, t.login
+    FROM {schema}.page_tasks(p_queue, p_status, p_most, 0) AS t
+$$;
+
+-- Each queue as counts: what is open, what is kept of the rest, how long the oldest that may run has been waiting (NULL: there
+-- is none), how many a minute have ended of late, and which failed task the others stand behind. lost: of those that run. Who
+-- may put only sees what it put itself. Reads all tasks that are kept.
+CREATE OR REPLACE FUNCTION {schema}.queue_counts(p_queue varchar DEFAULT NULL)
+RETURNS TABLE (queue_name varchar, pending bigint, running bigint, finished bigint, failed bigint, cancelled bigint, lost bigint,
+               oldest float, rate float, blocked_by bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH asks AS MATERIALIZED (SELECT {schema}.has_role('worker', 'operator', 'reader') AS sees, clock_timestamp() AS now),
+    dead AS MATERIALIZED (SELECT r.task_id, l.dead IS NOT FALSE AS is_lost FROM {schema}.task AS r
+                          LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = r.member_id
+                          WHERE r.status = 'running'),
+    counted AS (
+        SELECT t.queue_name, count(*) FILTER (WHERE t.status = 'pending') AS pending,
+               count(*) FILTER (WHERE t.status = 'running') AS running, count(*) FILTER (WHERE t.status = 'finished') AS finished,
+               count(*) FILTER (WHERE t.status = 'failed') AS failed, count(*) FILTER (WHERE t.status = 'cancelled') AS cancelled,
+               count(*) FILTER (WHERE d.is_lost) AS lost,
+               extract(epoch FROM max(a.now - greatest(t.put_at, t.ready_at))
+                                  FILTER (WHERE t.status = 'pending' AND t.ready_at <= greatest(a.now, t.put_at)))::float AS oldest,
+               count(*) FILTER (WHERE t.ended_at > a.now - interval '5 minutes') / 5.0::float AS rate,
+               max(t.task_order) FILTER (WHERE t.status = 'pending') AS last_order
+        FROM {schema}.task AS t CROSS JOIN asks AS a LEFT JOIN dead AS d ON d.task_id = t.task_id
+        WHERE (p_queue IS NULL OR t.queue_name = p_queue) AND (a.sees OR t.put_by = session_user)
+        GROUP BY t.queue_name)
+    SELECT c.queue_name, c.pending, c.running, c.finished, c.failed, c.cancelled, c.lost, 
+           CASE WHEN c.oldest < 0 THEN 0 ELSE c.oldest END, c.rate, f.task_id
+    FROM counted AS c LEFT JOIN LATERAL (
+        SELECT b.task_id FROM {schema}.task AS b
+        WHERE c.failed > 0 AND b.queue_name = c.queue_name AND b.is_open AND b.status = 'failed' AND b.task_order < c.last_order
+        ORDER BY b.task_order, b.task_id LIMIT 1) AS f ON true
+    ORDER BY c.queue_name
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.task_attempts(p_task bigint)
+RETURNS TABLE (task_id bigint, attempt integer, outcome varchar, member_id bigint, owner varchar, host varchar, pid integer,
+               session_id integer, started_at timestamptz, ended_at timestamptz, seconds float, error text, result text, login name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT a.* FROM (
+        SELECT l.task_id, l.attempt, l.outcome, l.member_id, l.owner, l.host, l.pid, l.session_id, l.started_at, l.ended_at,
+               extract(epoch FROM l.ended_at - l.started_at)::float, l.error, l.result, l.login
+        FROM {schema}.task_log AS l WHERE l.task_id = p_task
+        UNION ALL
+        SELECT t.task_id, t.attempt, 'running', t.member_id, t.owner, t.host, t.pid, m.backend_pid, t.claimed_at, NULL,
+               extract(epoch FROM clock_timestamp() - t.claimed_at)::float, NULL, NULL, t.login
+        FROM {schema}.task AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
+        WHERE t.task_id = p_task AND t.status = 'running') AS a
+    WHERE {schema}.has_role('worker', 'operator', 'reader')
+       OR EXISTS (SELECT FROM {schema}.task AS t WHERE t.task_id = p_task AND t.put_by = session_user)
+    ORDER BY 2
+$$;
+
+
+-- What operators do, and who put a task ---------------------------------------------------------------------------
+
+-- 'retry' (failed or cancelled: pending again, with all its attempts) or 'cancel' (pending or failed). Of one that runs the
+-- worker is tested first. Who may only put does it with what it put itself.
+-- 0 done, 1 it runs: nothing was done, -1 no such task, -2 it is in no such state, -3 another one with its key is open.
+CREATE OR REPLACE FUNCTION {schema}.set_task(p_task bigint, p_what varchar) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_task   record;
+    v_status varchar;
+BEGIN
+    SELECT t.status, t.queue_name, t.task_order, t.put_by INTO v_task FROM {schema}.task AS t WHERE t.task_id = p_task;
+    IF NOT FOUND OR v_task.put_by IS DISTINCT FROM session_user AND NOT {schema}.has_role('operator') THEN
+        RETURN -1;
+    ELSIF v_task.status = 'running' THEN
+        PERFORM {schema}.recover_tasks(v_task.queue_name, NULL);  -- before the task is locked: members come first
+    END IF;
+    IF p_what = 'retry' THEN
+        PERFORM {schema}.hold_marks(v_task.queue_name);
+    END IF;
+    v_status := (SELECT t.status FROM {schema}.task AS t WHERE t.task_id = p_task FOR UPDATE);
+    IF v_status IS NULL THEN
+        RETURN -1;
+    ELSIF v_status = 'running' THEN
+        RETURN 1;
+    ELSIF p_what = 'retry' AND (v_status IN ('failed', 'cancelled') OR v_status = 'pending' AND v_task.status = 'running') THEN
+        BEGIN
+            UPDATE {schema}.task
+            SET status = 'pending', is_open = true, failures = 0, losses = 0,
+                ready_at = put_at,  -- from the first, whatever the clock says
+                ended_at = NULL, cancel_asked_at = NULL, cancel_asked_by = NULL
+            WHERE task_id = p_task;
+        EXCEPTION WHEN unique_violation THEN
+            RETURN -3;
+        END;
+        PERFORM {schema}.take_mark_back(v_task.queue_name, v_task.task_order, p_task);
+    ELSIF p_what = 'cancel' AND v_status IN ('pending', 'failed') THEN
+        UPDATE {schema}.task
+        SET status = 'cancelled', is_open = false, ended_at = clock_timestamp(), cancel_asked_at = clock_timestamp(),
+            cancel_asked_by = session_user
+        WHERE task_id = p_task;
+    ELSE
+        RETURN -2;
+    END IF;
+    PERFORM {schema}.note_operation(p_what, NULL, NULL, v_task.queue_name, p_task, v_status, NULL);
+    PERFORM {schema}.tell_of_tasks(v_task.queue_name, NULL);
+    RETURN 0;
+END
+$$;
+
+-- Cancels a task: one that is pending or has failed at once (0); of one that runs its worker is told, which ends it, and then
+-- it is cancelled (1). -1 no such task, -2 it is in no such state. Nothing is taken away from a worker that lives.
+CREATE OR REPLACE FUNCTION {schema}.cancel_task(p_task bigint) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_code integer := {schema}.set_task(p_task, 'cancel');  -- and the task is locked from here on
+    v_task record;
+BEGIN
+    IF v_code <> 1 THEN
+        RETURN v_code;
+    END IF;
+    UPDATE {schema}.task AS t
+    SET cancel_asked_at = coalesce(t.cancel_asked_at, clock_timestamp()), cancel_asked_by = coalesce(t.cancel_asked_by, session_user)
+    WHERE t.task_id = p_task
+    RETURNING t.queue_name, t.member_id, t.claim_uid INTO v_task;
+    PERFORM {schema}.note_operation('cancel', NULL, NULL, v_task.queue_name, p_task, 'running', NULL);
+    IF v_task.claim_uid IS NULL THEN
+        -- A session that called work has nobody beside it who could ask. Its statement cannot be past the task's end before
+        -- this transaction has ended.
+        BEGIN
+            PERFORM pg_cancel_backend(m.backend_pid) FROM {schema}.member AS m
+            JOIN {schema}.look_at_members() AS l ON l.member_id = m.member_id
+            WHERE m.member_id = v_task.member_id AND NOT l.missing AND m.lease_until IS NULL;
+        EXCEPTION WHEN insufficient_privilege THEN
+            NULL;  -- (of who installed this.) It is cancelled when its SQL has ended
+        END;
+    END IF;
+    RETURN 1;
+END
+$$;
+
+-- What is asked of the tasks that a member runs: how long each may run (s), and who wants it cancelled. Only of those of
+-- which anything is.
+CREATE OR REPLACE FUNCTION {schema}.asked_of_tasks(p_member bigint, p_tasks bigint[])
+RETURNS TABLE (task_id bigint, time_limit float, cancel_asked_by name)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT t.task_id, t.time_limit_ms / 1000.0::float, t.cancel_asked_by FROM {schema}.task AS t
+    WHERE t.task_id = ANY (p_tasks) AND t.member_id = p_member AND coalesce(t.status, '') = 'running'
+      AND (t.time_limit_ms IS NOT NULL OR t.cancel_asked_at IS NOT NULL)
+      AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user)
+$$;
+
+-- Removes ended tasks older than setting history_days, with their log, at most p_most a call.
+CREATE OR REPLACE FUNCTION {schema}.prune_tasks(p_most integer) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH gone AS (
+        DELETE FROM {schema}.task WHERE task_id = ANY (ARRAY(
+            SELECT task_id FROM {schema}.task
+            WHERE NOT is_open
+              AND ended_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day'
+            ORDER BY ended_at LIMIT p_most FOR UPDATE SKIP LOCKED))
+        RETURNING task_id),
+    log AS (DELETE FROM {schema}.task_log AS l USING gone WHERE l.task_id = gone.task_id),
+    -- Of queues that are used no more. (Not those that say nothing: there may be others below them.)
+    marks AS (DELETE FROM {schema}.task_low_water
+              WHERE mark >= 0
+                AND made_at < clock_timestamp() - (SELECT value FROM {schema}.setting WHERE name = 'history_days')::integer * interval '1 day')
+    SELECT count(*) FROM gone
+$$;
+
+
+-- Schedules -----------------------------------------------------------------------------------------------------
+
+-- Tasks that are put at the times of a cron expression. Clients know these expressions; what is known here is the next time
+-- that is due (next_due). Whoever finds it past calls fire_schedule, which puts the task and writes down the time after that,
+-- in one transaction, and only if nobody has done so before.
+
+-- Keeps a schedule, in the place of one of the same name. p_options: as a task of put_tasks, without kind and body; and missed.
+CREATE OR REPLACE FUNCTION {schema}.save_schedule(
+    p_name varchar, p_queue varchar, p_cron varchar, p_zone varchar, p_kind varchar, p_body text, p_options jsonb,
+    p_next timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_by name;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    PERFORM {schema}.check_name('schedule', p_name);
+    IF p_kind = 'json' THEN
+        PERFORM {schema}.check_json(p_body);
+    END IF;
+    INSERT INTO {schema}.schedule AS s (schedule_name, queue_name, cron, time_zone, kind, body, options, next_due, put_by)
+    VALUES (p_name, p_queue, p_cron, p_zone, p_kind, p_body, p_options, p_next, session_user)
+    ON CONFLICT (schedule_name) DO UPDATE
+    SET queue_name = p_queue, cron = p_cron, time_zone = p_zone, kind = p_kind, body = p_body, options = p_options,
+        -- What is due, and nobody has seen yet, is not forgotten by being said again.
+        next_due = CASE WHEN s.cron = p_cron AND s.time_zone = p_zone AND s.paused_at IS NULL THEN coalesce(s.next_due, p_next)
+                        ELSE p_next END
+    WHERE s.put_by = session_user OR {schema}.has_role('operator');
+    IF NOT FOUND THEN
+        v_by := (SELECT s.put_by FROM {schema}.schedule AS s WHERE s.schedule_name = p_name);
+        RAISE EXCEPTION 'sqlsem: schedule % is of login %; choose another name', {schema}.plain(p_name), {schema}.plain(v_by::text)
+            USING ERRCODE = '42501';
+    END IF;
+END
+$$;
+
+-- As recover_tasks; and whether a schedule of the queue is due.
+CREATE OR REPLACE FUNCTION {schema}.tend_queue(p_queue varchar, p_mine bigint, OUT recovered integer, OUT due boolean)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    recovered := {schema}.recover_tasks(p_queue, p_mine);
+    due := EXISTS (SELECT FROM {schema}.schedule AS s
+                   WHERE s.queue_name = p_queue AND s.paused_at IS NULL AND s.next_due <= clock_timestamp());
+END
+$$;
+
+-- Of a time that is due: the task's number (p_put; NULL: nobody's, as that time is left out), and p_next is the one after it
+-- (NULL: none is). done: nobody was faster. last_due: the latest of the times for which this one task stands.
+CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
+    p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_schedule {schema}.schedule;
+BEGIN
+    UPDATE {schema}.schedule AS s
+    SET next_due = p_next, last_due = CASE WHEN p_put THEN p_last ELSE s.last_due END
+    WHERE s.schedule_name = p_name AND s.next_due = p_due AND s.paused_at IS NULL AND s.next_due <= clock_timestamp()
+    RETURNING s.* INTO v_schedule;
+    done := FOUND;
+    IF done AND p_put THEN
+        task_id := (SELECT p FROM {schema}.put_tasks_by(
+            v_schedule.queue_name, replace(gen_random_uuid()::text, '-', ''),
+            jsonb_build_array(v_schedule.options || jsonb_build_object('kind', v_schedule.kind, 'body', v_schedule.body)),
+            v_schedule.put_by) AS p);
+    END IF;
+END
+$$;
+
+-- 'pause', 'resume' (from p_next on: what was due meanwhile is left out) or 'remove': false where there is none, or it is
+-- another login's and this one is no operator.
+CREATE OR REPLACE FUNCTION {schema}.set_schedule(p_name varchar, p_what varchar, p_next timestamptz) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_queue varchar;
+BEGIN
+    SELECT s.queue_name INTO v_queue FROM {schema}.schedule AS s
+    WHERE s.schedule_name = p_name AND (s.put_by = session_user OR {schema}.has_role('operator')) FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF p_what = 'remove' THEN
+        DELETE FROM {schema}.schedule WHERE schedule_name = p_name;
+    ELSIF p_what = 'pause' THEN
+        UPDATE {schema}.schedule SET paused_at = coalesce(paused_at, clock_timestamp()), paused_by = coalesce(paused_by, session_user)
+        WHERE schedule_name = p_name;
+    ELSIF p_what = 'resume' THEN
+        UPDATE {schema}.schedule SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE p_next END, paused_at = NULL, paused_by = NULL
+        WHERE schedule_name = p_name;
+    ELSE
+        RAISE EXCEPTION 'sqlsem: a schedule can be told to pause, resume or remove, not %', {schema}.plain(p_what)
+            USING ERRCODE = '22023';
+    END IF;
+    INSERT INTO {schema}.operation (program, action, queue_name, old_value)
+    VALUES (left(current_setting('application_name'), 255), p_what, v_queue, 'schedule ' || p_name);
+    RETURN true;
+END
+$$;
+
+-- By name. Who may put only sees its own.
+CREATE OR REPLACE FUNCTION {schema}.list_schedules(p_name varchar DEFAULT NULL, p_queue varchar DEFAULT NULL)
+RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zone varchar, kind varchar, body text, options text,
+               next_due timestamptz, last_due timestamptz, put_at timestamptz, put_by name, paused_at timestamptz, paused_by name,
+               taken_at timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text, s.next_due, s.last_due, s.put_at,
+           s.put_by, s.paused_at, s.paused_by, clock_timestamp()
+    FROM {schema}.schedule AS s
+    WHERE (p_name IS NULL OR s.schedule_name = p_name) AND (p_queue IS NULL OR s.queue_name = p_queue)
+      AND (s.put_by = session_user OR {schema}.has_role('worker', 'operator', 'reader'))
+    ORDER BY s.schedule_name
+$$;
+
+
+-- For sessions --------------------------------------------------------------------------------------------------
+
+-- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
+-- with this key is open, that one's number. replace_key: in the place of the one with this key.
+CREATE OR REPLACE FUNCTION {schema}.put(
+    queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,
+    max_attempts integer DEFAULT 1, note text DEFAULT NULL, on_failure text DEFAULT 'stop',
+    backoff_seconds double precision DEFAULT 1, unique_key text DEFAULT NULL, replace_key text DEFAULT NULL,
+    time_limit_seconds double precision DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT (after_seconds >= 0 AND after_seconds <= 315360000) THEN  -- nor NaN
+        RAISE EXCEPTION 'sqlsem: after_seconds must be from 0 to ten years, not %', after_seconds USING ERRCODE = '22023';
+    ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 2147483) THEN
+        RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 2147483, not %', backoff_seconds USING ERRCODE = '22023';
+    ELSIF NOT (time_limit_seconds > 0 AND time_limit_seconds <= 2147483) THEN
+        RAISE EXCEPTION 'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not %', time_limit_seconds
+            USING ERRCODE = '22023';
+    END IF;
+    RETURN (SELECT {schema}.put_tasks(queue, replace(gen_random_uuid()::text, '-', ''), jsonb_build_array(jsonb_build_object(
+        'kind', kind, 'body', body, 'order', "order", 'after_ms', (after_seconds * 1000)::bigint,
+        'max_attempts', max_attempts, 'note', note, 'on_failure', on_failure,
+        'backoff_ms', (backoff_seconds * 1000)::integer, 'unique', unique_key, 'replace', replace_key,
+        'time_limit_ms', ceil(time_limit_seconds * 1000)::bigint))));
+END
+$$;
+
+-- Claims for this session. (With the caller's rights, who can see when this session began.)
+CREATE OR REPLACE FUNCTION {schema}.session_claim(p_queue text, OUT member bigint, OUT task_id bigint, OUT kind varchar,
+                                                  OUT body text, OUT attempt integer)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    member := {schema}.session_member(NULL);
+    SELECT c.task_id, c.kind, c.body, c.attempt INTO task_id, kind, body, attempt
+    FROM {schema}.claim_task(member, p_queue, {schema}.session_id(), NULL, false) AS c;
+    IF task_id IS NULL THEN
+        PERFORM {schema}.recover_tasks(p_queue, member);
+    END IF;
+END
+$$;
+
+-- What an earlier call of work left behind that was broken off between a claim and its end: the session lives, so nobody
+-- else ends it.
+CREATE OR REPLACE FUNCTION {schema}.session_leftovers(p_queue text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member bigint;
+BEGIN
+    PERFORM {schema}.check_name('queue', p_queue);
+    v_member := {schema}.session_member(NULL);
+    PERFORM {schema}.end_task(v_member, t.task_id, t.attempt, 'failed', NULL, 'it was broken off by its client')
+    FROM {schema}.task AS t
+    WHERE t.status = 'running' AND t.member_id = v_member AND t.claim_uid IS NULL;
+END
+$$;
+
+-- For work, which commits and so cannot fix its search_path.
+CREATE OR REPLACE FUNCTION {schema}.seconds_since(p_time timestamptz) RETURNS double precision
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
+AS $$ SELECT extract(epoch FROM clock_timestamp() - p_time)::double precision $$;
+
+CREATE OR REPLACE FUNCTION {schema}.error_words(p_state text, p_message text, p_detail text, p_hint text, p_context text)
+RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    -- The last line of the context is where work itself stands.
+    SELECT p_state || ': ' || p_message || coalesce(E'\nDETAIL: ' || nullif(p_detail, ''), '')
+           || coalesce(E'\nHINT: ' || nullif(p_hint, ''), '')
+           || coalesce(E'\nCONTEXT: ' || nullif(regexp_replace(p_context, '\n?PL/pgSQL function [^\n]*\.work\([^\n]*$', ''), ''), '')
+$$;
+
+-- Runs the SQL tasks of a queue, one after the other, with the caller's rights, until there was none for idle_seconds:
+-- what a scheduled job calls, as many of them as shall work side by side. done and failed count the tasks.
+-- A text may be several statements, but none that ends a transaction; each task is a transaction of its own, with its end,
+-- so that what it does in this database is done once. Settings that a text makes stay with the session.
+CREATE OR REPLACE PROCEDURE {schema}.work(
+    queue text, idle_seconds double precision DEFAULT 30, INOUT done integer DEFAULT 0, INOUT failed integer DEFAULT 0)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_claim  record;
+    v_since  timestamptz := pg_catalog.clock_timestamp();
+    v_pause  double precision := 0.005;
+    v_error  text;
+    v_state  text;
+    v_detail text;
+    v_hint   text;
+    v_where  text;
+    v_status text;
+    v_broken text;  -- why all of it was
+    v_ended  text;  -- how it did that has not finished
+BEGIN
+    CALL {schema}.stand_alone('work');
+    IF idle_seconds IS NULL OR NOT idle_seconds OPERATOR(pg_catalog.>=) 0::double precision THEN
+        RAISE EXCEPTION 'sqlsem: idle_seconds must be 0 or more, not %', idle_seconds USING ERRCODE = '22023';
+    END IF;
+    done := 0;
+    failed := 0;
+    PERFORM {schema}.session_leftovers(queue);
+    COMMIT;
+    LOOP
+        SELECT * INTO v_claim FROM {schema}.session_claim(queue);
+        COMMIT;
+        IF v_claim.task_id IS NULL THEN
+            EXIT WHEN {schema}.seconds_since(v_since) OPERATOR(pg_catalog.>=) idle_seconds;
+            PERFORM pg_catalog.pg_sleep(v_pause);
+            COMMIT;
+            v_pause := least(v_pause OPERATOR(pg_catalog.*) 1.5::double precision, 0.5::double precision);
+            CONTINUE;
+        END IF;
+        v_error := NULL;
+        v_status := NULL;
+        v_ended := 'failed';
+        IF v_claim.kind::text OPERATOR(pg_catalog.<>) 'sql'::text THEN
+            v_error := 'a database session runs SQL, not kind '::text OPERATOR(pg_catalog.||) v_claim.kind::text
+                       OPERATOR(pg_catalog.||) '; use sqlsem work'::text;
+        ELSE
+            BEGIN
+                EXECUTE v_claim.body;
+                -- What was put off to the commit, and a role that keeps us from recording the end, is the text's fault: it
+                -- fails here, where that can be said of the task, and is undone.
+                SET CONSTRAINTS ALL IMMEDIATE;
+                v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, 'finished', NULL, NULL);
+            EXCEPTION WHEN query_canceled THEN
+                -- A timeout, or somebody's wish: said of the task first, and then to the caller.
+                GET STACKED DIAGNOSTICS v_broken = MESSAGE_TEXT;
+                v_error := '57014: '::text OPERATOR(pg_catalog.||) v_broken;
+                IF EXISTS (SELECT FROM {schema}.asked_of_tasks(v_claim.member, ARRAY[v_claim.task_id]) AS a
+                           WHERE a.cancel_asked_by IS NOT NULL) THEN
+                    v_broken := NULL;  -- it was meant for this task alone
+                    v_ended := 'cancelled';
+                END IF;
+            WHEN OTHERS THEN
+                GET STACKED DIAGNOSTICS v_error = MESSAGE_TEXT, v_state = RETURNED_SQLSTATE, v_detail = PG_EXCEPTION_DETAIL,
+                    v_hint = PG_EXCEPTION_HINT, v_where = PG_EXCEPTION_CONTEXT;
+                v_error := {schema}.error_words(v_state, v_error, v_detail, v_hint, v_where);
+            END;
+        END IF;
+        -- The work and its end are committed together, or not at all: the task may be another's by now.
+        IF v_error IS NOT NULL THEN
+            v_status := {schema}.end_task(v_claim.member, v_claim.task_id, v_claim.attempt, v_ended, NULL, v_error);
+        END IF;
+        IF v_status IS NULL THEN
+            ROLLBACK;
+            v_error := 'it was given up';
+            RAISE WARNING 'sqlsem: task % was given up while it ran, and was undone', v_claim.task_id
+                USING HINT = 'Did its text free this session''s advisory locks?';
+        ELSE
+            COMMIT;
+        END IF;
+        IF v_broken IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: task % was broken off: %', v_claim.task_id, v_broken
+                USING ERRCODE = '57014', HINT = 'Give work all the time that it needs (statement_timeout = 0).';
+        ELSIF v_error IS NULL THEN
+            done := done + 1;
+        ELSIF v_ended OPERATOR(pg_catalog.=) 'failed'::text THEN
+            failed := failed + 1;
+        END IF;
+        v_since := pg_catalog.clock_timestamp();
+        v_pause := 0.005;
+    END LOOP;
+END
+$$;

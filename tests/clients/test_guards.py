@@ -1,0 +1,472 @@
+"""Guarded tables of PostgreSQL: partitions, statements of its own, isolation, savepoints, forgery, roles, dumps."""
+
+import contextlib
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+from support import until
+
+import sqlsem
+from sqlsem.model import Request
+
+pytestmark = pytest.mark.engines("postgresql")
+LEVELS = psycopg.IsolationLevel
+
+
+def write(connection, table, value=1):
+    connection.execute(f"INSERT INTO {table} VALUES ({value})")
+
+
+def values(database, table):
+    return sorted(row[0] for row in database.rows(f"SELECT a FROM {table}"))
+
+
+def copy_in(connection, table):
+    with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
+        copy.write("7\n")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "TRUNCATE {}",
+        "WITH moved AS (DELETE FROM {} RETURNING a) SELECT * FROM moved",
+        "INSERT INTO {} VALUES (1) ON CONFLICT DO NOTHING",
+        "DO $$ BEGIN INSERT INTO {} VALUES (1); END $$",
+        "CREATE RULE r AS ON INSERT TO {0} DO ALSO DELETE FROM {0}; INSERT INTO {0} VALUES (1)",
+        copy_in,
+    ],
+)
+def test_every_statement_that_writes(connect, guarded, writer, refusal, name, statement):
+    def run(connection):
+        if callable(statement):
+            statement(connection, guarded)
+        else:
+            connection.execute(statement.format(guarded))
+
+    connection = writer()
+    with refusal(name):
+        run(connection)
+    connection.rollback()
+    with connect().mutex(name) as grant:
+        grant.assert_held(connection.cursor())
+        run(connection)
+        connection.rollback()
+
+
+def test_what_reaches_a_table_through_others(database, connect, guarded, writer, refusal, name):
+    """Views that can be written, and what a foreign key does."""
+    database.rows(f"ALTER TABLE {guarded} ADD CONSTRAINT k{name} PRIMARY KEY (a)")
+    owner, child = connect(), f"public.child{name}"
+    database.rows(f"CREATE VIEW v{name} AS SELECT * FROM {guarded}")
+    database.rows(f"CREATE TABLE {child} (a integer REFERENCES {guarded} (a) ON DELETE CASCADE)")
+    connection = writer()
+    try:
+        owner.guard_table(child, name("child"))
+        with owner.mutex(name) as grant, owner.mutex(name("child")) as both:
+            grant.assert_held(connection.cursor())
+            write(connection, f"v{name}")
+            both.assert_held(connection.cursor())
+            write(connection, child)
+            connection.commit()
+            with refusal(guarded.split('"')[1][:10]):
+                write(connection, f"v{name}", 2)
+            connection.rollback()
+            grant.assert_held(connection.cursor())
+            with refusal(f"child{name}"):
+                connection.execute(f"DELETE FROM {guarded}")
+            connection.rollback()
+    finally:
+        database.rows(f"DROP TABLE {child}")
+        database.rows(f"DROP VIEW v{name}")
+
+
+# -- partitions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def partitioned(database, name):
+    """A partitioned table with a partition that has partitions itself."""
+    top = f'public."{name} Parts"'
+    for text in (
+        f"CREATE TABLE {top} (a integer) PARTITION BY RANGE (a)",
+        f"CREATE TABLE {name}_1 PARTITION OF {top} FOR VALUES FROM (0) TO (10)",
+        f"CREATE TABLE {name}_2 PARTITION OF {top} FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (a)",
+        f"CREATE TABLE {name}_21 PARTITION OF {name}_2 FOR VALUES FROM (10) TO (15)",
+    ):
+        database.rows(text)
+    yield top
+    database.rows(f"DROP TABLE {top}")
+
+
+def test_a_partitioned_table(database, connect, partitioned, writer, refusal, name):
+    coordinator, connection = connect(), writer()
+    with pytest.raises(sqlsem.ConfigurationError, match=r"belongs to .*guard that"):
+        coordinator.guard_table(f"public.{name}_21", name)
+    assert coordinator.guard_table(partitioned, name) == 4
+    assert coordinator.guard_table(partitioned, name) == 0
+    for part, value in ((partitioned, 1), (f"{name}_1", 1), (f"{name}_2", 12), (f"{name}_21", 12)):
+        with refusal(name):
+            write(connection, part, value)
+        connection.rollback()
+        with coordinator.mutex(name) as grant:
+            grant.assert_held(connection.cursor())
+            write(connection, part, value)
+            connection.commit()
+
+    def mine():
+        return [(one.table, one.problem) for one in coordinator.guarded_tables() if one.table.startswith(name)]
+
+    assert mine() == [(f"{name} Parts", None)]
+    database.rows(f"CREATE TABLE {name}_22 PARTITION OF {name}_2 FOR VALUES FROM (15) TO (20)")
+    ((_, problem),) = mine()
+    assert f"{name}_22 can be written directly" in problem
+    assert coordinator.guard_table(partitioned, name) == 1
+    assert mine() == [(f"{name} Parts", None)]
+    with pytest.raises(sqlsem.ConfigurationError, match="guarded as a part of"):
+        coordinator.unguard_table(f"public.{name}_1")
+    assert coordinator.unguard_table(partitioned) == 5
+    assert mine() == []
+    write(connection, f"{name}_22", 16)
+
+
+def test_a_guarded_table_that_becomes_a_partition(database, connect, partitioned, guarded, name):
+    coordinator = connect()
+    database.rows(f"ALTER TABLE {partitioned} ATTACH PARTITION {guarded} FOR VALUES FROM (20) TO (30)")
+    try:
+        (found,) = [one for one in coordinator.guarded_tables() if one.table in guarded]
+        assert "it can be written through" in found.problem
+        assert coordinator.guard_table(partitioned, name) == 4
+        (found,) = [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+        assert (found.table, found.problem) == (f"{name} Parts", None)
+    finally:
+        database.rows(f"ALTER TABLE {partitioned} DETACH PARTITION {guarded}")
+
+
+def test_a_temporary_table_in_the_way_of_the_name(connect, database, table, writer, refusal, name):
+    """A name is looked up by the login that guards; what a writer has under it makes no difference."""
+    text = table()
+    connect().guard_table(text, name)
+    connection = writer()
+    bare = text.removeprefix("public.")
+    connection.execute(f"CREATE TEMP TABLE {bare} (a integer)")
+    write(connection, bare)
+    with refusal(name):
+        write(connection, text)
+
+
+# -- transactions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [LEVELS.READ_COMMITTED, LEVELS.REPEATABLE_READ, LEVELS.SERIALIZABLE])
+def test_isolation(database, connect, guarded, writer, refusal, name, level):
+    lock = connect().mutex(name)
+    lock.acquire()
+    connection = writer()
+    connection.isolation_level = level
+    connection.execute("SELECT 1")
+    lock.grant.assert_held(connection.cursor())
+    write(connection, guarded)
+    connection.commit()
+    with lock.grant.session(connection):
+        connection.execute(f"SELECT count(*) FROM {guarded}")  # the snapshot
+        write(connection, guarded, 2)
+        connection.commit()
+        connection.execute(f"SELECT count(*) FROM {guarded}")
+        database.rows("DELETE FROM {table} WHERE queue_position = ?", lock.grant.position)
+        with pytest.raises((errors.ObjectNotInPrerequisiteState, errors.SerializationFailure)):
+            write(connection, guarded, 3)
+        connection.rollback()
+        with refusal(name):
+            write(connection, guarded, 3)
+        connection.rollback()
+    assert values(database, guarded) == [1, 2]
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+def test_a_transaction_that_only_reads(connect, guarded, writer, name):
+    connection = writer()
+    connection.read_only = True
+    with connect().mutex(name) as grant, grant.session(connection):
+        connection.execute(f"SELECT * FROM {guarded}")
+        with pytest.raises(errors.ReadOnlySqlTransaction):
+            write(connection, guarded)
+        connection.rollback()
+
+
+def test_savepoints(connect, guarded, writer, refusal, name):
+    connection = writer()
+    with connect().mutex(name) as grant:
+        with connection.transaction(force_rollback=True):
+            with contextlib.suppress(psycopg.Rollback), connection.transaction(force_rollback=True):
+                grant.assert_held(connection.cursor())
+                write(connection, guarded)
+            with refusal("which has asserted no"), connection.transaction():
+                write(connection, guarded)
+            grant.assert_held(connection.cursor())
+            with connection.transaction(force_rollback=True):
+                write(connection, guarded)
+            write(connection, guarded)
+            with connection.transaction():
+                write(connection, guarded)
+            inner = f"BEGIN INSERT INTO {guarded} VALUES (1); EXCEPTION WHEN OTHERS THEN RAISE; END"
+            connection.execute(f"DO $$ {inner} $$")
+
+
+def test_a_note_that_is_put_back_after_a_savepoint_was_undone(database, connect, guarded, writer, refusal, name):
+    """The note is the server's own, seal and all, and yet the row is not kept by it: it is looked at anew."""
+    connection = writer()
+    lock = connect().mutex(name)
+    lock.acquire()
+    connection.execute("SAVEPOINT s")
+    lock.grant.assert_held(connection.cursor())
+    (note,) = connection.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
+    connection.execute("ROLLBACK TO SAVEPOINT s")
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", lock.grant.position)
+    connection.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (note,))
+    with refusal("is no grant of it that is (still) held"):
+        write(connection, guarded)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+def test_a_procedure_that_commits(database, connect, guarded, writer, refusal, name):
+    connection = writer(autocommit=True)
+    with connect().mutex(name) as grant:
+        requester = database.queue(name)[0][2]
+        text = "DO $$ BEGIN CALL sqlsem.assert_holding({}, {}, {}); INSERT INTO {} VALUES (1); {} END $$"
+        words = [sql.Literal(word) for word in (name, grant.position, requester)]
+        connection.execute(sql.SQL(text).format(*words, sql.SQL(guarded), sql.SQL("")))
+        with refusal("which has asserted no"):
+            more = sql.SQL("COMMIT; INSERT INTO {} VALUES (2);").format(sql.SQL(guarded))
+            connection.execute(sql.SQL(text).format(*words, sql.SQL(guarded), more))
+    assert values(database, guarded) == [1, 1]
+
+
+def test_a_prepared_transaction_keeps_the_lock(database, connect, guarded, writer, name):
+    owner, connection = connect(), writer()
+    lock = owner.mutex(name)
+    lock.acquire()
+    position = lock.grant.position
+    lock.grant.assert_held(connection.cursor())
+    write(connection, guarded)
+    connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(name)))
+    connection.rollback()
+    other = connect(retry=0.3)
+    with pytest.raises(sqlsem.Unavailable, match="kept"):
+        other.revoke(position, force=True)
+    connection.autocommit = True
+    connection.execute(sql.SQL("COMMIT PREPARED {}").format(sql.Literal(name)))
+    assert other.revoke(position, force=True)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+    assert values(database, guarded) == [1]
+
+
+# -- who forges, and roles ------------------------------------------------------------------------------------------
+
+FORGED = [
+    "x",
+    "1",
+    "{position}",
+    "0 {position}:" + "0" * 32,
+    "{number} {position}:" + "0" * 32,
+    "{number} {position}",
+    "{position}:0",
+    "9" * 40,
+    "{position}:{member}",
+]
+
+
+@pytest.mark.parametrize("text", FORGED)
+def test_another_logins_grant_cannot_be_named(database, guarded, user, login, name, text):
+    """Whatever a login sets: it gains the right to lean on a grant of its own login, which it has anyway."""
+    other = login("sqlsem_user")
+    with user.raw() as mine, other.raw(autocommit=False) as theirs, database.raw() as owner:
+        owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
+        position = mine.execute("CALL sqlsem.acquire(%s, requesting_id => 'me')", (name,)).fetchone()[1]
+        (member,) = owner.execute(
+            "SELECT member_id FROM sqlsem.ProcessControl WHERE queue_position = %s", (position,)
+        ).fetchone()
+        for setting in ("sqlsem.sqlsem_pinned", "sqlsem.sqlsem_session"):
+            (number,) = theirs.execute("SELECT pg_current_xact_id()::text").fetchone()
+            forged = text.format(position=position, number=number, member=member)
+            theirs.execute("SELECT set_config(%s, %s, true)", (setting, forged))
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+                write(theirs, guarded)
+            theirs.rollback()
+        with pytest.raises(errors.InsufficientPrivilege):
+            theirs.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, position))
+
+
+def test_a_dead_owners_row_cannot_be_named_by_another_login(database, guarded, user, login, name):
+    other = login("sqlsem_user")
+    with database.raw() as owner:
+        owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
+    with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
+        session = user.session(grace=0.1)
+
+        member = session.enrol("host", 1, "test")
+        (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
+        assert user.make_engine().pin(mine.cursor(), ticket)
+        session.close()
+        with contextlib.closing(database.coordinator()) as operator:
+            members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {member}"
+            until(lambda: operator.reap() is not None and not database.rows(members), "the member is removed")
+        write(mine, guarded)
+        (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
+        theirs.execute("SELECT sqlsem.pin(%s, %s, 'me')", (name, ticket.position))
+        (number,) = theirs.execute("SELECT pg_current_xact_id()::text").fetchone()
+        theirs.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",))
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+            write(theirs, guarded)
+
+
+def test_the_seals_secret_is_the_owners(user, login):
+    for one in (user, login("sqlsem_operator"), login("sqlsem_reader")):
+        with one.raw() as connection:
+            with pytest.raises(errors.InsufficientPrivilege):
+                connection.execute("SELECT secret FROM sqlsem.guard_key")
+            with pytest.raises(errors.InsufficientPrivilege):
+                connection.execute("SELECT sqlsem.pin_seal(1, 1)")
+
+
+def test_who_may_guard(database, user, login, name):
+    """Whose table it is, with the role of a user; and who writes into it needs no role to be refused."""
+    stranger = login()
+    schema = f"s{name}"
+    with database.raw() as owner:
+        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
+    with user.raw() as mine, stranger.raw() as theirs, contextlib.closing(user.coordinator()) as coordinator:
+        mine.execute(f"CREATE TABLE {schema}.ledger (a integer)")
+        mine.execute(f"GRANT USAGE ON SCHEMA {schema} TO PUBLIC")
+        mine.execute(f"GRANT INSERT ON {schema}.ledger TO PUBLIC")
+        with login("sqlsem_operator").raw() as operator:
+            with pytest.raises(errors.InsufficientPrivilege, match="ledger"):
+                operator.execute(f"SELECT sqlsem.guard_table('{schema}.ledger', %s)", (name,))
+        assert coordinator.guard_table(f"{schema}.ledger", name) == 1
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+            write(theirs, f"{schema}.ledger")
+        with coordinator.mutex(name) as grant, grant.session(mine):
+            write(mine, f"{schema}.ledger")
+            assert mine.execute("SELECT count(*) FROM sqlsem.guarded_tables()").fetchone()[0] >= 1
+        with pytest.raises(sqlsem.ConfigurationError, match="cannot be guarded"):
+            coordinator.guard_table("sqlsem.member", name)
+        with contextlib.closing(stranger.coordinator()) as nobody:
+            with pytest.raises(sqlsem.ConfigurationError, match="permission denied"):
+                nobody.guard_table(f"{schema}.ledger", name)
+
+
+def name_of(login):
+    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
+
+
+def test_what_the_trigger_runs_cannot_be_replaced_by_the_writer(database, connect, guarded, user, name):
+    """Its names mean the system's, whatever the writer's search_path leads to."""
+    schema = f"s{name}"
+    with database.raw() as owner:
+        owner.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {name_of(user)}")
+        owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
+    with user.raw() as connection:
+        connection.execute(f"SET search_path = {schema}, pg_catalog")
+        for text in (
+            "current_setting(text, boolean) RETURNS text",
+            "split_part(text, text, integer) RETURNS text",
+            "pg_current_xact_id() RETURNS xid8",
+            "may_keep(name) RETURNS boolean",
+        ):
+            connection.execute(
+                f"CREATE FUNCTION {schema}.{text} LANGUAGE plpgsql AS "
+                f"$$ BEGIN RAISE EXCEPTION 'trapped as %', current_user; END $$"
+            )
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+            write(connection, guarded)
+
+
+# -- poolers, drivers, dumps ----------------------------------------------------------------------------------------
+
+
+def test_sqlalchemy_and_django(database, connect, guarded, refusal, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy import orm
+
+    engine = sqlalchemy.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    text = sqlalchemy.text(f"INSERT INTO {guarded} VALUES (1)".replace(":", "\\:"))
+    with contextlib.closing(engine.raw_connection()), connect().mutex(name) as grant:
+        with engine.connect() as connection:
+            with grant.session(connection):
+                for _ in range(2):
+                    connection.execute(text)
+                    connection.commit()
+                with connection.begin():
+                    connection.execute(text)
+            with pytest.raises(sqlalchemy.exc.DBAPIError, match="which has asserted no"):
+                connection.execute(text)
+            with pytest.raises(sqlsem.ConfigurationError, match="in the middle"), grant.session(connection):
+                raise AssertionError("entered")
+        with orm.Session(engine) as session:
+            with pytest.raises(sqlsem.ConfigurationError, match="another connection in each"), grant.session(session):
+                raise AssertionError("entered")
+            with pytest.raises(sqlsem.ConfigurationError, match="another connection in each"), grant.session(engine):
+                raise AssertionError("entered")
+            grant.assert_held(session)
+            session.execute(text)
+            session.commit()
+    engine.dispose()
+    assert values(database, guarded) == [1, 1, 1, 1]
+
+
+def test_a_dump_restores_the_guard(make_database, postgres_server, name):
+    """The guard comes with the table and what is in it; locks that were held are held in the copy by nobody."""
+    first, second = make_database(postgres_server), make_database(postgres_server)
+    first.rows("CREATE TABLE ledger (a integer)")
+    first.rows("INSERT INTO ledger VALUES (1)")
+    with contextlib.closing(first.coordinator()) as coordinator:
+        assert coordinator.guard_table("public.ledger", name) == 1
+    first.server.restore(first.server.dump(first.url), second.url)
+    with contextlib.closing(second.coordinator()) as coordinator, second.raw() as connection:
+        assert [(one.table, one.resource) for one in coordinator.guarded_tables()] == [("ledger", name)]
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+            write(connection, "ledger", 2)
+        with coordinator.mutex(name) as grant, grant.session(connection):
+            write(connection, "ledger", 3)
+        assert values(second, "ledger") == [1, 3]
+
+
+def test_the_other_way_in(database, connect, guarded, writer, name):
+    """What the page says that a guard cannot see."""
+    connection = writer()
+    connection.execute("SET LOCAL session_replication_role = replica")
+    write(connection, guarded)
+    connection.rollback()
+
+
+def test_a_seal_is_good_for_one_owner(database, guarded, user, login, name):
+    """Who handed a lock over cannot write by an old note, not even while the row is nobody's that is known."""
+    other = login("sqlsem_user")
+    with database.raw() as owner:
+        owner.execute(f"GRANT ALL ON {guarded} TO PUBLIC")
+    token = "sqlsem-" + "x" * 40
+    first, second = user.session(), other.session(grace=0)
+    with user.raw(autocommit=False) as mine, other.raw(autocommit=False) as theirs:
+        giver, taker = first.enrol("host", 1, "giver"), second.enrol("host", 2, "taker")
+        (ticket,) = first.register(giver, "giver", "giver", f"{name}-uid", [Request(name)], False)
+        assert user.make_engine().pin(mine.cursor(), ticket)
+        (note,) = mine.execute("SELECT current_setting('sqlsem.sqlsem_pinned')").fetchone()
+        mine.rollback()
+        to = theirs.execute("SELECT session_user::text").fetchone()[0]
+        assert first.hand_over(giver, [ticket], token, 60.0, to)
+        ((_, taken),) = second.adopt(taker, "taker", "taker", f"{name}-other", token)
+        assert other.make_engine().pin(theirs.cursor(), taken)
+        write(theirs, guarded)
+        second.close()  # its process dies, and its transaction goes on
+        with contextlib.closing(database.coordinator()) as operator:
+            members = f"SELECT 1 FROM sqlsem.member WHERE member_id = {taker}"
+            until(lambda: operator.reap() is not None and not database.rows(members), "the member is removed")
+        (number,) = mine.execute("SELECT pg_current_xact_id()::text").fetchone()
+        mine.execute("SELECT set_config('sqlsem.sqlsem_pinned', %s, true)", (f"{number} {note.partition(' ')[2]}",))
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="needs the lock"):
+            write(mine, guarded)
+    first.close()

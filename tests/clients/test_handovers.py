@@ -1,0 +1,191 @@
+"""Locks that travel between logins and languages, on PostgreSQL."""
+
+import contextlib
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from sqlsem.engines.answers import hash_of
+from sqlsem.errors import ConfigurationError, NotHeld
+
+pytestmark = pytest.mark.engines("postgresql")
+
+
+def name_of(login):
+    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
+
+
+@pytest.fixture
+def three(user, login):
+    """The giver's coordinator, and two logins with the same role."""
+    with contextlib.closing(user.coordinator()) as giver:
+        yield giver, login("sqlsem_user"), login("sqlsem_user")
+
+
+def test_a_token_is_for_one_login(three, name):
+    giver, meant, other = three
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(to=name_of(meant))
+    with contextlib.closing(other.coordinator()) as stranger:
+        with pytest.raises(ConfigurationError, match=f"handed over to login {name_of(meant)}"):
+            stranger.adopt(token)
+        with pytest.raises(NotHeld):
+            stranger.adopt(token[:-1] + "x")
+    with contextlib.closing(meant.coordinator()) as taker:
+        adopted = taker.adopt(token)
+        assert adopted.fence == grant.fence
+        with pytest.raises(NotHeld, match="was used"):  # the giver's login may have it back only as long as it is there
+            giver.adopt(token)
+        adopted.check()
+        adopted.release()
+        assert [past.outcome for past in taker.history(name)] == ["released", "handed_over"]
+        last, first = (past.login for past in taker.history(name))
+        assert last == name_of(meant)
+        assert first not in (name_of(meant), None)
+
+
+def test_left_out_it_is_for_the_givers_own(three, name):
+    giver, _, other = three
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    with contextlib.closing(other.coordinator()) as stranger, pytest.raises(ConfigurationError, match="login"):
+        stranger.adopt(token)
+    giver.adopt(token).release()
+
+
+def test_a_role_may_be_named_whose_members_may(three, name):
+    giver, meant, _ = three
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(to="sqlsem_user")
+    with contextlib.closing(meant.coordinator()) as taker:
+        taker.adopt(token).release()
+
+
+def test_who_reads_the_tables_cannot_adopt(three, login, name):
+    """They show the hash of a token, and no token."""
+    giver, _, other = three
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(to=name_of(other))
+    with login("sqlsem_reader").raw() as connection:
+        (found,) = connection.execute(
+            "SELECT token_hash FROM sqlsem.handover WHERE queue_position = %s", (grant.position,)
+        ).fetchall()
+        assert found == (hash_of(token),)
+        assert connection.execute(
+            "SELECT count(*) FROM sqlsem.handover AS h WHERE h::text LIKE %s", (f"%{token}%",)
+        ).fetchone() == (0,)
+    with contextlib.closing(other.coordinator()) as taker:
+        with pytest.raises(NotHeld, match="not known"):
+            taker.adopt(found[0])
+        taker.adopt(token).release()
+
+
+def test_nobody_hands_over_what_is_anothers(three, name):
+    giver, _, other = three
+    with giver.mutex(name) as grant, other.raw() as connection:
+        (row,) = giver.entries(name)
+        code = connection.execute(
+            "SELECT sqlsem.hand_over_rows(%s, ARRAY[%s]::bigint[], %s, 60000, NULL)",
+            (row.member_id, row.position, hash_of("x")),
+        ).fetchone()
+        assert code == (-1,)
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="nothing is held"):
+            connection.execute("CALL sqlsem.hand_over(%s, requesting_id => %s)", (name, row.requesting_id))
+        grant.check()
+
+
+def test_from_python_to_psql_and_back(user, name):
+    with contextlib.closing(user.coordinator()) as giver, user.raw() as connection:
+        with giver.mutex(name) as grant:
+            token = grant.hand_over()
+        resource, position, fence = connection.execute("CALL sqlsem.adopt(%s)", (token,)).fetchone()
+        assert (resource, position, fence) == (name, grant.position, grant.fence)
+        assert not giver.mutex(name).acquire(blocking=False)
+        with connection.transaction():
+            connection.execute("CALL sqlsem.assert_holding(%s, %s)", (name, position))
+        (token,) = connection.execute("CALL sqlsem.hand_over(%s, ttl_seconds => 30)", (name,)).fetchone()
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="nothing is held"):
+            connection.execute("CALL sqlsem.hand_over(%s)", (name,))
+        assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (-1,)
+        with giver.adopt(token) as adopted:
+            assert adopted.fence == grant.fence
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was used"):
+                connection.execute("CALL sqlsem.adopt(%s)", (token,))
+
+
+def test_psql_with_a_lease(user, name):
+    with contextlib.closing(user.coordinator()) as giver, user.raw() as connection:
+        with giver.mutex(name) as grant:
+            token = grant.hand_over()
+        _, position, _ = connection.execute(
+            "CALL sqlsem.adopt(%s, requesting_id => 'job 7', lease_seconds => 20)", (token,)
+        ).fetchone()
+        assert position == grant.position
+        assert connection.execute("SELECT sqlsem.renew(%s, %s, 'job 7', 30)", (name, position)).fetchone() == (0,)
+        assert connection.execute("SELECT sqlsem.release(%s, %s, 'job 7')", (name, position)).fetchone() == (0,)
+        with giver.mutex(name, timeout=5):
+            pass
+
+
+@pytest.mark.parametrize("call", ["hand_over(%s)", "adopt(%s)"])
+def test_not_in_a_transaction(user, name, call):
+    with user.raw() as connection:
+        connection.execute("CALL sqlsem.acquire(%s)", (name,))
+        with pytest.raises(errors.ActiveSqlTransaction), connection.transaction():
+            connection.execute(f"CALL sqlsem.{call}", (name,))
+        assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("seconds", [0.5, -1, float("nan"), 1e9])
+def test_times_that_cannot_be(user, name, seconds):
+    with user.raw() as connection:
+        connection.execute("CALL sqlsem.acquire(%s)", (name,))
+        with pytest.raises(errors.InvalidParameterValue, match="ttl_seconds"):
+            connection.execute("CALL sqlsem.hand_over(%s, ttl_seconds => %s)", (name, seconds))
+        assert connection.execute("SELECT sqlsem.release(%s)", (name,)).fetchone() == (0,)
+
+
+def test_a_mark_above_does_not_hide_what_is_adopted(user, name):
+    """The adopter has been given higher numbers, and marks stand above the one that comes to it."""
+    with contextlib.closing(user.coordinator()) as giver, contextlib.closing(user.coordinator()) as taker:
+        with giver.mutex(name) as grant:
+            for _ in range(300):  # each writes a mark with a chance of one in forty
+                with taker.mutex(name("other")):
+                    pass
+            token = grant.hand_over()
+        with taker.adopt(token) as adopted:
+            adopted.check()  # a ping, which lists the member's rows from its marks on
+            for _ in range(300):
+                with taker.mutex(name("other")):
+                    pass
+            adopted.check()
+
+
+def test_what_is_in_transit_cannot_be_had_without_the_token(three, database, name):
+    """Not even by the login that it is for: it can neither take it, nor give it back, nor keep it alive."""
+    giver, meant, _ = three
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(to=name_of(meant), ttl=30)
+    member, transit = database.rows(
+        "SELECT member_id, requesting_id FROM sqlsem.ProcessControl WHERE resource_id = ?", str(name)
+    )[0]
+    before = database.rows("SELECT lease_until FROM sqlsem.member WHERE member_id = ?", member)
+    with meant.raw() as thief:
+
+        def value(text, *parameters):
+            return thief.execute(f"SELECT {text}", parameters).fetchone()[0]
+
+        with pytest.raises(errors.ObjectNotInPrerequisiteState):
+            thief.execute("CALL sqlsem.hand_over(%s, requesting_id => %s)", (name, transit))
+        with pytest.raises(errors.InsufficientPrivilege):
+            value("sqlsem.pin(%s, %s, %s)", name, grant.position, transit)
+        assert value("sqlsem.hand_over_rows(%s, ARRAY[%s], %s, 1000, NULL)", member, grant.position, "0" * 64) == -1
+        assert value("sqlsem.release(%s, %s, %s)", name, grant.position, transit) == -1
+        assert value("sqlsem.resume_member(%s)", member) is False
+        assert value("known FROM sqlsem.ping(%s)", member) is False
+    assert database.rows("SELECT lease_until FROM sqlsem.member WHERE member_id = ?", member) == before
+    with contextlib.closing(meant.coordinator()) as taker:
+        adopted = taker.adopt(token)
+        assert adopted.position == grant.position
+        adopted.release()

@@ -1,0 +1,415 @@
+"""Guarded tables: the database refuses who writes without the lock. On both servers."""
+
+import contextlib
+import json
+
+import pytest
+from click.testing import CliRunner
+from support import until
+
+import sqlsem
+from sqlsem import cli
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+
+
+def write(connection, table, value=1):
+    connection.cursor().execute(f"INSERT INTO {table} VALUES ({value})")
+
+
+def undo(connection):
+    """Roll back what may be undone already: a trigger that throws ends the transaction on SQL Server."""
+    if not hasattr(connection, "info"):  # (FreeTDS rolls back what it believes to be there)
+        connection.cursor().execute("IF @@TRANCOUNT = 0 BEGIN TRANSACTION")
+    connection.rollback()
+
+
+def values(database, table):
+    return sorted(row[0] for row in database.rows(f"SELECT a FROM {table}"))
+
+
+def remove(database, position):
+    database.rows("DELETE FROM {table} WHERE queue_position = ?", position)
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO {} VALUES (1)", "UPDATE {} SET a = 2", "DELETE FROM {}"])
+def test_nobody_writes_without_the_lock(database, connect, guarded, writer, refusal, name, statement):
+    for autocommit in (True, False):
+        with refusal("which has asserted no", name):
+            writer(autocommit=autocommit).cursor().execute(statement.format(guarded))
+    with connect().mutex(name):  # held, and not asserted
+        with refusal("which has asserted no"):
+            writer().cursor().execute(statement.format(guarded))
+    writer().cursor().execute(f"SELECT * FROM {guarded}")  # who reads is none of its business
+    assert values(database, guarded) == []
+
+
+def test_who_has_asserted_writes(database, connect, guarded, writer, name):
+    connection = writer()
+    with connect().mutex(name) as grant:
+        for value in (1, 2):
+            grant.assert_held(connection.cursor())
+            write(connection, guarded, value)
+            write(connection, guarded, value)
+            connection.commit()
+    assert values(database, guarded) == [1, 1, 2, 2]
+
+
+def test_the_next_transaction_asserts_for_itself(connect, guarded, writer, refusal, name):
+    connection = writer()
+    with connect().mutex(name) as grant:
+        for end in (connection.commit, lambda: undo(connection)):
+            grant.assert_held(connection.cursor())
+            write(connection, guarded)
+            end()
+            with refusal("which has asserted no"):
+                write(connection, guarded)
+            undo(connection)
+
+
+def test_a_lock_that_was_lost(database, connect, guarded, writer, refusal, name):
+    lock = connect().mutex(name)
+    lock.acquire()
+    connection, standing = writer(), writer()
+    with lock.grant.session(standing):
+        remove(database, lock.grant.position)
+        with refusal("is no grant of it that is (still) held"):
+            write(standing, guarded)
+        undo(standing)
+    with pytest.raises(sqlsem.LockLost):
+        lock.grant.assert_held(connection.cursor())
+    with refusal(name):
+        write(connection, guarded)
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+def test_a_lock_that_is_taken_away_between_assert_and_write_waits(database, connect, guarded, writer, name, threads):
+    """The transaction keeps the row until its end: until then nobody else is let in, and it writes rightly."""
+    coordinator, operator = connect(), connect(retry=60)
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    connection, position = writer(), lock.grant.position
+    lock.grant.assert_held(connection.cursor())
+    threads.start(lambda: operator.revoke(position, force=True))
+    write(connection, guarded)
+    assert len(database.queue(name)) == 1
+    connection.commit()
+    threads.join()
+    assert values(database, guarded) == [1]
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+def test_the_lock_of_another_table(connect, guarded, writer, refusal, name):
+    coordinator, connection = connect(), writer()
+    with coordinator.mutex(name("other")) as other, coordinator.mutex(name):
+        other.assert_held(connection.cursor())
+        with refusal(name):
+            write(connection, guarded)
+
+
+def test_several_locks(database, connect, guarded, table, writer, name):
+    coordinator, connection, second = connect(), writer(), table()
+    coordinator.guard_table(second, name("second"))
+    locks = [coordinator.mutex(name), coordinator.mutex(name("second")), coordinator.read(name("r"))]
+    with sqlsem.all_of(*locks) as grant:
+        grant.assert_held(connection.cursor())
+        write(connection, guarded)
+        write(connection, second)
+        connection.commit()
+        with grant.session(connection):
+            write(connection, second, 2)
+            write(connection, guarded, 2)
+            connection.commit()
+    assert values(database, guarded) == values(database, second) == [1, 2]
+
+
+def test_a_reader_does_not_write(database, connect, guarded, writer, refusal, name):
+    coordinator = connect()
+    with coordinator.read(name) as grant:
+        for asserted in (lambda line: grant.assert_held(line.cursor()), None):
+            connection = writer()
+            with contextlib.ExitStack() as stack:
+                if asserted is None:
+                    stack.enter_context(grant.session(connection))
+                else:
+                    asserted(connection)
+                with refusal(f"position {grant.position} has access read, not write"):
+                    write(connection, guarded)
+                undo(connection)
+        connection = writer()
+        grant.upgrade()
+        grant.assert_held(connection.cursor())
+        write(connection, guarded)
+        connection.commit()
+        grant.downgrade()
+        grant.assert_held(connection.cursor())
+        with refusal("access read"):
+            write(connection, guarded)
+        undo(connection)
+    with coordinator.stage(name, 7) as grant:
+        grant.assert_held(connection.cursor())
+        with refusal("access stage:7"):
+            write(connection, guarded)
+        undo(connection)
+    assert values(database, guarded) == [1]
+
+
+def test_one_of_several_of_a_limit_writes(database, connect, guarded, writer, name):
+    coordinator = connect()
+    with coordinator.limit(name, 3), coordinator.limit(name, 3, weight=2) as grant:
+        connection = writer()
+        grant.assert_held(connection.cursor())
+        write(connection, guarded)
+        connection.commit()
+    assert values(database, guarded) == [1]
+
+
+def test_one_who_waits_does_not_write(database, connect, guarded, writer, refusal, name):
+    from sqlsem.model import Request
+
+    with connect().mutex(name), contextlib.closing(database.session()) as session:
+        member = session.enrol("host", 1, "test")
+        (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
+        connection = writer()
+        assert not database.make_engine().pin(connection.cursor(), ticket)
+        with refusal(name):
+            write(connection, guarded)
+        session.cancel(member, f"{name}-uid", "cancelled")
+
+
+def test_what_a_transaction_keeps_outlives_its_owner(database, connect, guarded, writer, name):
+    """The member dies between two writes, and is removed: its row stands, and is kept by this transaction."""
+    from sqlsem.model import Request
+
+    session = database.session(grace=0.2)
+    member = session.enrol("host", 1, "test")
+    (ticket,) = session.register(member, "me", "me", f"{name}-uid", [Request(name)], False)
+    connection = writer()
+    assert database.make_engine().pin(connection.cursor(), ticket)
+    write(connection, guarded)
+    session.close()
+    with contextlib.closing(database.coordinator()) as other:
+
+        def gone():
+            other.reap()
+            return not database.rows(f"SELECT 1 FROM {database.beside('member')} WHERE member_id = ?", member)
+
+        until(gone, "the member is removed")
+        assert len(database.queue(name)) == 1
+        write(connection, guarded, 2)
+        connection.commit()
+        other.reap()
+    assert values(database, guarded) == [1, 2]
+    until(lambda: database.queue(name) == [])
+
+
+# -- grant.session --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_a_session_of_a_grant(database, connect, guarded, writer, refusal, name, autocommit):
+    connection = writer(autocommit=autocommit)
+    end = (lambda: None) if autocommit else connection.commit
+    with connect().mutex(name) as grant:
+        with grant.session(connection):
+            write(connection, guarded)
+            end()
+            write(connection, guarded, 2)
+            end()
+            with grant.session(connection):  # as a function does that does not know of the other one
+                write(connection, guarded, 3)
+                end()
+            write(connection, guarded, 4)
+            if not autocommit:
+                undo(connection)
+        with refusal("which has asserted no"):
+            write(connection, guarded)
+        if not autocommit:
+            undo(connection)
+    with pytest.raises(sqlsem.NotHeld), grant.session(connection):
+        raise AssertionError("entered")
+    assert values(database, guarded) == [1, 2, 3, 4] if autocommit else [1, 2, 3]
+
+
+def test_a_session_keeps_the_lock_from_the_first_write_on(connect, guarded, writer, name, threads):
+    coordinator, operator = connect(), connect(retry=60)
+    lock = coordinator.mutex(name)
+    lock.acquire()
+    connection, position = writer(), lock.grant.position
+    taken = []
+    with lock.grant.session(connection):
+        write(connection, guarded)
+        threads.start(lambda: taken.append(operator.revoke(position, force=True)))
+        write(connection, guarded, 2)
+        assert taken == []
+        connection.commit()
+        threads.join()
+        assert taken == [True]
+    with pytest.raises(sqlsem.LockLost):
+        lock.release()
+
+
+@pytest.mark.engines("postgresql")  # where the note would end with it
+def test_a_session_begins_outside_of_a_transaction(connect, guarded, writer, name):
+    connection = writer()
+    with connect().mutex(name) as grant:
+        connection.cursor().execute(f"SELECT * FROM {guarded}")
+        with pytest.raises(sqlsem.ConfigurationError, match="in the middle of a transaction"):
+            with grant.session(connection):
+                raise AssertionError("entered")
+        undo(connection)
+        for wrong in (None, "x", connection.cursor()):
+            with pytest.raises(sqlsem.ConfigurationError, match="needs a connection"), grant.session(wrong):
+                raise AssertionError("entered")
+
+
+def test_a_session_that_ends_badly(database, connect, guarded, writer, refusal, name):
+    connection = writer()
+    with connect().mutex(name) as grant:
+        with pytest.raises(ZeroDivisionError), grant.session(connection):
+            write(connection, guarded)
+            raise ZeroDivisionError
+        undo(connection)
+    lock = connect().mutex(name)
+    lock.acquire()
+    with refusal("is no grant of it that is (still) held"), lock.grant.session(connection):
+        lock.release()
+        write(connection, guarded)
+    undo(connection)
+    with pytest.raises(Exception, match=r"(?i)closed"), connect().mutex(name) as other, other.session(connection):
+        connection.close()
+        write(connection, guarded)
+    assert values(database, guarded) == []
+
+
+# -- putting guards and taking them off -----------------------------------------------------------------------------
+
+
+def test_guards_are_put_listed_and_taken_off(database, connect, table, writer, name):
+    coordinator, text = connect(), table()
+    evil = f"{name}'; DROP TABLE x; --', @@PROCID \\ “ü” %s {{0}}"
+    assert coordinator.guard_table(text, evil) == 1
+    assert coordinator.guard_table(text, evil) == 0
+    (found,) = [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+    assert (found.resource, found.problem) == (evil, None)
+    assert found.table.lower() in text.lower()  # (Babelfish lowers names)
+    with pytest.raises(sqlsem.ConfigurationError, match="is guarded by"):
+        coordinator.guard_table(text, name("another"))
+    connection = writer()
+    with coordinator.mutex(evil) as grant:
+        grant.assert_held(connection.cursor())
+        write(connection, text)
+        connection.commit()
+    assert coordinator.unguard_table(text) == 1
+    assert coordinator.unguard_table(text) == 0
+    write(connection, text, 2)
+    connection.commit()
+    assert values(database, text) == [1, 2]
+    assert not [one for one in coordinator.guarded_tables() if one.table.startswith(name)]
+
+
+@pytest.mark.parametrize("wrong", ["", " ", "a\nb", "x" * 256])
+def test_bad_resources(connect, table, wrong):
+    with pytest.raises(sqlsem.ConfigurationError):
+        connect().guard_table(table(), wrong)
+
+
+def test_what_cannot_be_guarded(database, connect, table, name):
+    coordinator, text = connect(), table()
+    server = database.engine == "mssql"
+    schema = "dbo" if server else "public"
+    view = f"{schema}.v{name}"
+    database.rows(f"CREATE VIEW {view} AS SELECT a FROM {text}")
+    try:
+        for wrong in (
+            f"{schema}.nothing{name}",
+            view,
+            database.table if not server else f"{database.schema}.entry",
+            "",
+            "a b c",
+            f"nowhere.{schema}.x",
+            "x'; DROP TABLE y",
+        ):
+            with pytest.raises(sqlsem.ConfigurationError, match="table"):
+                coordinator.guard_table(wrong, name)
+        with pytest.raises(sqlsem.ConfigurationError, match=r"there is no (such )?table"):
+            coordinator.unguard_table(f"{schema}.nothing{name}")
+    finally:
+        database.rows(f"DROP VIEW {view}")
+
+
+def test_a_renamed_table_is_guarded_still(database, connect, table, writer, refusal, name):
+    coordinator, text = connect(), table()
+    coordinator.guard_table(text, name)
+    renamed = f"renamed{name}"
+    if database.engine == "postgresql":
+        database.rows(f'ALTER TABLE {text} RENAME TO "{renamed}"')
+        other = f'public."{renamed}"'
+    else:
+        database.rows("EXEC sp_rename ?, ?, 'OBJECT'", text, renamed)
+        other = f"dbo.[{renamed}]"
+    try:
+        with refusal(renamed):
+            write(writer(), other)
+        assert renamed in [one.table for one in coordinator.guarded_tables()]
+        assert coordinator.guard_table(other, name) == 0
+        assert coordinator.unguard_table(other) == 1
+    finally:
+        database.rows(f"DROP TABLE {other}")
+
+
+def test_a_guard_that_is_disabled(database, connect, guarded, writer, name):
+    coordinator = connect()
+    ours = f"{database.schema}_guard"
+    if database.engine == "postgresql":
+        database.rows(f"ALTER TABLE {guarded} DISABLE TRIGGER {ours}")
+    else:
+        (row,) = database.rows("SELECT name FROM sys.triggers WHERE parent_id = OBJECT_ID(?)", guarded)
+        database.rows(f"ALTER TABLE {guarded} DISABLE TRIGGER [{row[0]}]")
+    connection = writer()
+    write(connection, guarded)
+    undo(connection)
+
+    def problem():
+        (found,) = [one for one in coordinator.guarded_tables() if one.table.casefold() in guarded.casefold()]
+        return found.problem
+
+    assert problem() == "its trigger is disabled"
+    assert coordinator.guard_table(guarded, name) == 1
+    assert problem() is None
+
+
+def test_the_command(database, table, name):
+    """Put twice, listed, taken off; a name that nobody uses is perhaps misspelt."""
+    text = table()
+    options = ["--schema", database.schema]
+
+    def run(*words):
+        done = CliRunner().invoke(cli.main, ["--url", database.url, *options, "guard", *words])
+        return done.exit_code, done.output
+
+    code, told = run(text, "--resource", name)
+    assert (code, "--new" in told) == (78, True)
+    for more in ("", " already"):
+        assert run(text, "--resource", name, "--new") == (0, f"{text} is guarded by {name}{more}.\n")
+    code, told = run("--list")
+    assert (code, f"guarded by {name}" in told) == (0, True)
+    code, told = run("--list", "--json")
+    assert [one["problem"] for one in json.loads(told) if one["resource"] == name] == [None]
+    assert run(text, "--remove") == (0, f"{text} can be written without a lock again.\n")
+    code, told = run(text, "--remove")
+    assert (code, "is not guarded" in told) == (1, True)
+    for wrong in ([], [text], [text, "--list"], ["--resource", name], [text, "--remove", "--resource", name]):
+        assert run(*wrong)[0] == 64
+
+
+@pytest.mark.engines("sqlite")
+def test_sqlite_says_that_it_cannot(connect, database, name):
+    coordinator = connect()
+    with pytest.raises(sqlsem.ConfigurationError, match="cannot guard tables"):
+        coordinator.guard_table("t", name)
+    with coordinator.mutex(name) as grant, contextlib.closing(database.raw()) as connection:
+        with pytest.raises(sqlsem.ConfigurationError, match="no guarded tables"), grant.session(connection):
+            raise AssertionError("entered")

@@ -1,0 +1,118 @@
+"""Who sleeps in the database wakes when a row before it has left, and goes in if it may by the whole rule."""
+
+import contextlib
+import itertools
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+from sqlsem.model import Request
+
+#: So long it waits for what must not come. (No bound that a slow machine could miss: it is a chance to be wrong.)
+CHANCE = 0.3
+
+
+class Party:
+    """A member with two sessions: one to ask and give back, one to wait in."""
+
+    numbers = itertools.count()
+
+    def __init__(self, database, made):
+        self.database = database
+        self.main, self.waiting = (made.enter_context(contextlib.closing(database.session())) for _ in range(2))
+        self.member = self.main.enrol("host", 1, "test")
+        made.callback(self.main.resign, self.member)
+
+    def ask(self, resource, access="write", limit=1, weight=1):
+        uid = f"{self.member}.{next(self.numbers)}"
+        (self.ticket,) = self.main.register(
+            self.member, f"party {self.member}", "o", uid, [Request(resource, access, limit, weight)], False
+        )
+        return self
+
+    def leave(self):
+        assert self.main.release(self.ticket, "released")
+
+    def sleep(self, seconds):
+        """Wait in another thread; it sleeps when this returns. The result comes by a call of what is returned."""
+        answers = []
+        thread = threading.Thread(
+            target=lambda: answers.append(self.waiting.wait(self.ticket, seconds, threading.Event())), daemon=True
+        )
+        if self.database.engine == "postgresql":
+            pid = self.waiting.backend()
+        thread.start()
+        if self.database.engine == "postgresql":
+            asleep = "SELECT 1 FROM pg_locks WHERE pid = ? AND locktype = 'advisory' AND NOT granted"
+            until(lambda: answers or self.database.rows(asleep, pid), "it sleeps")
+
+        def answer():
+            thread.join(PATIENCE)
+            return answers[0]
+
+        return answer
+
+
+@pytest.fixture
+def party(database):
+    with contextlib.ExitStack() as made:
+        yield lambda: Party(database, made)
+
+
+def goes_in_after_both(waiter, first, last):
+    """It wakes when the first one leaves, and sleeps again; and is let in when the last one does."""
+    answer = waiter.sleep(CHANCE)
+    first.leave()
+    assert answer() is False
+    answer = waiter.sleep(PATIENCE)
+    last.leave()
+    assert answer() is True
+
+
+def test_the_next_one_goes_in(party, name):
+    holder, waiter = party().ask(name), party().ask(name)
+    answer = waiter.sleep(PATIENCE)
+    holder.leave()
+    assert answer() is True
+
+
+def test_who_stood_between_gives_up(party, name):
+    """What it slept on is gone, and who holds is not."""
+    holder, between, waiter = party().ask(name), party().ask(name), party().ask(name)
+    goes_in_after_both(waiter, between, holder)
+
+
+@pytest.mark.parametrize("access", ["read", "stage:1"])
+def test_one_of_those_who_share_leaves(party, name, access):
+    first, second, waiter = party().ask(name, access), party().ask(name, access), party().ask(name)
+    goes_in_after_both(waiter, second, first)
+
+
+def test_the_rest_is_too_heavy_still(party, name):
+    """One that wants all of the room waits for all who are inside."""
+    first, second, waiter = (party().ask(name, limit=3, weight=weight) for weight in (1, 1, 3))
+    goes_in_after_both(waiter, second, first)
+
+
+@pytest.mark.parametrize(("what", "pattern"), [("paused", ""), ("cap", ""), ("cap", "*")])
+def test_an_operator_stops_it_as_it_sleeps(party, name, what, pattern):
+    """Paused, or allowed less than it weighs, also by a limit for all names that begin so."""
+    resource = name + pattern
+    holder, waiter = party().ask(name, limit=2, weight=2), party().ask(name, limit=2, weight=2)
+    answer = waiter.sleep(CHANCE)
+    holder.main.set_resource(resource, what, 1)
+    try:
+        holder.leave()
+        assert answer() is False
+    finally:
+        holder.main.set_resource(resource, what, 0 if what == "paused" else None)
+    assert waiter.sleep(PATIENCE)() is True
+
+
+def test_an_operator_takes_its_row_as_it_sleeps(party, name):
+    holder, waiter = party().ask(name), party().ask(name)
+    answer = waiter.sleep(PATIENCE)
+    assert holder.main.revoke(waiter.ticket.position, False) == 0
+    holder.leave()
+    assert answer() is None

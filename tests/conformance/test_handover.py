@@ -1,0 +1,443 @@
+"""Locks that travel: handed over by one, adopted by another, with one owner at every moment."""
+
+import itertools
+import threading
+import time
+
+import pytest
+from support import Channel, slack, until
+
+import sqlsem
+from sqlsem.engines.base import Busy
+from sqlsem.errors import ConfigurationError, LockLost, NotHeld
+from sqlsem.model import Ticket
+
+pytestmark = pytest.mark.faces("sync", "aio")
+
+
+@pytest.fixture
+def pair(connect):
+    """Two processes, as far as the database can tell."""
+    return connect(), connect()
+
+
+def adopt(coordinator, token, **options):
+    return coordinator.adopt(token, **options)
+
+
+def test_a_lock_goes_from_one_to_the_other_with_its_position(database, pair, name):
+    giver, taker = pair
+    with giver.mutex(name, note="the load") as grant:
+        token = grant.hand_over()
+        (row,) = giver.entries(name)
+        assert (row.position, row.state, row.note) == (grant.position, "holds", "the load")
+        assert row.owner.startswith("handed over by ")
+        with pytest.raises(NotHeld, match="handed over"):
+            grant.release()
+        with pytest.raises(NotHeld, match="handed over"):
+            grant.check()
+    adopted = adopt(taker, token)
+    assert (adopted.position, adopted.fence) == (grant.position, grant.fence)
+    assert adopted.resource == name
+    adopted.check()
+    (after,) = giver.entries(name)
+    assert after.position == row.position
+    assert after.member_id != row.member_id
+    assert not after.owner.startswith("handed over")
+    adopted.release()
+    assert database.queue(name) == []
+
+
+def test_nobody_gets_in_between(pair, connect, name, threads):
+    """Somebody waits all the time: it is let in when the adopter leaves, and not before."""
+    giver, taker = pair
+    third = connect()
+    entered = threading.Event()
+
+    def wait():
+        with third.mutex(name):
+            entered.set()
+
+    with giver.mutex(name) as grant:
+        threads.start(wait)
+        assert not entered.wait(0.3)
+        token = grant.hand_over()
+    assert not entered.wait(0.5), "let in while the lock was in transit"
+    adopted = adopt(taker, token)
+    assert not entered.wait(0.5), "let in beside the adopter"
+    adopted.release()
+    assert entered.wait(slack(10))
+    threads.join()
+
+
+def test_waiters_of_the_givers_own_process_go_on(pair, name, threads):
+    """Those sleep until their own process gives something back, which it does not do here."""
+    giver, taker = pair
+    order = []
+    with giver.mutex(name) as grant:
+
+        def wait():
+            with giver.mutex(name):
+                order.append("waiter")
+
+        threads.start(wait)
+        while len(giver.entries(name)) < 2:
+            time.sleep(0.01)
+        token = grant.hand_over()
+    adopted = adopt(taker, token)
+    order.append("adopter")
+    adopted.release()
+    threads.join()
+    assert order == ["adopter", "waiter"]
+
+
+def test_a_token_can_be_used_once(pair, connect, name):
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    adopted = adopt(taker, token)
+    for other in (connect(), taker, giver):
+        with pytest.raises(NotHeld, match=r"was used .* ago"):
+            adopt(other, token)
+    adopted.check()
+    adopted.release()
+    with pytest.raises(NotHeld, match=r"was used"):
+        adopt(giver, token)
+
+
+@pytest.mark.parametrize("token", ["", "sqlsem-" + "0" * 48, "x" * 201, "tök", "a\nb", None, 7])
+def test_what_is_no_token(connect, name, token):
+    with pytest.raises((NotHeld, ConfigurationError)) as raised:
+        adopt(connect(), token)
+    assert str(token) not in str(raised.value) or token == ""
+
+
+def test_too_late(database, pair, connect, name):
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(ttl=1)
+    # It is free as soon as the time is up, for who waits as for who comes.
+    began = time.monotonic()
+    with connect().mutex(name, timeout=slack(15)) as next_one:
+        assert time.monotonic() - began < slack(6)
+        assert next_one.fence > grant.fence
+        with pytest.raises(NotHeld, match="Too late"):
+            adopt(taker, token)
+    outcomes = [past.outcome for past in giver.history(name)]
+    assert sorted(outcomes) == ["handed_over", "reaped", "released"]
+
+
+def test_too_late_though_nobody_has_looked(pair, name, database):
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over(ttl=1)
+    time.sleep(1.2)
+    with pytest.raises(NotHeld, match="Too late"):
+        adopt(taker, token)
+    with taker.mutex(name, timeout=slack(15)):  # and nobody holds it
+        pass
+
+
+@pytest.mark.parametrize("ttl", [0, 0.5, -1, "later", float("nan"), float("inf"), None])
+def test_times_that_cannot_be(connect, name, ttl):
+    with connect().mutex(name) as grant:
+        with pytest.raises(ConfigurationError, match="ttl"):
+            grant.hand_over(ttl=ttl)
+        grant.check()
+
+
+def test_of_several_resources_as_a_whole(database, pair, name):
+    giver, taker = pair
+    a, b, c = name("a"), name("b"), name("c")
+    with sqlsem.all_of(giver.mutex(a), giver.limit(b, 3, weight=2), giver.read(c)) as grant:
+        token = grant.hand_over()
+    adopted = adopt(taker, token)
+    assert adopted.positions == grant.positions
+    shapes = [(row.access, row.limit, row.weight) for one in (a, b, c) for row in giver.entries(one)]
+    assert shapes == [("write", 1, 1), ("write", 3, 2), ("read", 1, 1)]
+    adopted.release()
+    assert all(giver.entries(one) == [] for one in (a, b, c))
+
+
+def test_a_reader_that_was_adopted_upgrades(pair, name):
+    giver, taker = pair
+    with giver.read(name) as grant:
+        token = grant.hand_over()
+    adopted = adopt(taker, token)
+    adopted.upgrade(timeout=slack(10))
+    assert not giver.mutex(name).acquire(blocking=False)
+    adopted.downgrade()
+    with giver.read(name, timeout=slack(10)):
+        pass
+    adopted.release()
+
+
+def test_what_is_held_twice_is_refused(connect, name):
+    lock = connect().mutex(name, reentrant=True)
+    with lock as grant:
+        with lock, pytest.raises(ConfigurationError, match="held 2 times"):
+            grant.hand_over()
+        grant.check()
+
+
+def test_twice_over(pair, connect, name):
+    """From hand to hand: the fence stays, and what was used stays used."""
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    tokens = {token}
+    for who in (taker, giver, connect(), taker):
+        adopted = adopt(who, token)
+        assert adopted.fence == grant.fence
+        token = adopted.hand_over()
+        assert token not in tokens
+        tokens.add(token)
+    adopt(giver, token).release()
+
+
+def test_the_giver_may_take_it_back(connect, name):
+    one = connect()
+    with one.mutex(name) as grant:
+        token = grant.hand_over()
+        again = adopt(one, token)
+        again.release()
+    assert grant.fence == again.fence
+
+
+def test_a_login_that_may_not(connect, name, engine_name):
+    giver = connect()
+    if engine_name == "memory":
+        pytest.skip("one process has one login")
+    with giver.mutex(name) as grant:
+        if engine_name == "postgresql":
+            with pytest.raises(ConfigurationError, match="no such login"):
+                grant.hand_over(to="nobody-of-this-name")
+            grant.check()
+            return
+        token = grant.hand_over(to="somebody-else")
+    adopt(giver, token).release()  # (the giver's own login may take it back)
+
+
+@pytest.mark.parametrize("first", ["refused", "done"])
+def test_what_is_refused_too_late(connect, name, monkeypatch, first):
+    """The time was up meanwhile: its holder is told that it is lost, and then the row must not stay. So too where it is
+    in transit, as of an attempt before only the answer was lost.
+    """
+    giver, other = connect(), connect()
+    lock = giver.mutex(name)
+    lock.acquire()
+    grant, session_class = lock.grant, type(giver.process.member.main.session)
+    real, attempts = session_class.hand_over, []
+
+    def refuse(session, *given):
+        attempts.append(given)
+        if first == "done":
+            real(session, *given)
+        else:
+            until(lambda: grant.lost)
+        raise Busy("somebody keeps its row")
+
+    monkeypatch.setattr(session_class, "hand_over", refuse)
+    with pytest.raises(LockLost):
+        grant.hand_over(ttl=2)
+    assert attempts
+    with pytest.raises(LockLost):
+        lock.release()
+    with other.mutex(name, timeout=slack(10)):
+        pass
+
+
+def test_what_is_refused_in_time_stays(connect, name, monkeypatch):
+    giver, other = connect(retry=0), connect()
+    with giver.mutex(name) as grant:
+        session_class = type(giver.process.member.main.session)
+
+        def refuse(session, *given):
+            raise Busy("somebody keeps its row")
+
+        monkeypatch.setattr(session_class, "hand_over", refuse)
+        with pytest.raises(Busy):
+            grant.hand_over(ttl=20)
+        grant.check()
+        assert not other.mutex(name).acquire(timeout=0)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_what_is_late_finds_nothing(database, pair, name):
+    """A release that was on its way, or is repeated, must not end what another one has adopted."""
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        (row,) = giver.entries(name)
+        old = Ticket(name, row.position, row.requesting_id, True)
+        token = grant.hand_over()
+        session = database.session()
+        assert not session.release(old, "released")
+        adopted = adopt(taker, token)
+        assert not session.release(old, "released")
+        session.close()
+    adopted.check()
+    adopted.release()
+
+
+def test_an_operator_takes_it_away_in_transit(database, pair, name):
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    taker.revoke(grant.position, force=True)
+    with pytest.raises(NotHeld, match="Too late"):
+        adopt(taker, token)
+    with taker.mutex(name, timeout=slack(10)):
+        pass
+
+
+def test_lost_before(connect, name):
+    one = connect()
+    lock = one.mutex(name)
+    lock.acquire()
+    grant = lock.grant
+    one.revoke(grant.position, force=True)
+    with pytest.raises(LockLost):
+        grant.check()
+    with pytest.raises(LockLost):
+        grant.hand_over()
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+def test_two_adopt_at_once(pair, connect, name, threads):
+    giver = pair[0]
+    takers = [connect() for _ in range(4)]
+    for taker in takers:
+        taker.entries(name)
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    had, refused = [], []
+
+    def try_it(taker):
+        try:
+            had.append(adopt(taker, token))
+        except NotHeld as exc:
+            refused.append(str(exc))
+
+    for taker in takers:
+        threads.start(try_it, taker)
+    threads.join()
+    assert (len(had), len(refused)) == (1, 3)
+    had[0].check()
+    had[0].release()
+
+
+def test_it_has_a_block_of_its_own(pair, name, database):
+    giver, taker = pair
+    with giver.mutex(name) as grant:
+        token = grant.hand_over()
+    adopted = adopt(taker, token)
+    with pytest.raises(ZeroDivisionError):
+        with adopted:
+            raise ZeroDivisionError
+    assert database.queue(name) == []
+
+
+# -- by real processes ----------------------------------------------------------------------------------------------
+
+
+def carrier(channel: Channel, url, options, resource, grace=5.0):
+    """Child process: ``acquire``, ``adopt`` a token, ``give`` it away, ``release``; tells each with its time."""
+    coordinator = sqlsem.connect(url, **options, grace=grace)
+    coordinator.entries("none")
+    channel.tell("ready")
+    grant = None
+    while (command := channel.ask())["do"] != "end":
+        try:
+            if command["do"] == "acquire":
+                lock = coordinator.mutex(resource)
+                assert lock.acquire(timeout=command.get("timeout", 60))
+                grant = lock.grant
+                channel.tell("in", fence=grant.fence)
+            elif command["do"] == "adopt":
+                grant = coordinator.adopt(command["token"])
+                channel.tell("in", fence=grant.fence)
+            elif command["do"] == "give":
+                left = time.monotonic()
+                token = grant.hand_over(ttl=command.get("ttl", 60))
+                channel.tell("out", left=left, token=token)
+            elif command["do"] == "release":
+                left = time.monotonic()
+                grant.release()
+                channel.tell("out", left=left)
+        except sqlsem.SqlsemError as exc:
+            channel.tell("failed", error=type(exc).__name__, message=str(exc))
+    coordinator.close()
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.parametrize("step", ["giver after", "giver before", "taker after"])
+def test_somebody_is_killed(spawn, connect, name, step, engine_name):
+    """kill -9 of the giver when it has handed over: the lock is in transit, and goes on. Before, and of the adopter
+    after: it is free within the grace. Nobody keeps it that is not there.
+    """
+    giver, taker = (spawn(carrier, resource=name, grace=1.0) for _ in range(2))
+    for child in (giver, taker):
+        child.expect("ready")
+    giver.send(do="acquire")
+    fence = giver.expect("in")["fence"]
+    if step == "giver before":
+        giver.kill()
+    else:
+        giver.send(do="give")
+        token = giver.expect("out")["token"]
+        if step == "giver after":
+            giver.kill()
+            time.sleep(1.5)  # longer than the grace: the lock is not the giver's any more
+        taker.send(do="adopt", token=token)
+        assert taker.expect("in")["fence"] == fence
+        if step == "taker after":
+            taker.kill()
+        else:
+            taker.send(do="release")
+            taker.expect("out")
+    with connect(grace=1.0).mutex(name, timeout=slack(30)) as grant:
+        assert grant.fence > fence
+
+
+@pytest.mark.faces("sync")
+def test_one_owner_at_any_moment(spawn, connect, database, name):
+    """The recorded history of a lock that goes through many hands, some of which are killed, while others compete for
+    it: whoever was inside was inside alone, and no fence was used by two at a time.
+    """
+    children = [spawn(carrier, resource=name) for _ in range(4)]
+    for child in children:
+        child.expect("ready")
+    held = []  # (from, to, fence)
+    hands = itertools.cycle(children)
+    children[3].send(do="acquire")
+    competitor_in = None
+    inside = children[3].expect("in")
+    current = children[3]
+    others = [child for child in children if child is not current]
+    rival = others.pop()
+    rival.send(do="acquire")
+    hands = itertools.cycle([*others, current])
+    for _ in range(12):
+        current.send(do="give")
+        out = current.expect("out")
+        held.append((inside["at"], out["left"], inside["fence"]))
+        nxt = next(hands)
+        nxt.send(do="adopt", token=out["token"])
+        current, inside = nxt, nxt.expect("in")
+        assert inside["fence"] == held[-1][2]
+    killed = current.kill()
+    held.append((inside["at"], killed, inside["fence"]))
+    competitor_in = rival.expect("in")
+    rival.send(do="release")
+    held.append((competitor_in["at"], rival.expect("out")["left"], competitor_in["fence"]))
+    for (_, to, _), (since, _, _) in itertools.pairwise(sorted(held)):
+        assert to <= since, "two were inside at one moment"
+    assert [fence for *_, fence in held] == sorted(fence for *_, fence in held)
+    assert len({fence for *_, fence in held}) == 2
+    from sqlsem.insight.audit import audit
+
+    coordinator = connect()
+    past = coordinator.history(name)
+    assert not audit(past, []).findings
+    assert sum(one.outcome == "handed_over" for one in past) == 12

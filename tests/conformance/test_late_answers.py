@@ -1,0 +1,188 @@
+"""What changes between the database's answer and the moment at which the caller has it, or asks once more."""
+
+import contextlib
+import threading
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+from sqlsem.engines.base import Busy
+from sqlsem.errors import LockLost
+from sqlsem.model import Request, monotonic
+
+
+def test_a_ping_leaves_a_row_alone_whose_registration_is_under_way(connect, name, monkeypatch):
+    """The reply to a registration is lost, the pulse comes in between, and the second call finds that row."""
+    coordinator = connect(retry=PATIENCE)
+    with coordinator.mutex(name("before")):
+        pass
+    member = coordinator.process.member
+    session = member.main.session
+    register, positions = session.register, []
+
+    def lose_the_first_reply(*arguments):
+        if positions:
+            member._compare(session, member.member_id)  # what the pulse does
+        (ticket,) = register(*arguments)
+        positions.append(ticket.position)
+        if len(positions) == 1:
+            raise Busy("the reply is lost")
+        return [ticket]
+
+    monkeypatch.setattr(session, "register", lose_the_first_reply)
+    with coordinator.mutex(name) as grant:
+        assert positions == [grant.position] * 2
+
+
+def lose_the_first_answer(monkeypatch, session, call, meanwhile):
+    """The answers to that call of a session; the first one is lost, after what happens with it meanwhile."""
+    real, answers = getattr(session, call), []
+
+    def lose(*arguments):
+        answers.append(real(*arguments))
+        if len(answers) == 1:
+            meanwhile(answers[0])
+            raise Busy("the answer is lost")
+        return answers[-1]
+
+    monkeypatch.setattr(session, call, lose)
+    return answers
+
+
+def test_of_several_one_is_taken_away_while_the_answer_is_lost(connect, name, monkeypatch):
+    """The second attempt finds only the other one: nobody has both by that."""
+    coordinator, operator = connect(retry=PATIENCE), connect()
+    with coordinator.mutex(name("before")):
+        pass
+    session = coordinator.process.member.main.session
+    replies = lose_the_first_answer(
+        monkeypatch, session, "register", lambda tickets: operator.revoke(tickets[0].position, force=True)
+    )
+    locks = [coordinator.mutex(name(one)) for one in "ab"]
+    # (Where numbers are had one by one, the second attempt has a new one.)
+    with contextlib.suppress(LockLost), coordinator.all_of(*locks) as grant:
+        rows = {entry.resource: entry.position for one in "ab" for entry in operator.entries(name(one))}
+        assert grant.positions == rows
+        assert len(rows) == 2
+    assert len(replies) == 2
+    until(lambda: not any(operator.entries(name(one)) for one in "ab"))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_was_taken_away_meanwhile_is_no_grant_when_it_is_asked_for_again(database, name, several):
+    """The answer to the first call was lost. Who believed the second one would hold on when the row is removed."""
+    requests = [Request(name("a")), Request(name("b"))] if several else [Request(name("a"))]
+    with contextlib.closing(database.session(grace=60)) as session, contextlib.closing(database.session()) as operator:
+        member = session.enrol("host", 1, "program")
+
+        def register():
+            return session.register(member, "somebody", "somebody", name("uid"), requests, False)
+
+        granted = register()
+        assert all(ticket.granted for ticket in granted)
+        assert register() == granted
+        assert operator.revoke(granted[0].position, False) > 0  # it has its grace
+        first, *others = register()
+        assert first.position == granted[0].position
+        assert not first.granted
+        assert all(ticket.granted for ticket in others)
+        assert session.wait(first, 0, threading.Event()) is None
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.parametrize("patient", [False, True])
+def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect, name, patient, monkeypatch):
+    """The answer was lost, and an operator came in between: whose it was is told so, or tries in vain."""
+    operator, coordinator = connect(grace=60), connect(grace=60, retry=PATIENCE)
+    operator.set_priorities(name, 60)
+    try:
+        with coordinator.mutex(name("before")):
+            pass
+
+        def take_away(turn):
+            assert turn.granted
+            with contextlib.closing(coordinator.process.engine.connect("look")) as looks:
+                assert looks.revoke(turn.ticket.position, False) > 0
+
+        session = coordinator.process.member.main.session
+        answers = lose_the_first_answer(monkeypatch, session, "take_turn", take_away)
+        lock = coordinator.mutex(name, priority=1)
+        if patient:
+            with pytest.raises(LockLost):
+                lock.acquire()
+        else:
+            assert not lock.acquire(blocking=False)
+        assert len(answers) == 2
+        assert answers[1].ticket is None
+        until(lambda: not operator.entries(name))
+    finally:
+        operator.set_priorities(name, None)
+
+
+def test_a_ping_proves_the_instant_at_which_it_began(connect, name, monkeypatch):
+    """However late its answer comes: others may count from when the database has heard of us."""
+    coordinator = connect(lease=60)
+    with coordinator.mutex(name):
+        pass
+    member = coordinator.process.member
+    session = member.main.session
+    ping, began = session.ping, []
+
+    def answer_late(member_id):
+        began.append(monotonic())
+        pulse = ping(member_id)
+        until(lambda: monotonic() > began[-1])
+        return pulse
+
+    monkeypatch.setattr(session, "ping", answer_late)
+    member.ping()
+    assert began
+    assert member._proved <= began[-1]
+
+
+def test_a_grant_whose_row_goes_on_its_way_is_not_given(connect, name, monkeypatch):
+    """A wait is answered; before the caller has it the row is taken away, and a ping has told so."""
+    holder, coordinator = connect(), connect(retry=PATIENCE)
+    with coordinator.mutex(name("before")):
+        pass
+    member = coordinator.process.member
+    session_class = type(member.main.session)
+    taken = threading.Event()
+
+    def granted_and_gone(answer, position):
+        if answer is True and not taken.is_set():
+            assert holder.revoke(position, force=True)
+            member.ping()
+            taken.set()
+        return answer
+
+    wait, look = session_class.wait, session_class.look
+
+    def waiting(session, ticket, timeout, nudge):
+        return granted_and_gone(wait(session, ticket, timeout, nudge), ticket.position)
+
+    def looking(session, member_id, tickets):
+        answers = look(session, member_id, tickets)
+        return {position: granted_and_gone(answer, position) for position, answer in answers.items()}
+
+    lock = holder.mutex(name)
+    lock.acquire()
+    monkeypatch.setattr(session_class, "wait", waiting)
+    monkeypatch.setattr(session_class, "look", looking)
+    late = Attempt(coordinator.mutex(name))
+    until(lambda: len(holder.entries(name)) == 2)
+    lock.release()
+    with pytest.raises(sqlsem.LockLost):
+        late.granted()
+    assert taken.is_set()
+
+
+def test_numbers_begin_anew_where_another_server_has_taken_over(make_database, postgres_server):
+    """A standby that was promoted may not have heard of the last numbers: what was given must not be given again."""
+    database = make_database(postgres_server)
+    with database.coordinator() as before, before.mutex("r") as grant:
+        fence = grant.fence
+    database.rows("UPDATE sqlsem.setting SET value = 'another server' WHERE name = 'origin'")
+    with database.coordinator() as after, after.mutex("r") as grant:
+        assert grant.fence >= fence + 1_000_000_000

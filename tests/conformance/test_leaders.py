@@ -1,0 +1,386 @@
+"""Leaders: a term is the grant of a mutex, that everybody can see; its callbacks; what ends it, and what comes then."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+INFO = "http://etl1:8080"
+#: For what takes a term away.
+revoking = pytest.mark.engines("sqlite", "postgresql", "mssql")
+
+
+@pytest.fixture
+def pair(connect):
+    """Two processes, as far as the database can tell."""
+    return connect(), connect()
+
+
+def test_everybody_sees_who_leads(pair, name):
+    one, other = pair
+    watcher = other.leader(name)
+    assert watcher.current() is None
+    with one.leader(name, INFO) as term:
+        found = watcher.current()
+        assert (found.name, found.info, found.fence) == (name, INFO, term.fence)
+        assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
+        (entry,) = other.entries(name)
+        assert (entry.note, entry.state, entry.access, entry.limit) == (INFO, "holds", "write", 1)
+        assert (entry.position, entry.granted_at, entry.program) == (term.fence, found.since, found.program)
+        assert not term.lost
+        assert not term.ending.is_set()
+        term.check()
+    assert watcher.current() is None
+    assert term.ending.is_set()
+
+
+def test_only_who_has_the_mutex_leads(pair, name):
+    one, other = pair
+    watcher = other.leader(name)
+    with one.limit(name, 3), one.limit(name, 3):
+        assert watcher.current() is None
+    with one.mutex(name, note="by hand"):
+        assert watcher.current().info == "by hand"
+        with pytest.raises(Timeout), other.leader(name, timeout=0):
+            pytest.fail("two lead")
+
+
+def test_callbacks_stand_around_the_term(pair, name):
+    one, other = pair
+    told = []
+
+    def started(term):
+        told.append(("started", term.fence, len(other.entries(name))))
+
+    def stopped(term):
+        told.append(("stopped", term.fence, len(other.entries(name)), term.ending.is_set()))
+
+    with one.leader(name, on_started=started, on_stopped=stopped) as term:
+        told.append("block")
+    fence = term.fence
+    assert told == [("started", fence, 1), "block", ("stopped", fence, 1, True)]
+    assert other.entries(name) == []
+
+
+def test_one_after_the_other(pair, name, threads):
+    told = []
+
+    def lead(coordinator, number):
+        def say(what):
+            return lambda term: told.append((number, what))
+
+        with coordinator.leader(name, on_started=say("started"), on_stopped=say("stopped")) as term:
+            assert pair[0].leader(name).current().fence == term.fence
+
+    for number in range(6):
+        threads.start(lead, pair[number % 2], number)
+    threads.join()
+    assert [what for _, what in told] == ["started", "stopped"] * 6
+    assert all(begun == ended for (begun, _), (ended, _) in zip(told[::2], told[1::2], strict=True))
+
+
+def test_stepping_down_lets_the_next_one_lead_while_the_block_goes_on(pair, name):
+    one, other = pair
+    stopped = []
+    with one.leader(name, on_stopped=stopped.append) as term:
+        term.step_down()
+        assert term.ending.is_set()
+        with other.leader(name, timeout=PATIENCE) as next_one:
+            assert next_one.fence > term.fence
+        with pytest.raises(NotHeld):
+            term.check()
+        term.step_down()
+    assert len(stopped) == 1
+
+
+def test_stepping_down_from_another_thread(pair, name, threads):
+    one, other = pair
+    with one.leader(name) as term:
+        threads.start(term.step_down)
+        assert term.ending.wait(PATIENCE)
+        with other.leader(name, timeout=PATIENCE):
+            pass
+    threads.join()
+
+
+@revoking
+def test_a_term_that_is_lost_is_stopped_once_and_at_once(pair, name):
+    one, other = pair
+    stopped = threading.Event()
+    times = []
+
+    def stop(term):
+        times.append(term.lost)
+        stopped.set()
+
+    with pytest.raises(LockLost), one.leader(name, on_stopped=stop) as term:
+        other.revoke(term.fence, force=True)
+        with pytest.raises(LockLost):
+            term.check()
+        assert stopped.wait(PATIENCE)  # inside the block
+        assert term.ending.is_set()
+        assert term.lost
+        with other.leader(name, timeout=PATIENCE):
+            pass
+    assert times == [True]
+
+
+@revoking
+def test_leaving_waits_for_what_stops_after_a_loss(pair, name):
+    one, other = pair
+    began, may_end, order = threading.Event(), threading.Event(), []
+
+    def stop(term):
+        began.set()
+        order.append("stopping")
+
+    async def stop_awaiting(term):
+        began.set()
+        await asyncio.to_thread(may_end.wait, PATIENCE)
+        order.append("stopped")
+
+    def stop_blocking(term):
+        began.set()
+        may_end.wait(PATIENCE)
+        order.append("stopped")
+
+    awaiting = hasattr(one.leader(name), "inner")
+    with pytest.raises(LockLost):
+        with one.leader(name, on_stopped=stop_awaiting if awaiting else stop_blocking) as term:
+            other.revoke(term.fence, force=True)
+            with pytest.raises(LockLost):
+                term.check()
+            assert began.wait(PATIENCE)
+            threading.Timer(0.2, may_end.set).start()
+        order.append("left")
+    assert order == ["stopped"]
+
+
+@revoking
+def test_run_takes_part_again_after_a_loss(pair, name):
+    one, other = pair
+    fences, stopped = [], []
+
+    def work(term):
+        fences.append(term.fence)
+        if len(fences) == 1:
+            other.revoke(term.fence, force=True)
+            term.check()
+        if len(fences) == 2:
+            other.revoke(term.fence, force=True)
+            with pytest.raises(LockLost):
+                term.check()
+            assert term.ending.wait(PATIENCE)
+            return "too late"  # what came of a term that was lost does not count
+        return "done"
+
+    assert one.leader(name, on_stopped=lambda term: stopped.append(term.fence)).run(work) == "done"
+    assert len(fences) == 3
+    assert fences == sorted(set(fences))
+    assert stopped == fences
+
+
+@revoking
+def test_run_takes_part_again_when_its_place_is_lost(pair, name, threads):
+    one, other = pair
+    had = []
+    with other.leader(name):
+        threads.start(lambda: had.append(one.leader(name).run(lambda term: term.fence)))
+        until(lambda: len(other.entries(name)) == 2, "it waits")
+        (_, waiting) = other.entries(name)
+        other.revoke(waiting.position, force=True)
+        until(lambda: {one.position for one in other.entries(name)[1:]} - {waiting.position}, "it waits again")
+    threads.join()
+    assert had[0] > waiting.position
+
+
+def test_what_the_function_raises_goes_up(connect, name):
+    one = connect()
+    stopped = []
+    leader = one.leader(name, on_stopped=stopped.append)
+
+    def fail(error):
+        def work(term):
+            raise error
+
+        return work
+
+    for error in (ZeroDivisionError("1/0"), LockLost("of another lock"), NotHeld("of another one")):
+        with pytest.raises(type(error), match=str(error)):
+            leader.run(fail(error))
+    assert len(stopped) == 3
+    assert leader.current() is None
+
+
+def test_run_ends_when_it_steps_down(connect, name):
+    def work(term):
+        term.step_down()
+        return "gone"
+
+    assert connect().leader(name).run(work) == "gone"
+
+
+def test_callbacks_that_fail(pair, name):
+    one, other = pair
+    stopped = []
+
+    def fail(term):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        with one.leader(name, on_started=fail, on_stopped=stopped.append):
+            pytest.fail("it never started")
+    assert len(stopped) == 1
+    with pytest.raises(ZeroDivisionError), one.leader(name, on_stopped=fail):
+        pass
+    with other.leader(name, timeout=0):
+        pass
+
+
+def test_a_thread_leads_once(connect, name):
+    one = connect()
+    with one.leader(name), pytest.raises(Deadlock), one.leader(name):
+        pytest.fail("twice")
+
+
+def test_the_timeout(pair, name):
+    one, other = pair
+    stopped = []
+    with one.leader(name):
+        with pytest.raises(Timeout, match="sqlsem ls"):
+            with other.leader(name, timeout="10ms", on_started=stopped.append, on_stopped=stopped.append):
+                pytest.fail("two lead")
+    assert stopped == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": ""}, "leader's name"),
+        ({"name": lambda: "a"}, "leader's name"),
+        ({"name": "a", "info": "x" * 1001}, "1001 characters"),
+        ({"name": "a", "info": 7}, "must be a string"),
+        ({"name": "a", "timeout": "soon"}, "timeout"),
+    ],
+)
+def test_what_cannot_be_is_told_when_it_is_made(connect, given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        connect().leader(**given)
+
+
+@revoking
+def test_what_is_written_is_fenced(database, pair, name):
+    one, other = pair
+    connection = database.raw(autocommit=False)
+    cursor = connection.cursor()
+
+    def begin():
+        if database.engine == "sqlite":
+            cursor.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(LockLost), one.leader(name) as term:
+        begin()
+        term.assert_held(cursor)
+        connection.rollback()
+        other.revoke(term.fence, force=True)
+        begin()
+        with pytest.raises(LockLost):
+            term.assert_held(cursor)
+        connection.rollback()
+    connection.close()
+
+
+def test_another_thread_leaves_sigterm_alone(connect, name, threads):
+    found = []
+
+    def lead():
+        with connect().leader(name):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    threads.start(lead)
+    threads.join()
+    assert found == [before]
+
+
+# -- of one face ------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_database(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("SQLSEM_URL", f"sqlite:///{tmp_path / 'locks.db'}")
+
+    async def lead():
+        async with sqlsem.aio.leader(name, INFO) as term:
+            assert (await sqlsem.aio.leader(name).current()).fence == term.fence
+
+    try:
+        with sqlsem.leader(name, INFO) as term:
+            assert sqlsem.leader(name).current().fence == term.fence
+        asyncio.run(lead())
+    finally:
+        sqlsem.default().close()
+
+
+def coordinator_of(found):
+    return found if isinstance(found, sqlsem.Coordinator) else found._coordinator
+
+
+@revoking
+def test_a_task_is_cancelled_when_its_term_is_lost(connect, name):
+    coordinator = coordinator_of(connect())
+    told = []
+
+    async def stopped(term):
+        await asyncio.sleep(0)
+        told.append("stopped")
+
+    async def work(term):
+        if told:
+            return "done"
+        await asyncio.to_thread(coordinator.revoke, term.fence, force=True)
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+
+    async def lead():
+        return await asyncio.wait_for(coordinator.aio.leader(name, on_stopped=stopped).run(work), PATIENCE)
+
+    assert asyncio.run(lead()) == "done"
+    assert sorted(told[:2]) == ["cancelled", "stopped"]
+
+
+def test_a_cancellation_waits_until_it_is_stopped(connect, name):
+    coordinator = coordinator_of(connect())
+    told = []
+
+    async def stopped(term):
+        try:
+            await asyncio.sleep(PATIENCE)
+        finally:
+            told.append(len(await asyncio.to_thread(coordinator.entries, name)))
+
+    async def lead():
+        async with coordinator.aio.leader(name, on_stopped=stopped):
+            started.set()
+
+    async def main():
+        task = asyncio.create_task(lead())
+        await started.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    started = asyncio.Event()
+    asyncio.run(main())
+    assert told == [1]  # its row was there still

@@ -1,0 +1,307 @@
+"""What runs once per period: however many ask, one runs, and a failed one may be tried again."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.core.periodic import Period
+from sqlsem.errors import ConfigurationError, Deadlock, LockLost, NotHeld, Timeout
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+#: Engines with tables, in which a test can set what was done back or forth.
+tables = pytest.mark.engines("sqlite", "postgresql", "mssql")
+#: So long that no test meets its end, but once a year.
+LONG = "366d"
+
+
+@pytest.fixture
+def pair(connect):
+    """Two processes, as far as the database can tell."""
+    return connect(), connect()
+
+
+def run_of(database, name):
+    """A row of the table, to be changed by hand."""
+    table = "sqlsem_once_run" if database.engine == "sqlite" else f"{database.schema}.once_run"
+    return table, f"WHERE once_name = '{name}'"
+
+
+def shift(database, name, seconds):
+    """The last run was so much later; as if the clock had been set back by that."""
+    table, which = run_of(database, name)
+    moved = {
+        "sqlite": f"granted_at + {seconds}",
+        "postgresql": f"granted_at + interval '{seconds} seconds'",
+        "mssql": f"DATEADD(second, {seconds}, granted_at)",
+    }[database.engine]
+    database.rows(f"UPDATE {table} SET granted_at = {moved} {which}")
+
+
+def test_one_runs_and_the_others_find_it_done(pair, name):
+    one, other = pair
+    with one.once(name, LONG) as run:
+        assert run.name == name
+        assert run.fence == run.grant.position
+        assert run.grant.resource == f"once:{name}"
+        (entry,) = other.entries(f"once:{name}")
+        assert (entry.state, entry.position) == ("holds", run.fence)
+    for _ in range(2):
+        for coordinator in pair:
+            with coordinator.once(name, LONG) as again:
+                assert again is None
+    assert other.entries(f"once:{name}") == []
+
+
+def test_however_many_ask_one_runs(pair, name, threads):
+    done = []
+
+    def work(coordinator, number):
+        with coordinator.once(name, LONG) as run:
+            if run is not None:
+                done.append(number)
+
+    for number in range(8):
+        threads.start(work, pair[number % 2], number)
+    threads.join()
+    assert len(done) == 1
+
+
+def test_a_failed_one_is_tried_again_by_the_next(pair, name, threads):
+    one, other = pair
+    ran = threading.Event()
+
+    def next_one():
+        with other.once(name, LONG) as run:
+            assert run is not None
+            ran.set()
+
+    with pytest.raises(ZeroDivisionError), one.once(name, LONG) as run:
+        threads.start(next_one)
+        until(lambda: len(one.entries(f"once:{name}")) == 2)
+        assert not ran.is_set()
+        run.fence / 0
+    threads.join()
+    assert ran.is_set()
+    assert one.once(name, LONG).begin() is None
+
+
+def test_begin_is_ended_by_done_or_give_up(pair, name):
+    one, other = pair
+    first = one.once(name, LONG).begin()
+    assert other.once(name, LONG).begin(blocking=False) is None
+    assert other.once(name, LONG).begin(timeout=0.05) is None
+    first.give_up()
+    second = other.once(name, LONG).begin()
+    assert second.fence > first.fence
+    second.done()
+    assert one.once(name, LONG).begin() is None
+    with pytest.raises(NotHeld):
+        second.done()
+
+
+def test_a_block_that_gives_up_is_not_done(pair, name):
+    one, other = pair
+    with one.once(name, LONG) as run:
+        run.give_up()
+    with other.once(name, LONG) as run:
+        run.done()
+        assert one.once(name, LONG).begin() is None
+    assert one.once(name, LONG).begin() is None
+
+
+def test_who_waits_too_long(pair, name):
+    one, other = pair
+    with one.once(name, LONG) as run:
+        assert run is not None
+        with pytest.raises(Timeout), other.once(name, LONG, timeout=0.05):
+            pytest.fail("two run")
+        with pytest.raises(Timeout), other.once(name, LONG, timeout=0):
+            pytest.fail("two run")
+
+
+def test_it_does_not_wait_for_itself(connect, name):
+    once = connect().once(name, LONG)
+    with once as run:
+        assert run is not None
+        with pytest.raises(Deadlock), once:
+            pytest.fail("two run")
+
+
+def test_the_next_period_runs_again(pair, name):
+    """A second is a period, too: after so many of them, as many runs."""
+    one = pair[0]
+    fences = []
+
+    def ran():
+        for coordinator in pair:
+            with coordinator.once(name, "1s") as run:
+                if run is not None:
+                    fences.append(run.fence)
+        return len(fences) == 3
+
+    until(ran)
+    assert fences == sorted(fences)
+    last = one.once(name, "1s").last()
+    assert last.fence == fences[-1]
+    assert (last.granted_at <= last.done_at <= last.taken_at, last.name) == (True, name)
+
+
+def test_what_was_done_last_and_forgetting_it(pair, name):
+    one, other = pair
+    assert one.once(name, LONG).last() is None
+    assert not one.once(name, LONG).forget()
+    with one.once(name, LONG) as run:
+        fence = run.fence
+    assert other.once(name, LONG).last().fence == fence
+    assert other.once(name, LONG).forget()
+    with other.once(name, LONG) as run:
+        assert run is not None
+
+
+def test_others_periods_are_answered(pair, name):
+    """What was done counts for any period in which its turn came, whatever length who asks has in mind."""
+    one, other = pair
+    with one.once(name, "90d") as run:
+        assert run is not None
+    for per in ("90d", timedelta(days=100), LONG):
+        assert other.once(name, per).begin() is None
+
+
+@tables
+def test_a_clock_that_steps_back_runs_nothing_twice(pair, database, name):
+    one, other = pair
+    with one.once(name, "1h") as run:
+        assert run is not None
+    shift(database, name, 3 * 3600)
+    assert other.once(name, "1h").begin() is None
+    assert other.once(name, "1h").last().granted_at > other.once(name, "1h").last().taken_at
+    shift(database, name, -4 * 3600)
+    with other.once(name, "1h") as run:
+        assert run is not None
+
+
+@tables
+def test_a_run_counts_for_the_period_of_its_turn(pair, database, name):
+    """Also when it ends later: what is due then is due."""
+    one, other = pair
+    run = one.once(name, "1s").begin()
+    until(lambda: other.entries(f"once:{name}")[0].seconds > 1.5)
+    run.done()
+    with other.once(name, "1s") as run:
+        assert run is not None
+
+
+@tables
+def test_an_offset_moves_the_beginning(pair, database, name):
+    one, other = pair
+    with one.once(name, "2d") as run:
+        assert run is not None
+    day, at = 86400, one.once(name, "2d").last().taken_at.timestamp()
+    # The last run was an hour ago: a period that began half an hour ago is not done, one that began before that is.
+    shift(database, name, -3600)
+    begun, before = (at - 1800) % (2 * day), (at - 5400) % (2 * day)
+    assert other.once(name, "2d", offset=before).begin() is None
+    with other.once(name, "2d", offset=begun) as run:
+        assert run is not None
+
+
+def test_the_decorator(connect, name):
+    one = connect()
+    ran = []
+
+    @one.once(name, LONG)
+    def report(number):
+        ran.append(number)
+        if number == 1:
+            raise ZeroDivisionError
+        return number
+
+    with pytest.raises(ZeroDivisionError):
+        report(1)
+    assert report(2) == 2
+    assert report(3) is None
+    assert ran == [1, 2]
+
+
+@tables
+def test_what_is_lost_is_not_done(pair, name):
+    one, other = pair
+    with pytest.raises(LockLost), one.once(name, LONG) as run:
+        other.revoke(run.grant.position, force=True)
+        assert run.grant.lost_event.wait(PATIENCE)
+    with other.once(name, LONG) as run:
+        assert run is not None
+
+
+@tables
+def test_marking_finds_that_the_row_is_gone(pair, name):
+    """Before this process has heard of it."""
+    one, other = pair
+    run = one.once(name, LONG).begin()
+    other.revoke(run.grant.position, force=True)
+    with pytest.raises(LockLost):
+        run.done()
+    assert other.once(name, LONG).last() is None
+
+
+@pytest.mark.parametrize(
+    ("per", "offset", "words"),
+    [
+        (0, 0, "above 0"),
+        (0.5, 0, "at least 1 second"),
+        (float("nan"), 0, "above 0"),
+        (float("inf"), 0, "at most"),
+        ("367d", 0, "at most"),
+        (-1, 0, "above 0"),
+        ("daily", 0, "not a duration"),
+        (True, 0, "number of seconds"),
+        ("1d", "1d", "less than per"),
+        ("1d", float("nan"), "at least 0"),
+        ("1d", -1, "at least 0"),
+    ],
+)
+def test_periods_that_cannot_be(connect, name, per, offset, words):
+    with pytest.raises(ConfigurationError, match=words):
+        connect().once(name, per, offset=offset)
+
+
+@pytest.mark.parametrize("bad", ["", " a", "a\n", "x" * 251, 5, None])
+def test_names_that_cannot_be(connect, bad):
+    with pytest.raises(ConfigurationError):
+        connect().once(bad, "1d")
+
+
+def test_periods_are_whole_milliseconds():
+    period = Period("a", "1.5s", "0.25s")
+    assert (period.per_ms, period.offset_ms, period.resource) == (1500, 250, "once:a")
+    assert Period("a", 1, 0.9999999).offset_ms == 999
+
+
+@pytest.mark.faces("sync")
+def test_coroutines_and_tasks(database, name):
+    import asyncio
+
+    with database.coordinator() as coordinator:
+        once = coordinator.once(name, LONG)
+        ran = []
+
+        @once
+        async def report():
+            ran.append(1)
+            return 5
+
+        async def main():
+            async with once as run:
+                assert isinstance(run, sqlsem.aio.Run)
+                run.grant.holding.require()
+                await run.give_up()
+            with pytest.raises(ConfigurationError):
+                once.begin()
+            assert await report() == 5
+            assert await report() is None
+
+        asyncio.run(main())
+        assert ran == [1]

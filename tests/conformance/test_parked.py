@@ -1,0 +1,554 @@
+"""Tasks with locks: on every engine, by programs and workers."""
+
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.cli import main
+from sqlsem.engines.base import Busy
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.model import monotonic
+from sqlsem.tasks import Worker
+
+
+@pytest.fixture
+def patient(connect, database):
+    """A coordinator that is not lost while an engine compiles what it runs for the first time."""
+    return lambda: connect(grace=30) if database.engine == "mssql" else connect()
+
+
+@pytest.fixture
+def queue(patient, name):
+    made = patient().queue(name)
+    if not made.claiming.process.engine.has(ParkingSession):
+        pytest.skip("this engine has no tasks with locks")
+    yield made
+    made.set_limit(None)
+    made.set_key_limit(None)
+
+
+@pytest.fixture
+def other(patient):
+    """Another process, as far as the database can tell."""
+    return patient()
+
+
+def rows(coordinator, resource):
+    return [(one.owner or "", one.state) for one in coordinator.entries(resource)]
+
+
+def takes(coordinator, resource):
+    """Whether it is free."""
+    lock = coordinator.mutex(resource)
+    return lock.acquire(timeout=0) and lock.release() is None
+
+
+def waits_for(database, connection):
+    """Whether anybody waits for what this one has locked."""
+    return database.rows(
+        "SELECT 1 FROM pg_stat_activity WHERE ? = ANY (pg_blocking_pids(pid))", connection.info.backend_pid
+    )
+
+
+def test_a_task_whose_locks_are_free_starts_at_once_holding_them(queue, other, name):
+    customers, pg = f"{name} customers", f"{name} pg"
+    number = queue.put("load", locks=[sqlsem.write(customers), sqlsem.limit(pg, 4)])
+    (entry,) = queue.tasks()
+    assert (entry.task_id, entry.status, entry.parked) == (number, "pending", True)
+    assert [(one.resource, one.access, one.limit) for one in entry.locks] == [(customers, "write", 1), (pg, "write", 4)]
+    assert rows(other, customers) == []  # nobody has asked yet
+    with queue.try_claim() as task:
+        assert task.id == number
+        assert task.grant.positions.keys() == {customers, pg}
+        assert not other.mutex(customers).acquire(timeout=0)
+        task.grant.check()
+        assert [state for _, state in rows(other, customers)] == ["holds"]
+        (entry,) = queue.tasks("running")
+        assert {one.resource: one.position for one in entry.locks} == task.grant.positions
+    assert rows(other, customers) == rows(other, pg) == []
+    assert [(one.outcome, one.resource) for one in other.history(customers)] == [("released", customers)]
+    assert queue.state().done
+
+
+def test_it_waits_in_the_line_without_anybody_and_starts_in_its_turn(queue, other, name):
+    with other.mutex(name):
+        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+        assert rows(other, name)[1:] == [(f"task {number} of {name}", "waits")]
+        assert queue.state().pending
+        after = other.mutex(name)
+        waiter = threading.Thread(target=lambda: after.acquire() and after.release())
+        waiter.start()
+        until(lambda: len(rows(other, name)) == 3)
+    until(lambda: rows(other, name)[0][1] == "waits")
+    assert not [one for one in rows(other, name) if one[1] == "holds"]  # it is the task's turn, and nobody claims
+    with queue.try_claim() as task:
+        assert task.id == number
+        assert waiter.is_alive()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
+
+
+def test_others_of_the_queue_go_past_one_that_waits(queue, other, name):
+    with other.mutex(name):
+        queue.put("parked", locks=[sqlsem.mutex(name)])
+        queue.put_many(["a", "b"])
+        found = []
+        while (task := queue.try_claim()) is not None:
+            with task:
+                found.append(task.body)
+        assert found == ["a", "b"]
+    with queue.try_claim() as task:
+        assert task.body == "parked"
+
+
+def test_a_later_order_waits_for_one_that_is_parked(queue, other, name):
+    with other.mutex(name):
+        queue.put("parked", locks=[sqlsem.mutex(name)])
+        queue.put("late", order=1)
+        assert queue.try_claim() is None
+    with queue.try_claim() as task:
+        assert task.body == "parked"
+        assert queue.try_claim() is None
+    with queue.try_claim() as task:
+        assert task.body == "late"
+
+
+def test_a_later_order_does_not_stand_in_the_lines(queue, other, name):
+    first = queue.put("first")
+    queue.put("parked", order=1, locks=[sqlsem.mutex(name)])
+    with queue.try_claim() as task:
+        assert task.id == first
+        assert queue.try_claim() is None
+        assert takes(other, name)
+    with queue.try_claim() as task:
+        assert task.body == "parked"
+
+
+def test_who_may_not_start_in_its_turn_gives_way(queue, other, name):
+    """A lower order is opened while it stands in the line: nobody waits for what waits for others."""
+    held = other.mutex(name)
+    assert held.acquire()
+    queue.put("parked", order=1, locks=[sqlsem.mutex(name)])
+    assert queue.try_claim() is None
+    assert len(rows(other, name)) == 2
+    queue.put("first", order=0)
+    with queue.try_claim() as task:
+        assert task.body == "first"
+        held.release()
+        assert queue.try_claim() is None
+        assert rows(other, name) == []
+        assert takes(other, name)
+    with queue.try_claim() as task:
+        assert task.body == "parked"
+
+
+def test_a_retry_asks_again_and_holds_nothing_meanwhile(queue, other, name):
+    queue.put("load", locks=[sqlsem.mutex(name)], max_attempts=3, backoff=0.2)
+    with pytest.raises(ValueError), queue.try_claim() as task:
+        first = task.grant.fence
+        raise ValueError
+    assert rows(other, name) == []
+    assert takes(other, name)
+    (entry,) = queue.tasks()
+    assert (entry.parked, entry.failures) == (True, 1)
+    task = queue.claiming.wait_for_task(PATIENCE)
+    assert task.grant.fence > first
+    task.give_back()
+    with queue.try_claim() as task:
+        assert task.attempt == 3
+
+
+def test_cancelling_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
+    with other.mutex(name):
+        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+        other.cancel_task(number)
+        assert len(rows(other, name)) == 1
+    assert queue.try_claim() is None
+    other.retry_task(number)
+    with queue.try_claim() as task:
+        assert task.id == number
+
+
+def test_replacing_one_that_waits_takes_it_out_of_the_lines(queue, other, name):
+    with other.mutex(name):
+        queue.put("old", replace="k", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+        queue.put("new", replace="k", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+        assert len(rows(other, name)) == 2
+    with queue.try_claim() as task:
+        assert task.body == "new"
+    assert queue.try_claim() is None
+
+
+def test_an_operator_releases_a_row_of_one_that_waits(queue, other, name):
+    """It asks for all of its locks again, at the end of the lines."""
+    second = f"{name} 2"
+    with other.mutex(name):
+        queue.put("load", locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
+        assert queue.try_claim() is None
+        before = other.entries(second)[0].position
+        other.revoke(other.entries(name)[1].position)
+    assert until(queue.try_claim) is not None
+    assert other.entries(second)[0].position > before
+
+
+def test_a_paused_resource_keeps_it_waiting(queue, other, name):
+    queue.put("load", locks=[sqlsem.mutex(name)])
+    other.pause(name)
+    try:
+        assert queue.try_claim() is None
+    finally:
+        other.resume(name)
+    with queue.try_claim() as task:
+        assert task.grant.resource == str(name)
+
+
+def test_what_is_paused_after_its_turn_had_come_keeps_it_waiting(queue, other, name):
+    """It is the turn of one lock, and later of the other one: both are looked at again."""
+    second = name("second")
+    queue.put("load", locks=[sqlsem.mutex(name), sqlsem.mutex(second)])
+    with other.mutex(second):
+        assert queue.try_claim() is None
+        other.pause(name)
+    try:
+        assert queue.try_claim() is None
+    finally:
+        other.resume(name)
+    with until(queue.try_claim) as task:
+        assert task.grant.positions.keys() == {str(name), second}
+
+
+def test_a_lost_lock_fails_the_attempt(queue, other, name):
+    queue.put("load", locks=[sqlsem.mutex(name)], on_failure="continue")
+    task = queue.try_claim()
+    other.revoke(task.grant.position, force=True)
+    with pytest.raises(sqlsem.LockLost):
+        task.grant.check()
+    with pytest.raises(sqlsem.LockLost), task:
+        pass
+    (entry,) = queue.tasks()
+    assert (entry.status, "lost" in entry.error) == ("failed", True)
+
+
+def test_limits_of_a_key_count_with_locks(queue, name):
+    queue.set_key_limit(1)
+    queue.set_limit(2)
+    queue.put_many(["a", "b"], key="k", locks=[sqlsem.read(name)])
+    queue.put("c", key="l", locks=[sqlsem.read(name)])
+    first, second = queue.try_claim(), queue.try_claim()
+    assert {first.body, second.body} == {"a", "c"}
+    assert queue.try_claim() is None
+    assert len(queue.tasks("pending")) == 1
+    first.finish()
+    with queue.try_claim() as task:
+        assert task.body == "b"
+    second.finish()
+
+
+def test_the_grant_may_be_handed_over_and_stays_after_the_end(queue, other, name):
+    queue.put("load", locks=[sqlsem.mutex(name)])
+    with queue.try_claim() as task:
+        fence = task.grant.fence
+        token = task.grant.hand_over()
+    with other.adopt(token) as grant:
+        assert grant.fence == fence
+
+
+def test_what_cannot_be_is_refused(queue, name, connect):
+    lock = sqlsem.mutex(name)
+    for locks in (
+        ["customers"],
+        [lock, lock],
+        [sqlsem.all_of(lock, sqlsem.limit(f"{name} 2", 2)), lock],
+        [sqlsem.mutex(name, timeout=5)],
+        [sqlsem.mutex(lambda: "x")],
+        7,
+        [connect().mutex(name)],
+        [sqlsem.rate(name, 5, per=1)],
+        [sqlsem.limit(name, 5, priority=3)],
+        [sqlsem.limit(f"{name} none")],  # the server has no limit for it
+        [sqlsem.mutex(f"{name} {number}") for number in range(101)],
+    ):
+        with pytest.raises(sqlsem.ConfigurationError):
+            queue.put("x", locks=locks)
+    assert queue.tasks() == []
+
+
+def test_the_command_line_puts_shows_and_tells_why(queue, other, name, database):
+    def cli(*given):
+        where = [word for option, value in database.options.items() for word in (f"--{option}", str(value))]
+        found = CliRunner().invoke(main, ["--url", database.url, *where, *given], prog_name="sqlsem")
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    with other.mutex(name):
+        locks = ["--lock", f"mutex:{name}", "--lock", f"limit:{name} pg=2:2"]
+        number = cli("put", queue.name, *locks, "--json-body", "1").strip()
+        assert queue.try_claim() is None
+        assert "parked" in cli("tasks", queue.name)
+        told = cli("why", "--task", number)
+        assert "it waits for its locks, without a worker" in told
+        assert "has held it" in told
+    with queue.try_claim() as task:
+        assert task.grant.positions.keys() == {str(name), f"{name} pg"}
+
+
+def test_workers_hold_what_their_tasks_were_put_with(patient, queue, other, name):
+    """Three workers with two threads each: of one mutex, and a limit of two, by what the history says."""
+    pg = f"{name} pg"
+    for number in range(12):
+        lock = sqlsem.mutex(name) if number % 2 else sqlsem.limit(pg, 2)
+        queue.put(sqlsem.Call("time:sleep", 0.02), locks=[lock])
+    made = [Worker(patient().queue(queue.name), 2, idle_exit=1) for _ in range(3)]
+    running = [threading.Thread(target=worker.run) for worker in made]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(PATIENCE)
+    assert sum(worker.finished for worker in made) == 12
+    for resource, most in ((name, 1), (pg, 2)):
+        held = [one for one in other.history(resource, most=100) if one.granted_at is not None]
+        assert len(held) == 6
+        assert all(sum(two.granted_at <= one.granted_at < two.ended_at for two in held) <= most for one in held)
+
+
+@pytest.mark.leaves_rows
+def test_500_of_them_cost_no_connection_and_no_row_that_holds(queue, other, name):
+    with other.mutex(name):
+        queue.put_many(["x"] * 500, locks=[sqlsem.mutex(name)])
+        until(lambda: queue.try_claim() is None and len(other.entries(name)) == 501)
+        assert [one.state for one in other.entries(name)].count("holds") == 1
+        queue.put("plain")
+        began = time.monotonic()
+        with queue.try_claim() as task:
+            assert task.body == "plain"
+        assert time.monotonic() - began < PATIENCE
+
+
+def test_a_reader_that_upgrades_does_not_wait_for_one_that_is_parked(queue, other, patient, name):
+    """That one holds nothing, so it keeps waiting, behind the writer."""
+    second = f"{name} 2"
+    with other.read(name) as grant:
+        with patient().mutex(second):
+            queue.put("load", locks=[sqlsem.read(name), sqlsem.mutex(second)])
+            assert queue.try_claim() is None
+            grant.upgrade(timeout=PATIENCE)
+        assert queue.try_claim() is None
+        assert [state for _, state in rows(other, name)] == ["holds", "waits"]
+    with queue.try_claim() as task:
+        assert task.grant.positions.keys() == {name, second}
+
+
+def test_what_this_process_adopts_again_is_not_ended_with_the_task(queue, patient, other, name):
+    worker = patient()
+    queue.put("load", locks=[sqlsem.mutex(name)])
+    with worker.queue(name).try_claim() as task:
+        grant = worker.adopt(task.grant.hand_over())
+    with grant:
+        assert not other.mutex(name).acquire(timeout=0)
+        grant.check()
+
+
+def test_a_key_that_is_full_keeps_no_other_key_from_asking(queue, name):
+    queue.set_key_limit(1)
+    queue.put_many([str(number) for number in range(120)], key="k", locks=[sqlsem.read(name)])
+    queue.put("other", key="l", locks=[sqlsem.read(name)])
+    with queue.try_claim() as first, queue.try_claim() as second:
+        assert {first.body, second.body} == {"0", "other"}
+        assert queue.try_claim() is None
+
+
+@pytest.mark.engines("postgresql")  # SQLite has one writer at a time, SQL Server waits for the row
+def test_a_row_that_is_taken_away_during_the_claim(queue, other, name, database, threads):
+    with other.mutex(name):
+        queue.put("load", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+    (entry,) = other.entries(name)
+    operator = database.raw(autocommit=False)
+    operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (entry.position,))
+    claimed = []
+    threads.start(lambda: claimed.append(queue.try_claim()))
+    until(lambda: claimed or waits_for(database, operator))
+    operator.commit()
+    operator.close()
+    threads.join()
+    assert claimed == [None]
+    with until(queue.try_claim) as task:
+        assert rows(other, name) == [(task.grant.holding.caller.owner, "holds")]
+
+
+@pytest.mark.engines("postgresql")
+def test_cancelling_one_whose_row_somebody_keeps(queue, other, name, database, threads):
+    with other.mutex(name):
+        number = queue.put("load", locks=[sqlsem.mutex(name)])
+        assert queue.try_claim() is None
+        operator = database.raw(autocommit=False)
+        operator.execute(f"SELECT {database.schema}.revoke(%s, false)", (other.entries(name)[1].position,))
+        threads.start(other.cancel_task, number)
+        until(lambda: queue.tasks()[0].status == "cancelled" or waits_for(database, operator))
+        operator.rollback()
+        operator.close()
+        threads.join()
+        assert len(rows(other, name)) == 1
+
+
+def test_a_claim_that_has_not_begun_hides_no_forgotten_row_from_a_ping(queue, monkeypatch):
+    """Workers that queue for the main session would hide them for as long as they are busy."""
+    member = queue.claiming.process.member
+    queue.try_claim()  # there is a main session
+    call, seen = member.call, []
+
+    def look_and_call(*arguments, **options):
+        seen.append(dict(member._limbo))
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(member, "call", look_and_call)
+    queue.try_claim()
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.engines("postgresql")
+def test_other_claims_do_not_meet_the_parked(database, name):
+    def rows_read():
+        count = "SELECT sum(idx_tup_fetch + seq_tup_read) FROM pg_stat_all_tables WHERE relname = 'task'"
+        return int(database.rows(count)[0][0])
+
+    def claim(number):
+        before = rows_read()
+        with database.coordinator() as worker:
+            queue = worker.queue(name)
+            queue.put_many(list(range(number)))
+            for _ in range(number):
+                with queue.try_claim() as task:
+                    assert task.grant is None
+        until(lambda: rows_read() > before, "what the session has read is counted")
+        return rows_read() - before
+
+    with database.coordinator() as holder, holder.mutex(f"{name} busy"):
+        alone = claim(40)
+        holder.queue(name).put_many(list(range(1000)), locks=[sqlsem.mutex(f"{name} busy")])
+        claim(1)  # those that are put ask for their locks
+        # (Looks for what may start happen at times, by the clock.)
+        assert claim(40) < alone + 40 * 1000 / 2
+
+
+@pytest.mark.parametrize("due", [False, True])
+def test_a_claim_whose_reply_is_lost_finds_its_locks_again(patient, name, monkeypatch, due):
+    """Also where other tasks were asked for first."""
+    queue = patient().queue(name)
+    if not queue.claiming.process.engine.has(ParkingSession):
+        pytest.skip("this engine has no tasks with locks")
+    queue.try_claim()  # there is a main session
+    queue.put("load", locks=[sqlsem.mutex(name)])
+    session = queue.claiming.process.member.main.session
+    claim, lost = session.claim_parked, []
+
+    def lose_the_first_reply(*arguments):
+        answer = claim(*arguments)
+        if not lost:
+            lost.append(answer)
+            raise Busy("the reply is lost")
+        return answer
+
+    monkeypatch.setattr(session, "claim_parked", lose_the_first_reply)
+    queue.claiming._parked_at = 0 if due else monotonic() + PATIENCE
+    with queue.try_claim() as task:
+        assert [task.id] == [one.task_id for one in lost]
+        task.grant.check()
+
+
+@pytest.fixture
+def offered(queue):
+    """``offered(locks)`` puts a task with these, and has a worker look for it until it could be started."""
+    claimed, over = threading.Event(), threading.Event()
+    workers = []
+
+    def work():
+        while not over.is_set():
+            for task in queue.claim(wait=0.5):
+                with task:
+                    claimed.set()
+                return
+
+    def put(locks):
+        queue.put("x", locks=locks)
+        workers.append(threading.Thread(target=work))
+        workers[0].start()
+        return claimed
+
+    yield put
+    over.set()
+    for one in workers:
+        one.join(PATIENCE)
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_a_task_with_locks_in_a_knot(offered, patient, queue, name, between):
+    """It stands in two lines: in one behind a holder, who asks for something in the other one, behind it.
+    ``between``: so many others are in the ring. Who came last gives up; the task starts.
+    """
+    first, second, third = name("first"), name("second"), name("third")
+    holder = patient()
+    held = holder.mutex(second)
+    assert held.acquire()
+    claimed = offered([sqlsem.mutex(first), sqlsem.mutex(second)])
+    until(lambda: len(holder.entries(first)) == len(holder.entries(second)) - 1 == 1, "the task stands in both lines")
+    if between:
+        ended, inside = threading.Event(), threading.Event()
+        gave_up = []
+
+        def other():
+            asks = patient()
+            with asks.mutex(third):
+                inside.set()
+                until(lambda: len(holder.entries(third)) == 2, "the holder waits for it")
+                try:
+                    asks.mutex(first).acquire(timeout=PATIENCE)
+                except sqlsem.Deadlock as exc:
+                    gave_up.append(exc)
+            ended.set()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert inside.wait(PATIENCE)
+        with holder.mutex(third, timeout=PATIENCE):
+            pass
+        assert ended.wait(PATIENCE)
+        thread.join()
+        (exc,) = gave_up
+    else:
+        with pytest.raises(sqlsem.Deadlock) as caught:
+            holder.mutex(first).acquire(timeout=PATIENCE)
+        exc = caught.value
+    assert first in str(exc)
+    assert not claimed.is_set()  # it has not been given what others hold
+    held.release()
+    assert claimed.wait(PATIENCE)
+    until(lambda: queue.state().done)
+    assert rows(holder, first) == rows(holder, second) == []
+
+
+def test_a_parked_task_that_is_deleted_by_hand_leaves_its_lines(database, queue, other, name):
+    """Others of its queue stay parked all the while, so the lease of their places is renewed."""
+    with other.mutex(name):
+        gone, stays = (queue.put(body, locks=[sqlsem.mutex(name)]) for body in ("gone", "stays"))
+        assert queue.try_claim() is None
+        assert len(rows(other, name)) == 3
+        database.rows(f"DELETE FROM {database.beside('task')} WHERE task_id = ?", gone)
+
+        def left():
+            assert queue.try_claim() is None
+            return [owner for owner, _ in rows(other, name)[1:]]
+
+        until(lambda: left() == [f"task {stays} of {queue.name}"], "its row is gone")
+    with next(queue.claim(wait=PATIENCE)) as task:
+        assert task.id == stays
+    assert rows(other, name) == []

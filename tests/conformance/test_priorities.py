@@ -1,0 +1,535 @@
+"""Priorities, where an operator has set them: higher ones overtake who waits, nobody who holds, and nobody starves."""
+
+import contextlib
+import itertools
+import threading
+import time
+
+import pytest
+from support import PATIENCE, Attempt, remains, until
+
+import sqlsem
+from sqlsem.engines.ranking import line_of
+from sqlsem.model import Request
+
+pytestmark = [pytest.mark.locks]
+both = pytest.mark.faces("sync", "aio")
+
+
+@pytest.fixture
+def ranked(connect, name):
+    """``ranked(ageing)``: the test's resource has priorities; ended afterwards."""
+    operator = connect()
+
+    def ranked(ageing=3600, resource=name):
+        operator.set_priorities(resource, ageing)
+
+    ranked()
+    yield ranked
+    operator.set_priorities(name, None)
+
+
+@pytest.fixture
+def waiter(database, name):
+    """``waiter(lock)``: somebody who has entered the line of priority."""
+    made = []
+
+    def start(lock, **options):
+        before = len(places(database, name))
+        made.append(Attempt(lock, **options))
+        until(lambda: len(places(database, name)) > before or made[-1].settled, "a place in the line")
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.inside:
+            one.leave()
+
+
+def places(database, resource):
+    return database.queue(line_of(resource))
+
+
+@both
+@pytest.mark.parametrize("where", ["one process", "many"])
+def test_higher_ones_go_first_and_equal_ones_in_the_order_of_asking(connect, name, ranked, waiter, where):
+    one = connect()
+    of = itertools.repeat(one) if where == "one process" else itertools.cycle([connect(), connect()])
+    holder = Attempt(one.mutex(name, priority=0))
+    holder.granted()
+    waiters = [(priority, waiter(next(of).mutex(name, priority=priority))) for priority in (0, 5, 3, 5, 99)]
+    holder.leave()
+    fences = []
+    for number in (4, 1, 3, 2, 0):
+        fences.append(waiters[number][1].granted().fence)
+        assert all(waiters[other][1].waits(0.01) for other in range(5) if not waiters[other][1].settled)
+        waiters[number][1].leave()
+    assert fences == sorted(fences)
+    assert fences[0] > holder.grant.fence
+
+
+@both
+def test_who_holds_is_not_overtaken(connect, name, ranked, waiter):
+    holder = Attempt(connect().mutex(name, priority=0))
+    holder.granted()
+    urgent = waiter(connect().mutex(name, priority=99))
+    assert urgent.waits(0.3)
+    holder.grant.check()
+    holder.leave()
+    urgent.granted()
+    urgent.leave()
+
+
+@both
+def test_nobody_starves(connect, name, ranked, waiter):
+    """A step is worth so much time that a newcomer comes too late."""
+    ranked("10ms")
+    one, other = connect(), connect()
+    holder = Attempt(one.mutex(name, priority=0))
+    holder.granted()
+    patient = waiter(other.mutex(name, priority=0))
+    assert patient.waits(0.2)
+    urgent = waiter(one.mutex(name, priority=3))  # 30 ms
+    holder.leave()
+    patient.granted()
+    assert urgent.waits(0.05)
+    patient.leave()
+    urgent.granted()
+    urgent.leave()
+
+
+@both
+def test_the_order_may_change_while_they_wait(connect, name, ranked, waiter):
+    """Who slept behind another one of its process is first then, and hears of it."""
+    ranked("1ms")
+    one, other = connect(), connect()
+    holder = Attempt(other.mutex(name, priority=0))
+    holder.granted()
+    low = waiter(one.mutex(name, priority=0))
+    assert low.waits(0.3)
+    high = waiter(one.mutex(name, priority=5))
+    asleep = one.process.turns._behind
+    until(lambda: asleep, "the high one sleeps behind the low one")
+    ranked("1h")
+    until(lambda: {each.position for each in asleep} != {high_place(one, name)}, "the low one has seen it")
+    holder.leave()
+    began = time.monotonic()
+    high.granted()
+    assert time.monotonic() - began < 15, "it has slept on"
+    assert low.waits(0.01)
+    high.leave()
+    low.granted()
+    low.leave()
+
+
+def high_place(coordinator, name):
+    return max(entry.position for entry in coordinator.entries(line_of(name)))
+
+
+@both
+def test_a_limit_is_filled_by_the_highest_and_a_heavy_one_is_not_passed_by(connect, name, ranked, waiter):
+    one = connect()
+    inside = [Attempt(one.limit(name, 3, priority=0)) for _ in range(3)]
+    for each in inside:
+        each.granted()
+    light = waiter(one.limit(name, 3, priority=1))
+    heavy = waiter(connect().limit(name, 3, weight=2, priority=2))
+    inside[0].leave()
+    assert heavy.waits(0.2), "a light one would fit, and must not pass by the heavy one"
+    assert light.waits(0.01)
+    inside[1].leave()
+    heavy.granted()
+    assert light.waits()
+    heavy.leave()
+    light.granted()
+    for each in (inside[2], light):
+        each.leave()
+
+
+@both
+def test_readers_and_writers(connect, name, ranked, waiter):
+    one = connect()
+    reader = Attempt(one.read(name, priority=0))
+    reader.granted()
+    writer = waiter(connect().write(name, priority=5))
+    late = waiter(one.read(name, priority=4))
+    urgent = waiter(connect().read(name, priority=6))
+    urgent.granted()
+    assert writer.waits()
+    assert late.waits(0.01)
+    urgent.leave()
+    reader.leave()
+    writer.granted()
+    writer.leave()
+    late.granted()
+    late.leave()
+
+
+@both
+def test_a_try_takes_nothing_from_who_waits(connect, database, name, ranked, waiter):
+    one, other = connect(), connect()
+    with other.mutex(name, priority=0):
+        assert not one.mutex(name, priority=99).acquire(timeout=0)
+        assert places(database, name) == []
+        waiting = waiter(one.mutex(name, priority=1))
+    waiting.granted()
+    waiting.leave()
+    lock = one.mutex(name, priority=0)
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+@both
+def test_a_timeout_leaves_nothing(connect, database, name, ranked):
+    one, other = connect(), connect()
+    with one.mutex(name, priority=0):
+        assert not other.mutex(name, priority=5).acquire(timeout=0.1)
+        assert places(database, name) == []
+    with other.mutex(name, priority=0):
+        pass
+
+
+@both
+def test_one_without_a_priority_is_refused(connect, database, name, ranked):
+    coordinator = connect()
+    for lock in (
+        coordinator.mutex(name),
+        coordinator.limit(name, 3),
+        sqlsem.all_of(coordinator.mutex(name), coordinator.mutex(name("b"))),
+    ):
+        for timeout in (0, 1):
+            with pytest.raises(sqlsem.ConfigurationError, match=r"granted by priority.*--no-priorities"):
+                assert not lock.acquire(timeout=timeout)
+                with coordinator.mutex(name, priority=0):  # (a try that is not free need not say more)
+                    lock.acquire(timeout=1)
+    assert database.queue(name) == []
+    with coordinator.mutex(name, priority=0), pytest.raises(sqlsem.ConfigurationError, match="granted by priority"):
+        connect().mutex(name).acquire(timeout=1)
+
+
+@pytest.mark.engines("postgresql", "mssql")
+def test_a_bare_row_is_refused(database, name, ranked):
+    connection = database.raw()
+    with contextlib.closing(connection), pytest.raises(Exception, match="granted by priority"):
+        database.insert_bare(connection.cursor(), str(name), "bare")
+
+
+@both
+def test_a_priority_is_refused_where_there_are_none(connect, name):
+    with pytest.raises(sqlsem.ConfigurationError, match=r"o priorities are set for .*--priorities"):
+        connect().mutex(name, priority=1).acquire()
+
+
+@both
+def test_who_holds_something_may_only_try(connect, name, ranked):
+    coordinator = connect()
+    with coordinator.mutex(name("b")):
+        with pytest.raises(sqlsem.ConfigurationError, match="must hold nothing"):
+            coordinator.mutex(name, priority=1).acquire()
+        lock = coordinator.mutex(name, priority=1)
+        assert lock.acquire(timeout=0)
+        lock.release()
+
+
+def test_it_is_no_part_of_a_group(connect, name, ranked):
+    coordinator = connect()
+    with pytest.raises(sqlsem.ConfigurationError, match="of one resource alone"):
+        sqlsem.all_of(coordinator.mutex(name, priority=1), coordinator.mutex(name("b")))
+
+
+@pytest.mark.parametrize("priority", [-1, 100, 1.5, "1", True])
+def test_bad_priorities(connect, name, priority):
+    with pytest.raises(sqlsem.ConfigurationError, match="priority"):
+        connect().mutex(name, priority=priority)
+
+
+@pytest.mark.parametrize("ageing", [0, -1, float("nan"), "soon"])
+def test_bad_ageing(connect, name, ageing):
+    with pytest.raises(sqlsem.ConfigurationError, match="ageing"):
+        connect().set_priorities(name, ageing)
+
+
+def test_names_that_cannot_have_priorities(connect):
+    coordinator = connect()
+    with pytest.raises(sqlsem.ConfigurationError, match="pattern"):
+        coordinator.set_priorities("tenant:*")
+    with pytest.raises(sqlsem.ConfigurationError, match="at most 246"):
+        coordinator.set_priorities("x" * 247)
+    for kind in ("rate", "once", "priority"):
+        with pytest.raises(sqlsem.ConfigurationError, match="always first come, first served"):
+            coordinator.set_priorities(f"{kind}:api")
+        coordinator.set_priorities(f"{kind}:api", None)
+    with pytest.raises(sqlsem.ConfigurationError, match="at most 246"):
+        coordinator.mutex("x" * 247, priority=1)
+
+
+@both
+def test_requests_of_before_go_first(connect, database, name, waiter):
+    operator = connect()
+    holder = Attempt(operator.mutex(name))
+    holder.granted()
+    plain = Attempt(connect().mutex(name))
+    until(lambda: len(database.queue(name)) == 2, "the request of before waits")
+    operator.set_priorities(name, 3600)
+    try:
+        urgent = waiter(connect().mutex(name, priority=99))
+        holder.leave()
+        plain.granted()
+        assert urgent.waits()
+        plain.leave()
+        urgent.granted()
+        urgent.leave()
+    finally:
+        operator.set_priorities(name, None)
+
+
+@both
+def test_they_are_ended_while_somebody_waits(connect, database, name, ranked, waiter):
+    operator, other = connect(), connect()
+    with other.mutex(name, priority=0):
+        waiting = waiter(operator.mutex(name, priority=1))
+        operator.set_priorities(name, None)
+        assert isinstance(waiting.failed(), sqlsem.ConfigurationError)
+        assert places(database, name) == []
+    with operator.mutex(name):
+        pass
+
+
+@both
+def test_a_pause_lets_nobody_in(connect, name, ranked, waiter):
+    operator = connect()
+    operator.pause(name)
+    try:
+        waiting = waiter(connect().mutex(name, priority=9))
+        assert waiting.waits()
+    finally:
+        operator.resume(name)
+    waiting.granted()
+    waiting.leave()
+
+
+@both
+def test_the_servers_limit(connect, name, ranked, waiter):
+    operator, other = connect(), connect()
+    with pytest.raises(sqlsem.ConfigurationError, match=r"[nN]o limit is set"):
+        other.limit(name, priority=1).acquire()
+    operator.set_limit(name, 1)
+    try:
+        first = Attempt(other.limit(name, priority=0))
+        first.granted()
+        second = waiter(operator.limit(name, priority=0))
+        assert second.waits()
+        operator.set_limit(name, 2)
+        second.granted()
+        second.leave()
+        first.leave()
+    finally:
+        operator.set_limit(name, None)
+
+
+@both
+def test_wanted_by_those_of_its_priority_at_least(connect, name, ranked, waiter):
+    from conformance.test_wanted import wanted
+
+    for where in ("other", "same"):
+        one = connect()
+        other = connect() if where == "other" else one
+        with one.mutex(name, priority=5) as grant:
+            event = wanted(grant)
+            low = waiter(other.mutex(name, priority=4))
+            remains(lambda event=event: not event.is_set(), 1.5, "a lower one does not ask for it")
+            high = waiter(other.mutex(name, priority=5))
+            until(event.is_set, "it is wanted")
+        high.granted()
+        high.leave()
+        low.granted()
+        low.leave()
+
+
+@both
+def test_a_lock_of_the_line_is_locked(connect, name, ranked):
+    one, other = connect(), connect()
+    lock = one.mutex(name, priority=1)
+    assert not lock.locked()
+    with other.mutex(name, priority=0):
+        assert lock.locked()
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_an_operator_takes_a_place_away(connect, database, name, ranked, waiter):
+    operator, other = connect(), connect()
+    with other.mutex(name, priority=0):
+        waiting = waiter(connect().mutex(name, priority=1))
+        (place,) = operator.entries(line_of(name))
+        assert (place.state, place.weight, place.limit) == ("holds", 2, 100)
+        operator.revoke(place.position, force=True)
+        assert isinstance(waiting.failed(), sqlsem.LockLost)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_it_is_seen(connect, name, ranked):
+    operator = connect()
+    ranked("90s")
+    (one,) = (one for one in operator.resources() if one.resource == name)
+    assert one.ageing == 90
+    operator.set_limit(name, 3)
+    operator.set_limit(name, None)
+    assert [one.ageing for one in operator.resources() if one.resource == name] == [90]
+    assert operator.operations(str(name), action="ageing")[0].new == "90000"
+
+
+@both
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_what_holders_do_goes_on(connect, name, ranked, waiter):
+    """A holder is a row like any other: it is upgraded, handed over and asserted as ever."""
+    one, other = connect(), connect()
+    reader = one.read(name, priority=0)
+    reader.acquire()
+    grant = reader.grant
+    waiting = waiter(other.write(name, priority=99))
+    grant.upgrade(timeout=PATIENCE)
+    grant.check()
+    grant.downgrade()
+    token = grant.hand_over()
+    adopted = sqlsem.Coordinator.adopt(other, token)
+    assert waiting.waits()
+    adopted.release()
+    waiting.granted()
+    waiting.leave()
+
+
+class Parts:
+    """What takes part by calls of sessions, so that a test says who looks when."""
+
+    def __init__(self, database, name):
+        self.session = database.session(grace=60)
+        self.member = self.session.enrol("host", 1, "test")
+        self.name = str(name)
+        self.uids = itertools.count()
+
+    def ask(self, priority, place=None, uid=None, *, only_if_free=False):
+        uid = f"u{id(self)}.{next(self.uids)}" if uid is None else uid
+        request = Request(self.name, priority=priority)
+        turn = self.session.take_turn(self.member, f"id {uid}", "me", uid, request, only_if_free, place)
+        return uid, turn
+
+    def close(self):
+        self.session.resign(self.member)
+        self.session.close()
+
+
+@pytest.fixture
+def parts(database, name, ranked):
+    made = []
+
+    def parts():
+        made.append(Parts(database, name))
+        return made[-1]
+
+    yield parts
+    for one in made:
+        one.close()
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_a_look_between_a_release_and_the_next_ones(parts):
+    """Whoever looks first after a release: it is not let in while a higher one stands in the line."""
+    holder, low, high = parts(), parts(), parts()
+    _, held = holder.ask(0)
+    assert held.granted
+    low_uid, low_turn = low.ask(1)
+    high_uid, high_turn = high.ask(2)
+    assert not low_turn.granted
+    assert not high_turn.granted
+    assert high_turn.before is None
+    assert holder.session.release(held.ticket, "released")
+    assert not low.ask(1, low_turn.ticket, low_uid)[1].granted
+    newcomer = parts()
+    assert newcomer.ask(2, only_if_free=True)[1].ticket is None
+    _, turn = high.ask(2, high_turn.ticket, high_uid)
+    assert turn.granted
+    assert turn.ticket.position > held.ticket.position
+    _, again = high.ask(2, high_turn.ticket, high_uid)  # the answer was lost
+    assert again.granted
+    assert again.ticket.position == turn.ticket.position
+    assert not low.ask(1, low_turn.ticket, low_uid)[1].granted
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_waiting_is_worth_as_much_as_was_set(parts, database, name):
+    """Who has waited a little longer than two steps comes before those two steps higher, and after three."""
+    holder, low = parts(), parts()
+    assert holder.ask(0)[1].granted
+    place = low.ask(1)[1].ticket.position
+    table, ago = {
+        "sqlite": (database.table, "requested_at - 7260"),
+        "postgresql": (database.table, "requested_at - interval '7260 seconds'"),
+        "mssql": (database.beside("entry"), "DATEADD(second, -7260, requested_at)"),
+    }[database.engine]
+    database.rows(f"UPDATE {table} SET requested_at = {ago} WHERE queue_position = ?", place)
+    assert parts().ask(3)[1].before == place
+    assert parts().ask(4)[1].before is None
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_a_lost_answer_is_found_again(parts):
+    holder, low = parts(), parts()
+    uid, held = holder.ask(0)
+    assert holder.ask(0, None, uid)[1].ticket.position == held.ticket.position
+    low_uid, place = low.ask(1)
+    assert low.ask(1, None, low_uid)[1].ticket.position == place.ticket.position
+    assert low.session.cancel(low.member, low_uid, "cancelled") == 1
+    assert low.ask(1, place.ticket, low_uid)[1].ticket is None
+    assert holder.session.cancel(holder.member, uid, "cancelled") == 1
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_two_who_look_at_once_are_never_both_let_in(parts, threads, database, name):
+    """The look without the gate says yes to both; the gate decides."""
+    holder = parts()
+    _, held = holder.ask(0)
+    all_ = [parts() for _ in range(4)]
+    places = [(one, *one.ask(0)) for one in all_]
+    together = threading.Barrier(len(all_) + 1)
+    granted = []
+
+    def look(one, uid, turn):
+        together.wait()
+        for _ in range(20):
+            if one.ask(0, turn.ticket, uid)[1].granted:
+                granted.append(turn.ticket.position)
+                return
+
+    for place in places:
+        threads.start(look, *place)
+    together.wait()
+    holder.session.release(held.ticket, "released")
+    threads.join()
+    assert len(granted) <= 1
+    assert granted in ([], [min(turn.ticket.position for *_, turn in places)])
+    assert len(database.queue(name)) == len(granted)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_of_those_who_come_at_once_one_is_let_in(parts, threads, database):
+    """With nobody in the line and nobody inside, all see it free; the gate lets one in."""
+    rounds = 3 if database.engine == "mssql" else 25
+    all_ = [parts() for _ in range(4)]
+    together = threading.Barrier(len(all_))
+    granted = []
+
+    def come(one):
+        for _ in range(rounds):
+            together.wait()
+            uid, turn = one.ask(0, only_if_free=True)
+            if turn.granted:
+                granted.append(uid)
+            together.wait()
+            if turn.granted:
+                one.session.release(turn.ticket, "released")
+            together.wait()
+
+    for one in all_:
+        threads.start(come, one)
+    threads.join()
+    assert len(granted) == rounds

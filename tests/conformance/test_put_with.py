@@ -1,0 +1,189 @@
+"""Tasks that are put in the caller's own transaction: there with its data, or not at all."""
+
+import contextlib
+
+import pytest
+from psycopg import rows
+from support import until
+
+import sqlsem
+from sqlsem.errors import ConfigurationError
+
+
+@pytest.fixture
+def transaction(database):
+    """``transaction()``: a cursor with a transaction open on the same database."""
+    with contextlib.ExitStack() as stack:
+
+        def begin():
+            connection = database.raw(autocommit=False)
+            stack.callback(connection.close)
+            return connection.cursor()
+
+        yield begin
+
+
+def bodies(queue):
+    return [task.body for task in queue.tasks()]
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_it_is_there_when_the_data_is(connect, transaction, name, commit):
+    queue = connect().queue(name)
+    cursor = transaction()
+    task_id = queue.put({"n": 1}, cursor=cursor, note="one", order=7)
+    more = queue.put_many([{"n": n} for n in range(2, 5)], cursor=cursor, max_attempts=3)
+    assert len({task_id, *more}) == 4
+    assert queue.tasks() == [], "seen before the commit"
+    if commit:
+        cursor.connection.commit()
+        with queue.try_claim() as task:
+            assert task.body == {"n": 2}
+        assert [(one.task_id, one.note, one.order) for one in queue.tasks() if one.order == 7] == [(task_id, "one", 7)]
+    else:
+        cursor.connection.rollback()
+        assert queue.tasks() == []
+        assert queue.try_claim() is None
+
+
+def test_with_locks_it_asks_for_them_after_the_commit(connect, transaction, name):
+    coordinator = connect(grace=30)
+    queue = coordinator.queue(name)
+    cursor = transaction()
+    queue.put(1, cursor=cursor, locks=[sqlsem.mutex(name)])
+    assert coordinator.entries(name) == []
+    cursor.connection.commit()
+    with queue.try_claim() as task:
+        assert task.grant.resource == str(name)
+
+
+def test_all_kinds_and_options(connect, transaction, name):
+    queue = connect().queue(name)
+    cursor = transaction()
+    queue.put(sqlsem.Sql("SELECT 1"), cursor=cursor, time_limit=5, backoff="3s", on_failure="continue")
+    queue.put(sqlsem.Call("json:dumps", "ä'\"\n"), cursor=cursor, after="1h")
+    cursor.connection.commit()
+    assert [task.kind for task in queue.tasks()] == ["sql", "call"]
+
+
+def test_a_key_counts_there_too(connect, transaction, name):
+    queue = connect().queue(name)
+    first = queue.put("a", unique="k")
+    cursor = transaction()
+    assert queue.put("b", unique="k", cursor=cursor) == first
+    second = queue.put("c", replace="k", cursor=cursor)
+    assert second != first
+    cursor.connection.rollback()
+    assert [(task.task_id, task.status) for task in queue.tasks()] == [(first, "pending")]
+    second = queue.put("c", replace="k", cursor=cursor)
+    cursor.connection.commit()
+    assert {task.task_id: task.status for task in queue.tasks()} == {second: "pending", first: "cancelled"}
+
+
+def test_with_what_was_written_beside_it(connect, database, transaction, name):
+    """The outbox: an order and the task that ships it."""
+    queue = connect().queue(name)
+    table = database.beside(f"orders_{name}")
+    with contextlib.closing(database.raw()) as connection:
+        connection.execute(f"CREATE TABLE {table} (id integer)")
+    try:
+        cursor = transaction()
+        cursor.execute(f"INSERT INTO {table} VALUES (1)")
+        queue.put({"order": 1}, cursor=cursor)
+        cursor.connection.rollback()
+        assert queue.tasks() == []
+        cursor.execute(f"INSERT INTO {table} VALUES (2)")
+        queue.put({"order": 2}, cursor=cursor)
+        cursor.connection.commit()
+        assert bodies(queue) == ['{"order": 2}'] or bodies(queue) == [{"order": 2}]
+        cursor.execute(f"SELECT id FROM {table}")
+        assert [row[0] for row in cursor.fetchall()] == [2]
+        cursor.connection.commit()
+    finally:
+        with contextlib.closing(database.raw()) as connection:
+            connection.execute(f"DROP TABLE {table}")
+
+
+def test_a_waiting_worker_takes_it_up_after_the_commit(connect, transaction, name, threads):
+    queue = connect().queue(name)
+    claimed = []
+
+    def work():
+        for task in queue.claim(wait=60):
+            with task:
+                claimed.append(task.body)
+            return
+
+    threads.start(work)
+    cursor = transaction()
+    queue.put("late", cursor=cursor)
+    assert claimed == []
+    cursor.connection.commit()
+    until(lambda: claimed == ["late"])
+    threads.join()
+
+
+def test_autocommit_is_refused(connect, database, name):
+    queue = connect().queue(name)
+    with contextlib.closing(database.raw()) as connection:
+        with pytest.raises(ConfigurationError, match="transaction"):
+            queue.put(1, cursor=connection.cursor())
+    assert queue.tasks() == []
+
+
+@pytest.mark.engines("postgresql", "sqlite")
+def test_sqlalchemy(connect, database, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm = pytest.importorskip("sqlalchemy.orm")
+    queue = connect().queue(name)
+    url = database.url.replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url)
+    with engine.begin() as connection:
+        queue.put(1, cursor=connection)
+        assert queue.tasks() == []
+    with orm.Session(engine) as session:
+        queue.put(2, cursor=session)
+        session.rollback()
+        queue.put(3, cursor=session)
+        session.commit()
+    assert sorted(int(body) for body in bodies(queue)) == [1, 3]
+    engine.dispose()
+
+
+@pytest.mark.engines("postgresql")
+def test_rows_of_any_kind(connect, database, name):
+    import psycopg
+    from psycopg.rows import dict_row
+
+    queue = connect().queue(name)
+    with psycopg.connect(database.url) as connection, connection.cursor(row_factory=dict_row) as cursor:
+        first = queue.put(1, cursor=cursor)
+        connection.commit()
+    assert [task.task_id for task in queue.tasks()] == [first]
+
+
+@pytest.mark.engines("postgresql")
+def test_a_cursor_that_is_awaited_is_refused(connect, database, name):
+    import asyncio
+
+    import psycopg
+
+    queue = connect().queue(name)
+
+    async def put():
+        async with await psycopg.AsyncConnection.connect(database.url) as connection, connection.cursor() as cursor:
+            with pytest.raises(ConfigurationError, match="await"):
+                queue.put(1, cursor=cursor)
+
+    asyncio.run(put())
+    assert queue.tasks() == []
+
+
+@pytest.mark.engines("postgresql")
+def test_whatever_a_cursor_makes_of_rows(connect, database, name):
+    queue = connect().queue(name)
+    for makes in (rows.tuple_row, rows.dict_row, rows.namedtuple_row, rows.scalar_row):
+        with database.raw(autocommit=False) as connection:
+            number = queue.put("x", cursor=connection.cursor(row_factory=makes))
+            connection.commit()
+        assert [task.task_id for task in queue.tasks()][-1] == number

@@ -1,0 +1,322 @@
+"""So many tasks of a queue, or of each key, started in so long: on every engine, by programs, workers and the command
+line.
+"""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from support import PATIENCE, cost_of_turns, until
+
+import sqlsem
+from sqlsem.engines.sqlite.turns import by_lot
+from sqlsem.insight.reasons import task_reasons
+from sqlsem.model import NewTask
+from sqlsem.tasks import Worker
+
+
+@pytest.fixture
+def queue(connect, name, database):
+    # (Not lost while an engine compiles what it runs for the first time.)
+    made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
+    yield made
+    for one in made.limits():
+        if one.task_key is not None:
+            made.set_rate(None, key=one.task_key)
+            made.set_limit(None, key=one.task_key)
+    made.set_rate(None)
+    made.set_key_rate(None)
+    made.set_limit(None)
+
+
+def drain(queue):
+    """The bodies, in the order in which one worker has them now."""
+    found = []
+    while (task := queue.try_claim()) is not None:
+        with task:
+            found.append(task.body)
+    return found
+
+
+def most_in(window, times):
+    """How many of these moments at most are in one stretch of so many seconds."""
+    times = sorted(times)
+    length = timedelta(seconds=window)
+    return max(sum(start <= other < start + length for other in times) for start in times)
+
+
+def test_a_key_whose_rate_is_used_up_blocks_no_other(queue):
+    queue.set_key_rate(2, per="1h")
+    queue.put_many(["a"] * 4, key="a")
+    queue.put_many(["b"] * 3, key="b")
+    queue.put_many(["none"] * 3)
+    assert Counter(drain(queue)) == {"a": 2, "b": 2, "none": 3}
+    assert queue.try_claim() is None
+    queue.set_rate(3, per="1h", key="b")
+    assert drain(queue) == ["b"], "what was started before counts"
+    queue.set_key_rate(3, per="1h")
+    assert drain(queue) == ["a"]
+    queue.set_key_rate(None)
+    assert drain(queue) == ["a"]
+
+
+def test_a_rate_of_all(queue):
+    queue.set_rate(3, per="1h")
+    queue.put_many(["a"] * 2, key="a")
+    queue.put_many(["none"] * 3)
+    assert len(drain(queue)) == 3
+    (wait,) = queue.claiming.process.look(lambda session: session.queue_waits(queue.name))
+    assert (wait.queue, wait.task_key) == (queue.name, None)
+    assert 3500 < wait.seconds <= 3700
+    queue.set_rate(None)
+    assert len(drain(queue)) == 2
+
+
+def test_every_attempt_is_a_start(queue):
+    """One that failed and is tried again, and one that was given back."""
+    queue.set_key_rate(3, per="1h")
+    queue.put("again", key="a", max_attempts=9, backoff=0)
+    with pytest.raises(ZeroDivisionError), queue.try_claim():
+        raise ZeroDivisionError
+    next(queue.claim(wait=PATIENCE)).give_back()
+    next(queue.claim(wait=PATIENCE)).give_back()
+    assert queue.try_claim() is None
+
+
+def hold(channel, url, options, name):
+    """Claims what there is, and says so, until it is killed."""
+    queue = sqlsem.connect(url, **options, grace=3).queue(name)
+    for task in queue.claim(wait=120):
+        channel.tell("claimed", id=task.id)
+        channel.ask()
+        task.finish()
+
+
+def test_a_worker_that_dies_does_not_give_its_start_back(spawn, queue, name):
+    queue.set_key_rate(2, per="1h")
+    queue.put_many([1, 2], key="a")
+    child = spawn(hold, name=str(name))
+    child.expect("claimed")
+    child.kill()
+    task = next(queue.claim(wait=PATIENCE))
+    task.finish()
+    until(lambda: queue.claiming.recover(now=True) == 0 and not queue.state().running, "all are pending again")
+    assert queue.try_claim() is None, "two were started, whatever has become of them"
+    assert queue.counts().pending == 1
+
+
+def test_the_rate_is_never_passed_and_nobody_sleeps_too_long(connect, queue):
+    """By three workers with two threads each, which are idle between the windows."""
+    queue.set_key_rate(4, per=3)
+    queue.set_rate(7, per=3)
+    for key in ("a", "b", "c"):
+        queue.put_many([sqlsem.Call("time:sleep", 0)] * 8, key=key)
+    workers = [Worker(connect().queue(queue.name), 2, idle_exit=5) for _ in range(3)]
+    threads = [threading.Thread(target=worker.run) for worker in workers]
+    for thread in threads:
+        thread.start()
+    queue.wait(PATIENCE)
+    for worker in workers:
+        worker.stop()
+    for thread in threads:
+        thread.join(PATIENCE)
+    tasks = queue.tasks()
+    assert Counter(one.status for one in tasks) == {"finished": 24}
+    # A claim is written after its start was counted, by the same clock; on a slow machine some tenths of a second.
+    assert most_in(1.5, [one.claimed_at for one in tasks]) <= 7
+    for key in ("a", "b", "c"):
+        assert most_in(1.5, [one.claimed_at for one in tasks if one.key == key]) <= 4
+
+
+def test_who_waits_starts_when_there_is_room(queue):
+    queue.set_key_rate(1, per=1.5)
+    queue.put(0, key="first")  # (The first claim of a session may be slow between its start and what it writes.)
+    next(queue.claim(wait=PATIENCE)).finish()
+    queue.put_many([1, 2], key="a")
+    for task in (next(queue.claim(wait=PATIENCE)), next(queue.claim(wait=PATIENCE))):
+        task.finish()
+    _, first, second = (one.claimed_at for one in sorted(queue.tasks(), key=lambda one: one.task_id))
+    assert 1.4 < (second - first).total_seconds() < PATIENCE
+
+
+def test_a_rate_that_is_raised_is_noticed(connect, queue):
+    queue.set_rate(1, per="1h")
+    queue.put_many([1, 2])
+    drain(queue)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
+    thread.start()
+    time.sleep(0.2)  # (only makes it likely that it waits)
+    assert not found
+    queue.set_rate(2, per="1h")
+    thread.join(PATIENCE)
+    assert found == [2]
+
+
+def test_tasks_with_locks_obey(queue, name):
+    queue.set_key_rate(2, per="1h")
+    resources = [f"{name}-{number}" for number in range(3)]
+    for resource in resources:
+        queue.put(resource, key="a", locks=[sqlsem.mutex(resource)])
+    queue.put("other", key="b", locks=[sqlsem.mutex(f"{name}-other")])
+    found = []
+    for task in queue.claim(wait=3):
+        with task:
+            found.append(task.body)
+    assert Counter(found) == {resources[0]: 1, resources[1]: 1, "other": 1}
+    left = [one for one in queue.tasks() if one.status == "pending"]
+    assert [one.body for one in left] == [f'"{resources[2]}"']
+    assert all(lock.position is None for lock in left[0].locks), "it keeps nobody out while it could not run"
+    queue.set_key_rate(3, per="1h")
+    with next(queue.claim(wait=PATIENCE)) as task:
+        assert task.body == resources[2]
+
+
+def test_what_cannot_be_is_refused(queue):
+    for change in (
+        lambda: queue.set_rate(0, per=1),
+        lambda: queue.set_rate(-1, per=1),
+        lambda: queue.set_rate(1.5, per=1),
+        lambda: queue.set_rate(True, per=1),
+        lambda: queue.set_rate(float("nan"), per=1),
+        lambda: queue.set_rate(2**31, per=1),
+        lambda: queue.set_rate({"1s": 1}),
+        lambda: queue.set_rate(1),
+        lambda: queue.set_rate(None, per=1),
+        lambda: queue.set_rate(1, per=0),
+        lambda: queue.set_rate(1, per=float("nan")),
+        lambda: queue.set_rate(1, per=float("inf")),
+        lambda: queue.set_rate(1, per="1y"),
+        lambda: queue.set_rate(1, per="60d"),
+        lambda: queue.set_rate(1, per=1, key=""),
+        lambda: queue.set_key_rate(0, per=1),
+        lambda: queue.set_key_rate(1),
+    ):
+        with pytest.raises(sqlsem.ConfigurationError):
+            change()
+    assert queue.limits() == []
+    queue.set_rate(2**31 - 1, per="24d")
+    queue.put(1)
+    assert drain(queue) == [1]
+    queue.set_rate(None)
+    assert queue.limits() == []
+
+
+def test_it_is_shown(queue):
+    queue.set_rate(5, per="1h")
+    queue.set_key_rate(1, per="1h")
+    queue.set_rate(2, per="30m", key="b")
+    of_queue, of_key = queue.limits()
+    assert (of_queue.task_rate, of_queue.task_per, of_queue.key_rate, of_queue.key_per) == (5, 3600, 1, 3600)
+    assert (of_key.task_key, of_key.task_rate, of_key.task_per, of_key.key_rate) == ("b", 2, 1800, None)
+    _, second = queue.put_many(["a"] * 2, key="a")
+    queue.put("b", key="b")
+    assert len(drain(queue)) == 2
+    coordinator = queue.claiming.process
+    waits = coordinator.look(lambda session: session.queue_waits(queue.name))
+    assert [one.task_key for one in waits] == ["a"]
+    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits(), waits=waits)
+    assert told[second].code == "key_rate"
+    assert told[second].words.startswith("the rate of its key 'a', 1/1h, is used up; there is room in ")
+    assert told.keys() == {second}
+
+
+def test_what_was_set_is_an_operation(connect, queue):
+    queue.set_key_rate(100, per="1m")
+    queue.set_key_rate(100, per="1m")
+    queue.set_rate(5, per="1s", key="a")
+    queue.set_rate(None, key="a")
+    found = [(one.action, one.old, one.new) for one in connect().operations(queue.name)]
+    assert found == [
+        ("rate", "a: 5 in 1000 ms", "a: "),
+        ("rate", "a: ", "a: 5 in 1000 ms"),
+        ("key_rate", "", "100 in 60000 ms"),
+    ]
+
+
+@pytest.mark.engines("sqlite", "postgresql")  # (elsewhere so many keys take too long)
+def test_keys_that_are_used_up_cost_a_claim_one_look_each(database, queue):
+    """A claim that finds all of 200 keys used up costs little more than one that finds them all at their limit.
+
+    (What looks at all of them for each costs 200 times as much.)
+    """
+    tasks = [NewTask("call", "1", 0, 0.0, 1, 0.0, key=f"k{number}") for number in range(200)]
+    session = database.session(grace=600)
+    session.put_tasks(queue.name, "many", tasks)
+    session.close()
+
+    queue.set_key_rate(1, per="1h")
+    for _ in range(200):
+        queue.try_claim().give_back()  # pending again, and started
+    assert queue.try_claim() is None
+    assert len(queue.claiming.process.look(lambda session: session.queue_waits(queue.name))) == 200
+    used_up = cost_of_turns(database, queue.name, finds=False)
+    queue.set_key_rate(None)
+    queue.set_key_limit(0)
+    at_limit = cost_of_turns(database, queue.name, finds=False)
+    queue.set_key_limit(None)
+    assert used_up < 4 * at_limit
+
+
+def test_keys_are_drawn_by_their_weights():
+    settings = [
+        {"task_key": "a", "weight": 1, "most": None},
+        {"task_key": "b", "weight": 3, "most": 1},
+        {"task_key": "c", "weight": 1000, "most": None},
+        {"task_key": "full", "weight": 1000, "most": 0},
+    ]
+    parts = dict.fromkeys(("a", "b", "c", "full"), 1.0)
+    drawn = Counter(by_lot(settings, parts, {"c": 1})[0] for _ in range(4000))
+    assert drawn.keys() == {"a", "b"}
+    assert 800 < drawn["a"] < 1200
+
+
+@pytest.mark.engines("postgresql", "mssql")  # (SQLite has no routines that others call)
+@pytest.mark.parametrize(
+    ("key", "what", "value", "per_ms"),
+    [
+        *((None, "rate", 5, None), (None, "rate", None, 1000), (None, "rate", 5, 0), (None, "key_rate", 0, 1000)),
+        *((None, "limit", 5, 1000), ("a", "key_rate", 5, 1000), ("a", "weight", 5, 1000), (None, None, 5, 1000)),
+    ],
+)
+def test_the_routine_refuses_what_cannot_be(database, queue, key, what, value, per_ms):
+    session = database.session(grace=600)
+    # (SQL Server has one number for whatever a routine refuses.)
+    with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match="sqlsem: "):
+        session.set_queue(queue.name, key, what, value, per_ms)
+    session.close()
+    assert queue.limits() == []
+
+
+@pytest.mark.engines("postgresql")
+def test_a_start_is_counted_while_what_is_over_is_forgotten(database, queue):
+    """Of a key that was not used for long, just as its last use is removed."""
+    queue.set_key_rate(2, per="1h")
+    queue.put_many([1, 2], key="a")
+    queue.try_claim().finish()
+    whose = database.rows(f"SELECT {database.schema}.starts_of(?, 'a')", queue.name)[0][0]
+    window, slot = database.beside("rate_window"), database.beside("rate_slot")
+    database.rows(f"UPDATE {window} SET seen_ms = seen_ms - 86400000 * 2 WHERE resource_id = ?", whose)
+    database.rows(f"DELETE FROM {slot} WHERE resource_id = ?", whose)
+    with contextlib.closing(database.raw(autocommit=False)) as pruner:
+        cursor = pruner.cursor()
+
+        def is_over():
+            cursor.execute(f"SELECT {database.schema}.prune(10)")
+            return not cursor.execute(f"SELECT 1 FROM {window} WHERE resource_id = %s", (whose,)).fetchall()
+
+        until(is_over, "it is forgotten")
+        found = []
+        claimer = threading.Thread(target=lambda: found.append(queue.try_claim()))
+        claimer.start()
+        until(
+            lambda: database.rows("SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL"),
+            "it waits for who forgets",
+        )
+        pruner.commit()
+        claimer.join(PATIENCE)
+    found[0].finish()
+    assert database.rows(f"SELECT sum(used) FROM {slot} WHERE resource_id = ?", whose) == [(1,)]

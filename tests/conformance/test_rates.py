@@ -1,0 +1,501 @@
+"""Rates: so much in so long, by everybody together, in the order of asking."""
+
+import math
+import pickle
+import threading
+import time
+
+import pytest
+from support import PATIENCE, Attempt, until
+
+import sqlsem
+from sqlsem import aio
+from sqlsem.core import rating
+from sqlsem.engines.base import Disconnected
+from sqlsem.engines.postgresql.rates import PostgresRates
+from sqlsem.errors import ConfigurationError, LockLost, Timeout
+from sqlsem.model_rates import RateTurn
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+#: Longer than any test takes.
+LONG = "1h"
+
+
+def used(coordinator, name):
+    return {one.window: one.used for one in coordinator.rates(name)}
+
+
+def test_no_more_than_the_limit_is_taken(connect, name):
+    one, other = connect(), connect()
+    for coordinator in (one, other, one):
+        assert coordinator.rate(name, 3, per=LONG).take(False) is not None
+    assert one.rate(name, 3, per=LONG).take(False) is None
+    assert other.rate(name, 3, per=LONG).take(timeout=0.05) is None
+    with pytest.raises(Timeout, match=f"rate 3/1h on '{name}' within 0.05 s"), one.rate(name, 3, LONG, timeout=0.05):
+        pytest.fail("more than the limit")
+    assert used(one, name) == {3600: 3}
+    assert one.entries(f"rate:{name}") == []
+
+
+def test_a_window_slides(connect, name):
+    rate = connect().rate(name, 2, per=0.3)
+    taken = []
+    for _ in range(6):
+        with rate as grant:
+            taken.append(grant.taken_ms)
+    assert all(third - first >= 300 for first, third in zip(taken, taken[2:], strict=False)), taken
+
+
+def test_several_windows_at_once(connect, name):
+    coordinator = connect()
+    rate = coordinator.rate(name, {"1s": 100, LONG: 3})
+    assert [rate.take(False) is not None for _ in range(4)] == [True, True, True, False]
+    assert used(coordinator, name)[3600] == 3
+
+
+def test_a_cost_and_what_it_was_in_the_end(connect, name):
+    coordinator = connect()
+    rate = coordinator.rate(name, 10, per=LONG, cost=7)
+    with rate as grant:
+        assert (grant.cost, grant.name) == (7, name)
+    assert rate.take(False) is None
+    grant.settle(2)
+    assert used(coordinator, name) == {3600: 2}
+    grant.settle(2)
+    assert used(coordinator, name) == {3600: 2}
+    again = rate.take(False)
+    again.settle(40)
+    assert (again.cost, used(coordinator, name)) == (40, {3600: 42})
+    assert coordinator.rate(name, 10, per=LONG).take(False) is None
+    again.settle(0)
+    grant.settle(0)
+    assert used(coordinator, name) == {3600: 0}
+    for wrong in (-1, 1.5, True, None, math.nan, 2**31):
+        with pytest.raises(ConfigurationError, match="The cost settled"):
+            again.settle(wrong)
+
+
+def test_a_burst_and_what_comes_back_evenly(connect, name):
+    coordinator = connect()
+    rate = coordinator.rate(name, 1000, per="10000s", burst=3)
+    assert [rate.take(False) is not None for _ in range(4)] == [True, True, True, False]
+    fast = coordinator.rate(name("fast"), 100, per="10s", burst=2)
+    began = time.monotonic()
+    for _ in range(5):
+        fast.take()
+    assert time.monotonic() - began > 0.25  # three of them had to come back, one in 0.1 s
+
+
+def test_what_has_leaked_is_not_given_back(connect, name):
+    """A burst that is settled when it has come back already is no second one."""
+    coordinator = connect()
+    rate = coordinator.rate(name, 180, per="90s", burst=2, cost=2)  # which comes back in a second
+    first, second = rate.take(), rate.take()
+    first.settle(0)
+    third = rate.take()
+    assert third.taken_ms - second.taken_ms >= 995
+    slow = coordinator.rate(name("slow"), 10, per="10000s", burst=2, cost=2)  # in half an hour
+    slow.take().settle(0)
+    assert slow.take(timeout=PATIENCE) is not None, "what has not leaked yet is given back"
+
+
+def test_a_debt_that_is_never_paid(connect, name):
+    coordinator = connect()
+    grant = coordinator.rate(name, 1, per="24d", burst=1).take()
+    for actual in (2**31 - 1, 0, 2**31 - 1, 1):
+        grant.settle(actual)
+        assert used(coordinator, name) == {24 * 86400: actual}
+    assert coordinator.rate(name, 1, per="24d", burst=1).take(False) is None
+
+
+def test_what_others_declare_is_counted_too(connect, name):
+    one, other = connect(), connect()
+    assert one.rate(name, 5, per=LONG, cost=4).take(False) is not None
+    assert other.rate(name, 3, per=1800).take(False) is None, "a new window began without what was used of late"
+    assert other.rate(name, 5, per=LONG).take(False) is not None
+    assert one.rate(name, 5, per=LONG).take(False) is None
+    assert one.rate(name, 6, per=LONG).take(False) is not None, "each goes by its own numbers"
+
+
+def test_first_come_first_served(connect, name):
+    """Who wants much is not overtaken by who wants little."""
+    one, other = connect(), connect()
+    resource, grants = f"rate:{name}", []
+    grants.append(one.rate(name, 4, per=LONG, cost=3).take())
+
+    def take(coordinator, cost):
+        grants.append(coordinator.rate(name, 4, per=LONG, cost=cost).take())
+
+    large = threading.Thread(target=take, args=(other, 4))
+    large.start()
+    until(lambda: len(one.entries(resource)) == 1, "the large one in the line")
+    assert one.rate(name, 4, per=LONG).take(False) is None, "it has overtaken"
+    small = threading.Thread(target=take, args=(one, 1))
+    small.start()
+    until(lambda: len(one.entries(resource)) == 2, "the small one behind it")
+    for _ in range(2):
+        before = len(grants)
+        grants[-1].settle(0)
+        until(lambda before=before: len(grants) > before, "the next one's turn")
+    large.join(PATIENCE)
+    small.join(PATIENCE)
+    assert [one.cost for one in grants] == [0, 0, 1]
+    assert used(one, name) == {3600: 1}
+
+
+def test_many_threads_of_several_processes(connect, name):
+    coordinators = [connect(), connect()]
+    taken, lock = [], threading.Lock()
+
+    def work(coordinator):
+        for _ in range(4):
+            grant = coordinator.rate(name, 5, per=0.25).take()
+            with lock:
+                taken.append(grant.taken_ms)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in coordinators for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    taken.sort()
+    assert len(taken) == 24
+    assert all(later - first >= 250 for first, later in zip(taken, taken[5:], strict=False)), taken
+
+
+@pytest.mark.engines("postgresql")
+def test_batches_never_pass_the_limit(connect, name):
+    """Of threads that ask at one moment one takes for all; some of them have little time, and leave."""
+    coordinators = [connect(), connect()]
+    limit, length = 100, 500
+    taken, lost, lock = [], [], threading.Lock()
+
+    def work(number):
+        rate = coordinators[number % 2].rate(name, limit, per=length / 1000, cost=1 + number % 3)
+        for turn in range(12):
+            grant = rate.take(timeout=0.02 if (number + turn) % 5 == 0 else None)
+            with lock:
+                if grant is None:
+                    lost.append(number)
+                else:
+                    taken.append((grant.taken_ms, grant.cost))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(taken) + len(lost) == 24 * 12
+    for first, _ in taken:
+        assert sum(cost for at, cost in taken if first <= at < first + length) <= limit
+    assert coordinators[0].entries(f"rate:{name}") == []
+
+
+@pytest.mark.engines("postgresql")
+def test_one_call_serves_those_that_ask_at_one_moment(connect, name, monkeypatch):
+    coordinator = connect()
+    rate = coordinator.rate(name, 100_000, per="1s")
+    assert rate.take() is not None
+    calls, original = [], PostgresRates.take_rate
+
+    def take_rate(self, request, ticket, ahead_ms=0, more=()):
+        calls.append(1 + len(more))
+        time.sleep(0.05)  # as a server does that is far away
+        return original(self, request, ticket, ahead_ms, more)
+
+    monkeypatch.setattr(PostgresRates, "take_rate", take_rate)
+    threads = [threading.Thread(target=rate.take) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sum(calls) == 12
+    assert len(calls) < 12, "each asked for itself"
+
+
+@pytest.mark.engines("postgresql")
+def test_who_has_what_it_wants_does_not_wait_for_others(connect, name):
+    """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
+    coordinator, length, limit = connect(), 4, 800
+    main = coordinator.process.member.main
+    rate = coordinator.rate(name, limit, per=length)
+    rate.take()
+    time.sleep(length / 2)
+    coordinator.rate(name, limit, per=length, cost=limit - 1).take()
+    went, threads = [], []
+
+    def take():
+        waited = rate.take(timeout=PATIENCE).waited
+        went.append(waited)
+
+    with main._lock:  # so that they ask together
+        for number in range(3):
+            threads.append(threading.Thread(target=take))
+            threads[-1].start()
+            until(lambda number=number: riders(coordinator) == number + 1, "it rides with the others")
+    until(lambda: len(connect().entries(f"rate:{name}")) == 1, "they share one place")
+    until(lambda: went, "the first one is served")
+    assert len(connect().entries(f"rate:{name}")) == 1, "the place is the next one's"
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(went) == 3
+    assert went[0] < length / 2 + 0.9 < went[1], went
+    assert connect().entries(f"rate:{name}") == []
+    assert rate.take(timeout=PATIENCE) is not None
+    assert coordinator.process.holdings.grants() == []
+
+
+def riders(coordinator):
+    return sum(len(car.riders) for car in rating._cars_of(coordinator.process)._open.values())
+
+
+def test_an_answer_that_is_lost_costs_the_place_and_no_more(connect, name, monkeypatch):
+    """What it took may count as used, and it asks anew."""
+    coordinator = connect(retry=PATIENCE)
+    rate = coordinator.rate(name, 2, per=1.5, cost=2)
+    rate.take()
+    session_class = type(coordinator.process.member.main.session)
+    take_rate, lost = session_class.take_rate, []
+
+    def lose_the_first_answer(session, request, ticket, *more):
+        answer = take_rate(session, request, ticket, *more)
+        if ticket is not None and answer.turn is RateTurn.TAKEN and not lost:
+            lost.append(answer)
+            raise Disconnected("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(session_class, "take_rate", lose_the_first_answer)
+    assert rate.take(timeout=PATIENCE) is not None
+    assert lost
+    assert coordinator.entries(f"rate:{name}") == []
+
+
+def test_locks_and_rates_together(connect, name):
+    one, other = connect(), connect()
+    rates = [one.rate(name("r"), 2, per=LONG), one.rate(name("s"), 5, per=LONG, cost=3)]
+    both = sqlsem.all_of(one.mutex(name), *rates)
+    # Routines are compiled by then: where that is slow it may take longer than a grace.
+    one.rate(name("warm"), 1, per=LONG).take()
+    with both as grant:
+        assert set(grant.positions) == {name}
+        assert {key: value.cost for key, value in grant.rates.items()} == {name("r"): 1, name("s"): 3}
+        with pytest.raises(ConfigurationError, match="say which rate"):
+            grant.settle(1)
+        grant.settle(1, rate=name("s"))
+        assert used(one, name("s")) == {3600: 1}
+    with both:
+        pass
+    # All or nothing: the mutex goes back, and what was taken of the rate that had enough.
+    assert not both.acquire(timeout=0.1)
+    assert not both.acquire(blocking=False)
+    assert used(one, name("s")) == {3600: 4}
+    assert one.entries(name) == []
+    with other.mutex(name):
+        assert not sqlsem.all_of(one.mutex(name), one.rate(name("t"), 1, LONG)).acquire(timeout=0.05)
+    assert used(one, name("t")) == {}
+
+
+def test_a_waiter_that_gives_up_leaves_no_row(connect, name):
+    one, other = connect(), connect()
+    resource = f"rate:{name}"
+    grant = one.rate(name, 1, per=LONG).take()
+    first = threading.Thread(target=other.rate(name, 1, per=LONG).take)
+    first.start()
+    until(lambda: one.entries(resource), "it waits")
+    assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
+    assert [(entry.access, entry.limit) for entry in one.entries(resource)] == [("write", 1)]
+    grant.settle(0)
+    first.join(PATIENCE)
+    assert one.entries(resource) == []
+    assert used(one, name) == {3600: 1}
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_an_operator_pauses_it_and_takes_a_place_away(connect, name):
+    one, other = connect(), connect()
+    resource = f"rate:{name}"
+    one.pause(resource)
+    assert one.rate(name, 1, per=LONG).take(timeout=0.05) is None
+    one.resume(resource)
+    one.rate(name, 1, per=LONG).take()
+    found = []
+
+    def wait():
+        try:
+            other.rate(name, 1, per=LONG).take()
+        except LockLost as exc:
+            found.append(exc)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: one.entries(resource), "it waits")
+    one.revoke(one.entries(resource)[0].position, force=True)
+    thread.join(PATIENCE)
+    assert found
+    assert found[0].resource == resource
+
+
+def test_a_decorated_function(connect, name):
+    coordinator = connect()
+    made = coordinator.rate(name, 2, per=LONG, timeout=0)
+
+    def work(value):
+        return value + 1
+
+    with pytest.raises(TypeError, match="has no option 'weight'"):
+        sqlsem.rate(name, 2, per=LONG, weight=2)
+    if isinstance(made, sqlsem.Rate):
+        decorated = made(work)
+        assert [decorated(1), decorated(2)] == [2, 3]
+        with pytest.raises(Timeout):
+            decorated(3)
+        named = coordinator.rate(lambda value: name(value), 1, per=LONG, timeout=0)(work)
+        assert [named(1), named(2)] == [2, 3]
+        with pytest.raises(Timeout):
+            named(1)
+
+
+async def half(value):
+    return value / 2
+
+
+def test_a_decorated_coroutine_function(database, name):
+    import asyncio
+
+    async def main():
+        with database.coordinator() as coordinator:
+            decorated = coordinator.rate(name, 2, per=LONG, timeout=0)(half)
+            assert [await decorated(2), await decorated(4)] == [1, 2]
+            with pytest.raises(Timeout):
+                await decorated(2)
+            async with coordinator.rate(name("b"), 2, per=LONG, cost=2) as grant:
+                assert isinstance(grant, aio.RateGrant)
+            await grant.settle(1)
+            assert [one.used for one in coordinator.rates(name("b"))] == [1]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_leaves_the_line(database, name):
+    import asyncio
+
+    async def main():
+        with database.coordinator() as coordinator:
+            rate = coordinator.aio.rate(name, 1, per=LONG)
+            await rate.take()
+            waiter = asyncio.create_task(rate.take())
+            while not coordinator.entries(f"rate:{name}"):
+                await asyncio.sleep(0.01)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+            assert coordinator.entries(f"rate:{name}") == []
+
+    asyncio.run(main())
+
+
+WRONG = [
+    ({"limit": 0, "per": 1}, "The limit of a rate must be from 1"),
+    ({"limit": -1, "per": 1}, "The limit of a rate must be from 1"),
+    ({"limit": 2**31, "per": 1}, "The limit of a rate must be from 1"),
+    ({"limit": math.nan, "per": 1}, "must be a whole number"),
+    ({"limit": 1.5, "per": 1}, "must be a whole number"),
+    ({"limit": "5", "per": 1}, "must be a whole number"),
+    ({"limit": 1, "per": 0}, "must be above 0"),
+    ({"limit": 1, "per": math.nan}, "must be above 0"),
+    ({"limit": 1, "per": math.inf}, "at most"),
+    ({"limit": 1, "per": "3 fortnights"}, "is not a duration"),
+    ({"limit": 1, "per": "25d"}, "at most"),
+    ({"limit": 1}, "needs the time"),
+    ({"limit": {}}, "from 1 to 10 windows"),
+    ({"limit": {"1m": 1, 60: 2}}, "one window twice"),
+    ({"limit": {"1m": 1}, "per": 3}, "either a limit and per"),
+    ({"limit": 5, "per": 1, "cost": 6}, "can never fit into the rate"),
+    ({"limit": 5, "per": 1, "cost": 0}, "The cost asked of rate"),
+    ({"limit": 5, "per": 1, "cost": math.nan}, "must be a whole number"),
+    ({"limit": 5, "per": 1, "burst": 6}, "The burst of rate"),
+    ({"limit": 5, "per": 1, "burst": 2, "cost": 3}, "can never fit into the burst"),
+    ({"limit": {"1s": 5, "1m": 50}, "burst": 2}, "goes with one window"),
+    ({"limit": 5, "per": 1, "timeout": -5}, "at least 0"),
+    ({"limit": 5, "per": 1, "note": 7}, "The note must be a string"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG, ids=[str(one) for one, _ in WRONG])
+def test_what_can_be_no_rate(given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        sqlsem.rate("api", **given)
+
+
+def test_names_that_cannot_be():
+    for wrong in ("", " api", "a" * 251, "a\n", None, 7):
+        with pytest.raises(ConfigurationError):
+            sqlsem.rate(wrong, 1, per=1)
+    sqlsem.rate("a" * 250, 1, per=1)
+
+
+def test_a_group_needs_a_lock():
+    with pytest.raises(ConfigurationError, match="needs a lock beside its rates"):
+        sqlsem.all_of(sqlsem.rate("a", 1, 1))
+    with pytest.raises(ConfigurationError, match="twice"):
+        sqlsem.all_of(sqlsem.mutex("b"), sqlsem.rate("a", 1, 1), sqlsem.rate("a", 2, 2))
+    with pytest.raises(ConfigurationError, match="reentrant"):
+        sqlsem.all_of(sqlsem.mutex("b"), sqlsem.rate("a", 1, 1), reentrant=True)
+
+
+def test_a_rate_can_be_pickled(database, name, monkeypatch):
+    monkeypatch.setenv("SQLSEM_URL", database.url)
+    rate = pickle.loads(pickle.dumps(sqlsem.rate(name, 5, per="1m", cost=2)))
+    assert str(rate) == f"<Rate rate 5/1m on '{name}'>"
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_who_is_killed_in_the_line_does_not_hold_it_up(connect, name, spawn):
+    coordinator = connect()
+    coordinator.rate(name, 1, per=0.5).take()
+    child = spawn(wait_in_line, name=str(name))
+    until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
+    child.kill()
+    attempt = Attempt(coordinator.mutex(name))  # (the thread of the face, kept alive)
+    attempt.granted()
+    attempt.leave()
+    assert coordinator.rate(name, 1, per=0.5).take(timeout=PATIENCE) is not None
+
+
+def wait_in_line(channel, url, options, name):
+    with sqlsem.connect(url, **{**options, "grace": 1}) as coordinator:
+        coordinator.rate(name, 1, per="1h").take()
+
+
+def test_what_is_given_back_is_given_back_once(connect, name, monkeypatch):
+    """Also where the answer to that was lost: then nobody knows, and more must not be given back than was taken."""
+    coordinator = connect(retry=PATIENCE)
+    rate = coordinator.rate(name, 10, per=LONG, cost=4)
+    grants = [rate.take(), rate.take()]
+    session_class = type(coordinator.process.member.main.session)
+    settle_rate, calls = session_class.settle_rate, []
+
+    def lose_the_first_answer(session, *arguments):
+        calls.append(arguments)
+        settle_rate(session, *arguments)
+        if len(calls) == 1:
+            raise Disconnected("the answer is lost")
+
+    monkeypatch.setattr(session_class, "settle_rate", lose_the_first_answer)
+    grants[0].settle(0)
+    assert used(coordinator, name) == {3600: 4}
+    assert grants[0].cost == 0
+    calls.clear()
+    grants[1].settle(6)
+    assert used(coordinator, name)[3600] >= 6, "what was used in the end is not all counted"
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_who_died_in_the_line_keeps_no_try_out(connect, name, spawn):
+    """Where nobody waits, and so nobody else looks whether those that wait are alive."""
+    coordinator = connect()
+    coordinator.rate(name, 1, per=LONG).take().settle(1)
+    child = spawn(wait_in_line, name=str(name))
+    until(lambda: coordinator.entries(f"rate:{name}"), "the child waits")
+    child.kill()
+    until(lambda: coordinator.rate(name, 2, per=LONG).take(False) is not None, "a try is served")

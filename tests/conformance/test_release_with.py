@@ -1,0 +1,369 @@
+"""Locks that go with a transaction of the caller's: when it is committed, and not before; they stay when it is not."""
+
+import asyncio
+import contextlib
+import os
+import threading
+
+import pytest
+from support import PATIENCE, Attempt, Database, random_name, until, with_database
+
+import sqlsem
+from sqlsem.errors import ConfigurationError, LockLost, NotHeld
+
+pytestmark = pytest.mark.faces("sync", "aio")
+
+
+@pytest.fixture
+def transaction(database):
+    """``transaction()``: a cursor with a transaction open on the same database."""
+    with contextlib.ExitStack() as stack:
+
+        def begin():
+            connection = database.raw(autocommit=False)
+            stack.callback(connection.close)
+            return connection.cursor()
+
+        yield begin
+
+
+def gone(database, name):
+    until(lambda: database.queue(name) == [])
+
+
+def left(database):
+    """What transactions have left, and nobody has removed yet."""
+    return database.rows(f"SELECT word FROM {database.beside('departure')}")
+
+
+def test_it_goes_with_the_commit(connect, database, name, transaction):
+    cursor, before = transaction(), left(database)
+    with connect().mutex(name) as grant:
+        grant.release_with(cursor)
+        assert len(database.queue(name)) == 1
+        cursor.connection.commit()
+        gone(database, name)
+        assert not grant.lost
+        with pytest.raises(NotHeld):
+            grant.check()
+    grant.release()  # nothing is left to do
+    until(lambda: set(left(database)) <= set(before))
+
+
+def test_it_stays_with_a_rollback(connect, database, name, transaction):
+    cursor, other = transaction(), connect()
+    with connect().mutex(name) as grant:
+        grant.release_with(cursor)
+        cursor.connection.rollback()
+        assert not other.mutex(name).acquire(timeout=0.5)
+        grant.check()
+        # Once more, and now well.
+        grant.release_with(cursor)
+        cursor.connection.commit()
+        assert other.mutex(name).acquire(timeout=PATIENCE)
+    other.close()
+
+
+def test_it_stays_until_the_commit(connect, database, name, transaction):
+    """Who waits is let in soon after."""
+    cursor, other = transaction(), connect()
+    with connect().mutex(name) as grant:
+        waiter = Attempt(other.mutex(name))
+        grant.release_with(cursor)
+        assert waiter.waits(0.5)
+        cursor.connection.commit()
+        waiter.leave()
+    gone(database, name)
+
+
+def test_a_rollback_to_a_savepoint_keeps_it(connect, database, name, transaction):
+    if database.engine == "mssql":
+        save, back = "SAVE TRANSACTION here", "ROLLBACK TRANSACTION here"
+    else:
+        save, back = "SAVEPOINT here", "ROLLBACK TO SAVEPOINT here"
+    cursor = transaction()
+    with connect().mutex(name) as grant:
+        if database.engine == "sqlite":
+            cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute(save)
+        grant.release_with(cursor)
+        cursor.execute(back)
+        cursor.connection.commit()
+        assert not connect().mutex(name).acquire(timeout=0.5)
+        grant.check()
+    gone(database, name)
+
+
+def test_a_rollback_to_a_savepoint_undoes_no_earlier_call(connect, database, name, transaction):
+    if database.engine == "mssql":
+        save, back = "SAVE TRANSACTION here", "ROLLBACK TRANSACTION here"
+    else:
+        save, back = "SAVEPOINT here", "ROLLBACK TO SAVEPOINT here"
+    cursor = transaction()
+    with connect().mutex(name) as grant:
+        grant.release_with(cursor)
+        cursor.execute(save)
+        grant.release_with(cursor)
+        cursor.execute(back)
+        cursor.connection.commit()
+        gone(database, name)
+        assert not grant.lost
+
+
+def test_of_several_all_go(connect, database, name, transaction):
+    coordinator, cursor = connect(), transaction()
+    with sqlsem.all_of(coordinator.mutex(name("a")), coordinator.limit(name("b"), 2)) as grant:
+        grant.release_with(cursor)
+        cursor.connection.commit()
+        gone(database, name)
+
+
+def test_a_lock_that_is_lost_is_refused(connect, database, name, transaction):
+    cursor, coordinator = transaction(), connect()
+    with pytest.raises(LockLost), coordinator.mutex(name) as grant:
+        connect().revoke(grant.position, force=True)
+        with pytest.raises(LockLost):
+            grant.release_with(cursor)
+
+
+def test_a_lock_that_is_held_twice_is_refused(connect, name, transaction):
+    lock = connect().mutex(name, reentrant=True)
+    with lock, lock as grant:
+        with pytest.raises(ConfigurationError, match="2 times"):
+            grant.release_with(transaction())
+
+
+def test_what_is_had_once_more_stays_until_that_has_ended(connect, database, name, transaction):
+    """Then it goes by itself, though its block goes on."""
+    coordinator, cursor = connect(), transaction()
+    lock = coordinator.mutex(name, reentrant=True)
+    with lock as grant:
+        grant.release_with(cursor)
+        with lock:
+            cursor.connection.commit()
+            assert not connect().mutex(name).acquire(timeout=0.5)
+            grant.check()
+        gone(database, name)
+        with lock as anew:  # it is not what has left
+            assert anew.position > grant.position
+            anew.check()
+        gone(database, name)
+
+
+def test_what_is_had_once_more_does_not_forget_the_transaction(connect, database, name, transaction):
+    """Releasing the inner one is not the end of it."""
+    cursor, lock = transaction(), connect().mutex(name, reentrant=True)
+    with lock as grant:
+        grant.release_with(cursor)
+        with lock:
+            pass
+        cursor.connection.commit()
+        gone(database, name)
+        with pytest.raises(NotHeld):
+            grant.check()
+
+
+def test_autocommit_is_refused(connect, database, name):
+    with connect().mutex(name) as grant, contextlib.closing(database.raw()) as connection:
+        with pytest.raises(ConfigurationError, match="transaction"):
+            grant.release_with(connection.cursor())
+        grant.check()
+
+
+@pytest.mark.engines("postgresql")
+def test_a_transaction_that_is_open_when_the_block_ends(connect, database, name, transaction):
+    """The row stays until then, and goes by itself, as one that was asserted does."""
+    cursor = transaction()
+    with connect(grace=2).mutex(name) as grant:
+        grant.release_with(cursor)
+    assert len(database.queue(name)) == 1
+    waiter = Attempt(connect().mutex(name))
+    assert waiter.waits(0.3)
+    cursor.connection.commit()
+    waiter.leave()
+    gone(database, name)
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_who_ends_the_block_before_the_poller_has_looked(connect, database, name, transaction, how):
+    """Again and again: whoever is first gives it back, and nobody is told of a loss."""
+    coordinator, cursor = connect(), transaction()
+    for _ in range(10):
+        with coordinator.mutex(name) as grant:
+            grant.release_with(cursor)
+            getattr(cursor.connection, how)()
+        assert database.queue(name) == []
+
+
+def leave_and_die(channel, url, options, engine, name, commit):
+    """Child process: hold, write, leave with the transaction, and die without a word, with or without the commit."""
+    database = Database(engine, url, options)
+    connection = database.raw(autocommit=False)
+    lock = database.coordinator(grace=1).mutex(name)
+    assert lock.acquire()
+    cursor = connection.cursor()
+    cursor.execute(f"INSERT INTO {database.beside(f'written_{name}')} VALUES (1)")
+    lock.grant.release_with(cursor)
+    if commit:
+        connection.commit()
+    channel.tell("now")
+    os._exit(9)
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_owner_that_dies(connect, database, name, spawn, commit):
+    """What it wrote is there or not, and nobody holds its lock for longer than its grace."""
+    table = database.beside(f"written_{name}")
+    database.rows(f"CREATE TABLE {table} (id integer)")
+    try:
+        spawn(leave_and_die, engine=database.engine, name=str(name), commit=commit).expect("now")
+        with connect().mutex(name, timeout=PATIENCE):
+            assert len(database.rows(f"SELECT id FROM {table}")) == commit
+    finally:
+        database.rows(f"DROP TABLE {table}")
+
+
+# -- another database -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(database, tmp_path):
+    """A cursor on another database that has sqlsem."""
+    with contextlib.ExitStack() as stack:
+        if database.engine == "sqlite":
+            other = Database("sqlite", f"sqlite:///{tmp_path / 'other.db'}")
+            other.install()
+        elif database.engine == "postgresql":
+            other_name = random_name()
+            database.rows(f"CREATE DATABASE {other_name}")
+            stack.callback(database.rows, f"DROP DATABASE {other_name} WITH (FORCE)")
+            other = Database("postgresql", with_database(database.url, other_name), database.options)
+            other.install()
+        else:
+            other = database
+        connection = other.raw(autocommit=database.engine == "mssql")
+        stack.callback(connection.close)
+        if database.engine == "mssql":
+            connection.execute("USE master")  # the question comes before anything of ours is called
+            connection.autocommit = False
+        yield connection.cursor()
+
+
+def test_a_cursor_on_another_database_is_refused(connect, name, elsewhere):
+    coordinator = connect()
+    with coordinator.mutex(name) as grant:
+        with pytest.raises(ConfigurationError, match="another database"):
+            grant.release_with(elsewhere)
+        elsewhere.connection.rollback()
+        grant.check()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_asserting_there_is_refused_and_loses_nothing(connect, name, elsewhere):
+    coordinator = connect()
+    with coordinator.mutex(name) as grant:
+        with pytest.raises(ConfigurationError, match="another database"):
+            grant.assert_held(elsewhere)
+        grant.check()
+        assert not grant.lost
+
+
+@pytest.mark.faces("sync")
+def test_a_task_is_not_put_there(connect, name, elsewhere):
+    queue = connect().queue(name)
+    with pytest.raises(ConfigurationError, match="another database"):
+        queue.put(1, cursor=elsewhere)
+    elsewhere.connection.rollback()
+    assert queue.tasks() == []
+
+
+@pytest.mark.faces("sync")
+def test_a_server_that_takes_over_is_asked_again(connect, name, transaction):
+    """What is known of where we are may be old."""
+    coordinator = connect()
+    coordinator.engine.place_known = "where the primary was before"
+    cursor = transaction()
+    with coordinator.mutex(name) as grant:
+        grant.release_with(cursor)
+        cursor.connection.commit()
+
+
+# -- other people's connections ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.engines("postgresql", "sqlite")
+def test_sqlalchemy(connect, database, name):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    orm = pytest.importorskip("sqlalchemy.orm")
+    engine = sqlalchemy.create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    coordinator = connect()
+    with coordinator.mutex(name) as grant, engine.begin() as connection:
+        grant.release_with(connection)
+    with coordinator.mutex(name) as grant, orm.Session(engine) as session:
+        grant.release_with(session)
+        session.rollback()
+        grant.check()
+        grant.release_with(session)
+        session.commit()
+        gone(database, name)
+    engine.dispose()
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.engines("postgresql")
+def test_cursors_that_are_awaited(database, connect, name):
+    import asyncio
+
+    import psycopg
+
+    coordinator = connect()
+
+    async def main():
+        lock = coordinator.aio.mutex(name)
+        async with lock as grant, await psycopg.AsyncConnection.connect(database.url) as connection:
+            async with connection.cursor() as cursor:
+                await grant.release_with(cursor)
+                await connection.commit()
+            await asyncio.to_thread(gone, database, name)
+
+    asyncio.run(main())
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.faces("aio")
+def test_an_event_loop_goes_on_while_a_block_is_left_and_the_database_is_out_of_reach(database, name, monkeypatch):
+    """Whether the transaction has been committed is asked all the while, by a thread."""
+    asked, answers, beating = threading.Event(), threading.Event(), threading.Event()
+
+    async def beat():
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        beating.set()
+        answers.set()
+
+    async def main(coordinator, cursor):
+        session_class = type(coordinator.process.member.main.session)
+        has_left = session_class.has_left
+
+        def silent(session, word):
+            asked.set()
+            assert answers.wait(PATIENCE)
+            return has_left(session, word)
+
+        monkeypatch.setattr(session_class, "has_left", silent)
+        async with coordinator.aio.mutex(name) as grant:
+            await grant.release_with(cursor)
+            await asyncio.to_thread(asked.wait, PATIENCE)
+            cursor.connection.rollback()  # which lets the row go
+            heart = asyncio.create_task(beat())
+        assert beating.is_set(), "the loop stood still"
+        await heart
+
+    with database.coordinator() as coordinator, contextlib.closing(database.raw(autocommit=False)) as connection:
+        with coordinator.mutex(name):
+            pass  # connected
+        threading.Timer(PATIENCE / 2, answers.set).start()  # a loop that stands still is not to stand for ever
+        asyncio.run(main(coordinator, connection.cursor()))
+        gone(database, name)

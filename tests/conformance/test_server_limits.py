@@ -1,0 +1,244 @@
+"""Limits that the server owns: an operator sets them, by name or by pattern, and requests need not name any."""
+
+import psycopg
+import pytest
+from support import Attempt, until
+
+import sqlsem
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+
+
+@pytest.fixture
+def waiter(database, name):
+    """``waiter(lock)``: somebody whose request is in the queue."""
+    made = []
+
+    def start(lock, resource=name, **options):
+        before = len(database.queue(resource))
+        made.append(Attempt(lock, **options))
+        until(lambda: len(database.queue(resource)) > before or made[-1].settled, "the request in the queue")
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.inside:
+            one.leave()
+
+
+@pytest.fixture
+def set_limit(connect, name):
+    """``set_limit(resource, limit)`` of an operator; what was set is lifted afterwards."""
+    operator, done = connect(), []
+
+    def set_limit(resource, limit):
+        done.append(resource)
+        operator.set_limit(resource, limit)
+
+    yield set_limit
+    for resource in done:
+        operator.set_limit(resource, None)
+
+
+def of(coordinator, resource):
+    return next((one for one in coordinator.resources() if one.resource == resource), None)
+
+
+def test_a_limit_without_a_number_is_the_servers(connect, name, set_limit, waiter):
+    coordinator = connect()
+    set_limit(name, 2)
+    inside = [waiter(coordinator.limit(name)) for _ in range(2)]
+    for one in inside:
+        one.granted()
+    third = waiter(coordinator.limit(name))
+    assert third.waits()
+    inside[0].leave()
+    third.granted()
+    for one in (inside[1], third):
+        one.leave()
+
+
+def test_it_is_raised_and_lowered_live(connect, name, set_limit, waiter):
+    coordinator = connect()
+    set_limit(name, 1)
+    first = waiter(coordinator.limit(name))
+    first.granted()
+    late = [waiter(coordinator.limit(name)) for _ in range(3)]
+    assert late[0].waits()
+    set_limit(name, 3)
+    late[0].granted()
+    late[1].granted()
+    assert late[2].waits()
+    set_limit(name, 1)
+    first.leave()
+    late[0].leave()
+    assert late[2].waits(), "one is inside, and the limit is one"
+    late[1].leave()
+    late[2].granted()
+    late[2].leave()
+
+
+def test_a_number_is_what_its_user_accepts_at_most(connect, name, set_limit, waiter):
+    coordinator = connect()
+    set_limit(name, 5)
+    three = [waiter(coordinator.limit(name, 3)) for _ in range(3)]
+    for one in three:
+        one.granted()
+    assert waiter(coordinator.limit(name, 3)).waits()
+    assert not coordinator.limit(name).acquire(blocking=False), "those ahead accept three at the most"
+    for one in three:
+        one.leave()
+
+
+@pytest.mark.parametrize("how", ["acquire", "try", "all_of"])
+def test_none_set_is_refused_by_an_error_that_names_the_command(connect, database, name, how):
+    coordinator = connect()
+    lock = coordinator.limit(name)
+    if how == "all_of":
+        lock = sqlsem.all_of(coordinator.mutex(name("other")), lock)
+    with pytest.raises(sqlsem.ConfigurationError, match=f"sqlsem set {name} --limit N") as caught:
+        lock.acquire(blocking=how != "try")
+    assert name in str(caught.value)
+    assert database.queue(name) == []
+    with coordinator.mutex(name("other"), timeout=0):
+        pass
+
+
+def test_a_limit_that_somebody_counts_on_can_be_changed_but_not_lifted(connect, name, set_limit, waiter):
+    coordinator, operator = connect(), connect()
+    set_limit(name, 1)
+    inside, waiting = waiter(coordinator.limit(name)), None
+    inside.granted()
+    waiting = waiter(coordinator.limit(name))
+    with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
+        operator.set_limit(name, None)
+    assert of(operator, name).cap == 1
+    assert waiting.waits()
+    operator.set_limit(name, 2)
+    waiting.granted()
+    inside.leave()
+    waiting.leave()
+    operator.set_limit(name, None)
+    with pytest.raises(sqlsem.ConfigurationError):
+        coordinator.limit(name).acquire(blocking=False)
+
+
+def test_those_who_name_a_limit_do_not_keep_it(connect, name, set_limit, waiter):
+    coordinator, operator = connect(), connect()
+    set_limit(name, 1)
+    inside = waiter(coordinator.limit(name, 2))
+    inside.granted()
+    late = waiter(coordinator.limit(name, 2))
+    assert late.waits()
+    operator.set_limit(name, None)
+    late.granted()
+    inside.leave()
+    late.leave()
+
+
+def test_the_longest_pattern_counts_and_a_limit_of_ones_own_before_all(connect, name, set_limit, waiter):
+    coordinator = connect()
+    set_limit(name("*"), 3)
+    set_limit(name("a*"), 1)
+    set_limit(name("ab"), 2)
+    caps = {"x": 3, "a": 1, "ac": 1, "ab": 2, "abc": 1}
+    for suffix, cap in caps.items():
+        resource = name(suffix)
+        inside = [waiter(coordinator.limit(resource), resource) for _ in range(cap)]
+        for one in inside:
+            one.granted()
+        assert not coordinator.limit(resource).acquire(blocking=False)
+        found = of(coordinator, resource)
+        assert found.cap == cap
+        assert found.pattern == {"x": name("*"), "ab": None}.get(suffix, name("a*"))
+        for one in inside:
+            one.leave()
+
+
+def test_a_pattern_caps_those_who_name_a_limit_too(connect, name, set_limit, waiter):
+    coordinator = connect()
+    set_limit(name("*"), 1)
+    inside = waiter(coordinator.limit(name("a"), 3), name("a"))
+    inside.granted()
+    late = waiter(coordinator.limit(name("a"), 3), name("a"))
+    assert late.waits()
+    set_limit(name("*"), 2)
+    late.granted()
+    inside.leave()
+    late.leave()
+
+
+def test_a_pattern_that_somebody_counts_on_stays_until_another_stands_in(connect, name, set_limit, waiter):
+    coordinator, operator = connect(), connect()
+    operator.set_limit(name("a*"), 1)
+    inside = waiter(coordinator.limit(name("ab")), name("ab"))
+    inside.granted()
+    with pytest.raises(sqlsem.ConfigurationError, match="changed, not lifted"):
+        operator.set_limit(name("a*"), None)
+    assert of(operator, name("a*")).cap == 1
+    set_limit(name("*"), 7)
+    operator.set_limit(name("a*"), None)
+    assert of(operator, name("ab")).cap == 7
+    inside.leave()
+
+
+def test_patterns_are_compared_byte_by_byte(connect, name, set_limit):
+    coordinator = connect()
+    set_limit(name("a_%[x]Ä*"), 1)
+    for other in ("abxÄ", "a_%xÄ", "A_%[x]Ä", "a_%[x]ä", "a_%[x]", "a"):
+        with pytest.raises(sqlsem.ConfigurationError, match=r"[Nn]o limit"):
+            coordinator.limit(name(other)).acquire(blocking=False)
+    with coordinator.limit(name("a_%[x]Ä"), timeout=0), pytest.raises(sqlsem.Timeout):
+        coordinator.limit(name("a_%[x]Ä"), timeout=0).__enter__()
+    with coordinator.limit(name("a_%[x]Ä7"), timeout=0):
+        pass
+
+
+def test_the_pattern_of_all(connect, name, set_limit):
+    coordinator = connect()
+    set_limit("*", 1)
+    with coordinator.limit(name("a")):
+        assert not coordinator.limit(name("a")).acquire(blocking=False)
+    operator = connect()
+    operator.pause("*")  # the resource of that name, and it alone
+    with coordinator.limit(name("a"), timeout=0):
+        operator.resume("*")
+    assert not any(one.paused for one in operator.resources())
+    with coordinator.limit(name("a")):
+        assert not coordinator.limit(name("a")).acquire(blocking=False)
+
+
+def test_a_pattern_reaches_100_000_resources_at_once(database, connect, name, set_limit):
+    coordinator, connection = connect(), database.raw()
+    number = 1000 if database.engine == "mssql" else 100_000  # (more would take that one minutes)
+    rows = [f"('{name}-{one}', 1000)" for one in range(number)]
+    for first in range(0, number, 1000):
+        into = f"INSERT INTO {database.beside('resource')} (resource_id, stale_after_ms) VALUES "
+        connection.execute(into + ", ".join(rows[first : first + 1000]))
+    set_limit(name("*"), 1)
+    with coordinator.limit(name("777")):
+        assert not coordinator.limit(name("777")).acquire(blocking=False)
+        set_limit(name("*"), 2)
+        with coordinator.limit(name("777"), timeout=0):
+            found = {one.resource: one for one in coordinator.resources()}
+    assert [found[name(one)].cap for one in ("3", "777", number - 1, "*")] == [2, 2, 2, 2]
+    connection.execute(f"DELETE FROM {database.beside('resource')} WHERE resource_id LIKE '{name}-%'")
+    connection.close()
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_limit_is_not_lifted_by_an_old_snapshot(database, connect, name, set_limit, waiter, level):
+    """Which does not show who has come to count on it."""
+    coordinator = connect()
+    set_limit(name, 1)
+    with database.raw(autocommit=False) as operator:
+        operator.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        operator.execute("SELECT count(*) FROM sqlsem.ProcessControl")
+        inside = waiter(coordinator.limit(name))
+        inside.granted()
+        with pytest.raises(psycopg.errors.ActiveSqlTransaction, match="READ COMMITTED"):
+            operator.execute("SELECT sqlsem.set_limit(%s, NULL)", (str(name),))
+        operator.rollback()
+        assert of(coordinator, name).cap == 1
+        inside.leave()

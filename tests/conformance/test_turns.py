@@ -1,0 +1,450 @@
+"""Work queues with keys and limits: on every engine, by programs, workers and the command line."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from datetime import datetime, timezone
+
+import psycopg
+import pytest
+from support import PATIENCE, cost_of_turns, until
+
+import sqlsem
+from sqlsem.engines.sqlite.turns import SqliteTurns
+from sqlsem.insight.reasons import task_reasons
+from sqlsem.model import NewTask
+from sqlsem.tasks import Worker
+
+
+@pytest.fixture
+def queue(connect, name, database):
+    # (Not lost while an engine compiles what it runs for the first time.)
+    made = (connect(grace=30) if database.engine == "mssql" else connect()).queue(name)
+    yield made
+    for one in made.limits():
+        if one.task_key is not None:
+            made.set_limit(None, key=one.task_key)
+            made.set_weight(one.task_key, None)
+    made.set_limit(None)
+    made.set_key_limit(None)
+
+
+def drain(queue):
+    """The bodies, in the order in which one worker has them."""
+    found = []
+    while (task := queue.try_claim()) is not None:
+        with task:
+            found.append(task.body)
+    return found
+
+
+def test_a_long_backlog_keeps_nobody_waiting(queue):
+    queue.put_many(["hot"] * 30, key="hot")
+    queue.put_many(["cold"] * 3, key="cold")
+    found = drain(queue)
+    assert Counter(found) == {"hot": 30, "cold": 3}
+    # One worker: nothing else runs, so each turn is a lot between two. That the cold ones come so late has odds of
+    # 1e-5.
+    assert found[:25].count("cold") == 3
+
+
+def test_the_key_with_the_fewest_running_comes_next(queue):
+    queue.put_many([1, 2, 3], key="a")
+    queue.put_many([4, 5, 6], key="b")
+    claimed = [queue.try_claim() for _ in range(4)]
+    assert Counter(task.body > 3 for task in claimed) == {True: 2, False: 2}
+    for task in claimed:
+        task.finish()
+
+
+def test_a_weight_is_a_share(queue):
+    queue.set_weight("a", 3)
+    queue.put_many(["a"] * 8, key="a")
+    queue.put_many(["b"] * 8, key="b")
+    claimed = [queue.try_claim() for _ in range(8)]
+    assert Counter(task.body for task in claimed) == {"a": 6, "b": 2}
+    for task in claimed:
+        task.finish()
+    drain(queue)
+
+
+def put_keys(database, queue, count, each=1):
+    """Puts so many tasks of each of so many keys, at once."""
+    session = database.session(grace=600)
+    tasks = [NewTask("json", "1", 0, 0.0, 1, 0.0, key=f"tenant-{number % count}") for number in range(count * each)]
+    for start in range(0, len(tasks), 500):
+        session.put_tasks(queue.name, f"{queue.name}.{start}", tasks[start : start + 500])
+    session.close()
+
+
+def test_of_many_keys_none_is_forgotten(database, queue):
+    """More of them than are looked at together."""
+    count = 36 if database.engine == "mssql" else 100
+    queue.set_key_limit(1)
+    put_keys(database, queue, count, each=2)
+    claimed = [queue.try_claim() for _ in range(count)]
+    assert queue.try_claim() is None, "all are at their limits"
+    keys = {one.task_id: one.key for one in queue.tasks(most=1000)}
+    assert len({keys[task.id] for task in claimed}) == count
+    for task in claimed:
+        task.finish()
+
+
+@pytest.mark.engines("sqlite")  # (elsewhere the claims of a queue with limits follow each other)
+def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
+    """Of two keys one is free all the time; while it is looked for, others take it, and let go of the other one."""
+    others = connect().queue(queue.name)
+    queue.set_key_limit(1)
+    for key in ("a", "a", "b"):
+        queue.put(key, key=key)
+    held = {task.body: task for task in (others.try_claim(), others.try_claim())}
+    held.pop("b").give_back()
+    rows, turned = SqliteTurns.rows, []
+
+    def rows_then_others(self, query, *parameters):
+        found = rows(self, query, *parameters)
+        if query == "running_keys" and not turned:  # a is at its limit
+            turned.append(held.pop("a").finish())
+            while "b" not in held:
+                task = others.try_claim()
+                held[task.body] = task
+            if "a" in held:
+                held.pop("a").give_back()
+        return found
+
+    monkeypatch.setattr(SqliteTurns, "rows", rows_then_others)
+    claimed = queue.try_claim()
+    assert turned
+    assert claimed is not None
+    assert claimed.body == "a"
+    claimed.finish()
+    held["b"].finish()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_claim_costs_the_same_beside_many_keys(database, queue, connect, name):
+    few, many = queue, connect().queue(name("many"))
+    for one, count in ((few, 100), (many, 3000)):
+        one.set_key_limit(1)
+        put_keys(database, one, count)
+    costs = [cost_of_turns(database, one.name, finds=True) for one in (many, few)]
+    assert costs[0] < 2 * costs[1]
+    # And however many of them have settings of their own.
+    with contextlib.closing(database.raw()) as raw:
+        raw.cursor().execute(
+            f"INSERT INTO {database.beside('queue_key')} (queue_name, task_key, task_limit) "
+            f"SELECT queue_name, task_key, 2 FROM {database.beside('task')} WHERE queue_name = '{many.name}'"
+        )
+    assert cost_of_turns(database, many.name, finds=True) < 2 * costs[1]
+    many.set_key_limit(None)
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_keys_without_room_cost_one_look_each(database, queue, connect, name):
+    """A claim passes by 1,600 of them at 16 times the cost of 100."""
+    costs = []
+    for one, count in ((queue, 100), (connect().queue(name("many")), 1600)):
+        one.set_key_rate(1, per="1h")
+        put_keys(database, one, count)
+        with contextlib.closing(database.raw()) as raw:
+            raw.cursor().execute(
+                f"INSERT INTO {database.beside('queue_wait')} (queue_name, task_key, since_ms, free_ms) "
+                f"SELECT queue_name, task_key, 0, 253370764800000 FROM {database.beside('task')} "
+                f"WHERE queue_name = '{one.name}'"
+            )
+        costs.append(cost_of_turns(database, one.name, finds=False, times=1) / count)
+        one.set_key_rate(None)
+    assert costs[1] < 2 * costs[0]
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_heavy_key_has_its_share_among_many(database, queue):
+    """Also where the others are not looked at."""
+    put_keys(database, queue, 400)
+    queue.set_weight("tenant-7", 400)
+    with contextlib.closing(database.session(grace=600)) as session, contextlib.closing(database.raw()) as raw:
+
+        def draw():
+            if database.engine == "sqlite":
+                return session.next_pending(queue.name)
+            cursor = raw.cursor()
+            cursor.execute(f"SELECT {database.schema}.task_of_turn(%s, 1)", (queue.name,))
+            return cursor.fetchone()[0]
+
+        heavy = next(one.task_id for one in queue.tasks(most=1000) if one.key == "tenant-7")
+        drawn = Counter(draw() == heavy for _ in range(300))
+    # A half is its share. Of the others' weights those that are looked at tell to an eighth or so.
+    assert 90 < drawn[True] < 210
+
+
+def test_within_a_key_the_priority_counts_then_the_number(queue):
+    for body, priority in (("c", 1), ("d", 1), ("b", 0), ("a", -5)):
+        queue.put(body, key="k", priority=priority)
+    assert drain(queue) == ["a", "b", "c", "d"]
+
+
+def test_orders_come_before_keys_and_priorities(queue):
+    queue.put("late", key="a", order=1, priority=-9)
+    queue.put("first", key="b")
+    task = queue.try_claim()
+    assert task.body == "first"
+    assert queue.try_claim() is None
+    task.finish()
+    assert drain(queue) == ["late"]
+
+
+def test_limits_of_all_of_each_key_and_of_one(queue):
+    queue.set_limit(4)
+    queue.set_key_limit(1)
+    queue.set_limit(2, key="b")
+    for key in "abc":
+        queue.put_many([key] * 3, key=key)
+    queue.put_many(["none"] * 3)
+    claimed = []
+    while (task := queue.try_claim()) is not None:
+        claimed.append(task)
+    assert len(claimed) == 4
+    counted = Counter(task.body for task in claimed)
+    assert not counted - Counter(a=1, b=2, c=1, none=3)
+    queue.set_limit(None)
+    while (task := queue.try_claim()) is not None:
+        claimed.append(task)
+    assert Counter(task.body for task in claimed) == {"a": 1, "b": 2, "c": 1, "none": 3}
+    for task in claimed:
+        task.finish()
+    queue.set_key_limit(0)
+    queue.set_limit(0, key="b")
+    assert queue.try_claim() is None
+    assert {(one.task_key, one.task_limit, one.key_limit) for one in queue.limits()} == {
+        (None, None, 0),
+        ("b", 0, None),
+    }
+
+
+def test_what_cannot_be_is_refused(queue):
+    for change in (
+        lambda: queue.set_limit(-1),
+        lambda: queue.set_limit(1.5),
+        lambda: queue.set_limit(1, key=""),
+        lambda: queue.set_key_limit(2**31),
+        lambda: queue.set_weight("a", 0),
+        lambda: queue.put(1, key="a\0"),
+        lambda: queue.put(1, key="a" * 256),
+        lambda: queue.put(1, priority=2**31),
+        lambda: queue.put(1, priority=0.5),
+    ):
+        with pytest.raises(sqlsem.ConfigurationError):
+            change()
+    assert (queue.limits(), queue.tasks()) == ([], [])
+
+
+def test_the_options_of_a_schedule_have_the_key(queue, name):
+    made = queue.schedule("0 2 * * *", sqlsem.Sql("SELECT 1"), name=str(name), key="a", priority=7)
+    assert (made.options["key"], made.options["priority"]) == ("a", 7)
+    queue.claiming.process.look(lambda session: session.set_schedule(str(name), "remove", None))
+
+
+def work(connect, queue, workers, threads):
+    """Workers that carry out all of it, in threads of this process."""
+    made = [Worker(connect().queue(queue.name), threads, idle_exit=1, group=False) for _ in range(workers)]
+    running = [threading.Thread(target=worker.run) for worker in made]
+    for thread in running:
+        thread.start()
+    return running
+
+
+def beside(one, tasks):
+    """Those that ran when this one was claimed, by the database's clock: an end is written before its place goes."""
+    return [other for other in tasks if other.claimed_at < one.claimed_at < other.ended_at]
+
+
+def test_threads_never_pass_a_limit(connect, queue):
+    """Of four workers with four threads each."""
+    queue.set_limit(3)
+    queue.set_key_limit(2)
+    for key in ("a", "b"):
+        queue.put_many([sqlsem.Call("time:sleep", 0.02)] * 15, key=key)
+    for thread in work(connect, queue, 4, 4):
+        thread.join(PATIENCE)
+    tasks = queue.tasks()
+    assert Counter(one.status for one in tasks) == {"finished": 30}
+    for one in tasks:
+        others = beside(one, tasks)
+        assert len(others) < 3, (one, others)
+        assert sum(other.key == one.key for other in others) < 2, (one, others)
+
+
+def test_a_limit_counts_from_the_moment_in_which_it_is_set(connect, queue):
+    """Its first one, while others claim who know of none."""
+    queue.put_many([sqlsem.Call("time:sleep", 0.01)] * 60)
+    threads = work(connect, queue, 3, 2)
+    until(lambda: queue.counts().finished > 5, "they are at work")
+    queue.set_limit(2)
+    (limit,) = queue.limits()
+    for thread in threads:
+        thread.join(PATIENCE)
+    tasks = queue.tasks()
+    assert Counter(one.status for one in tasks) == {"finished": 60}
+    for one in tasks:
+        if one.claimed_at > limit.set_at:
+            assert len(beside(one, tasks)) < 2, (one, beside(one, tasks))
+
+
+def test_a_limit_that_is_raised_is_noticed(connect, queue):
+    queue.set_limit(0)
+    queue.put(1)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(next(connect().queue(queue.name).claim(wait=PATIENCE)).body))
+    thread.start()
+    time.sleep(0.2)  # (only makes it likely that it waits)
+    assert not found
+    queue.set_limit(1)
+    thread.join(PATIENCE)
+    assert found == [1]
+
+
+def hold(channel, url, options, name):
+    """Claims what there is, and says so, until it is killed."""
+    queue = sqlsem.connect(url, **options, grace=0.5).queue(name)
+    for task in queue.claim(wait=120):
+        channel.tell("claimed", id=task.id)
+        channel.ask()
+        task.finish()
+
+
+def test_a_killed_worker_frees_its_place(spawn, queue, name):
+    queue.set_key_limit(1)
+    first, second = queue.put_many([1, 2], key="a")
+    child = spawn(hold, name=str(name))
+    assert child.expect("claimed")["id"] == first
+    assert queue.try_claim() is None
+    child.kill()
+    task = next(queue.claim(wait=PATIENCE))
+    assert (task.id, task.attempt) == (first, 2), "its place is free once it is given up, and not before"
+    assert queue.try_claim() is None
+    task.finish()
+    with queue.try_claim() as task:
+        assert task.id == second
+
+
+def test_what_has_no_key_does_not_wait_behind_a_key_that_is_at_its_limit(queue):
+    """It was put while nothing with a key was pending, so the queue had no turns then."""
+    queue.put("keyed", key="a")
+    with queue.try_claim() as task:
+        queue.put_many(["plain"] * 2)
+        task.give_back()
+    queue.set_limit(0, key="a")
+    queue.put("later")
+    assert sorted(drain(queue)) == ["later", "plain", "plain"]
+    queue.set_limit(None, key="a")
+    assert drain(queue) == ["keyed"]
+
+
+@pytest.fixture
+def claiming(database, name):
+    """A connection in manual commit, and a function that claims in its transaction: the number of the task."""
+    session = database.session(grace=600)
+    member = session.enrol("host", 1, "claims")
+    with database.raw(autocommit=False) as raw:
+
+        def claim(uid):
+            text = "SELECT task_id FROM sqlsem.claim_task(%s, %s, 'me', %s, false)"
+            return raw.execute(text, (member, str(name), uid)).fetchone()[0]
+
+        yield raw, claim
+    session.resign(member)
+    session.close()
+
+
+@pytest.mark.engines("postgresql")  # (elsewhere no claim is part of a longer transaction)
+@pytest.mark.parametrize("removed", [False, True], ids=["the first limit", "after one was removed"])
+def test_a_first_limit_waits_for_the_claims_of_a_queue_with_keys(database, queue, claiming, threads, removed):
+    queue.put_many([1, 2], key="a")
+    if removed:
+        queue.set_limit(5)
+        queue.set_limit(None)
+    raw, claim = claiming
+    first = claim("one")
+    threads.start(queue.set_limit, 1)
+    until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"), "it waits")
+    assert queue.limits() == []
+    assert queue.try_claim() is None, "who sets a limit is before it"
+    raw.commit()
+    threads.join()
+    assert queue.try_claim() is None, f"task {first} runs"
+    queue.set_limit(2)
+    queue.try_claim().finish()
+
+
+@pytest.mark.engines("postgresql")
+def test_a_limit_may_go_while_a_claim_waits_for_it(database, queue, name, claiming, threads):
+    """From then on the claim is as one that knew of none: the next limit waits for it."""
+    queue.put_many([1, 2], key="a")
+    raw, claim = claiming
+    pid = raw.info.backend_pid
+    found = []
+    with database.raw(autocommit=False) as removing, database.raw() as setting:
+        while not found:  # (it waits for a second at most, and then finds nothing)
+            queue.set_limit(5)
+            removing.execute("DELETE FROM sqlsem.queue_setting WHERE queue_name = %s", (str(name),))
+            threads.start(lambda: found.append(claim("late")))
+            until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE pid = ? AND NOT granted", pid), "it waits")
+            removing.commit()
+            threads.join()
+            if found == [None]:
+                raw.rollback()
+                found.clear()
+        setting.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            setting.execute("SELECT sqlsem.set_queue(%s, NULL, 'limit', 1)", (str(name),))
+        raw.commit()
+        setting.execute("SELECT sqlsem.set_queue(%s, NULL, 'limit', 1)", (str(name),))
+    assert queue.try_claim() is None
+
+
+@pytest.mark.engines("postgresql")
+def test_nobody_goes_without_while_the_first_of_a_key_is_being_claimed(queue, claiming):
+    first, second, third = (*queue.put_many([1, 2], key="a"), queue.put(3))
+    raw, claim = claiming
+    taken = {claim("one"), claim("two")}
+    with queue.try_claim() as task:
+        assert {*taken, task.id} == {first, second, third}
+        assert queue.try_claim() is None
+    raw.commit()
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_claim_with_an_old_snapshot_is_refused(queue, name, claiming, level):
+    """It would not see the limit."""
+    queue.put(1)
+    raw, claim = claiming
+    raw.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    raw.execute("SELECT count(*) FROM sqlsem.setting")
+    queue.set_limit(0)
+    with pytest.raises(psycopg.errors.ActiveSqlTransaction, match="a claim needs READ COMMITTED"):
+        claim("old")
+    raw.rollback()
+    raw.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    with pytest.raises(psycopg.errors.ActiveSqlTransaction, match="setting a limit needs READ COMMITTED"):
+        raw.execute("SELECT sqlsem.set_queue(%s, NULL, 'limit', 1)", (str(name),))
+    raw.rollback()
+
+
+def test_a_reason_names_the_limit(queue):
+    queue.set_key_limit(1)
+    first, second, other = (*queue.put_many([1, 2], key="a"), queue.put(3, key="b"))
+    task = queue.try_claim()
+    while task.id != first:
+        task.give_back()
+        task = queue.try_claim()
+    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
+    assert (told[second].code, told[second].words) == ("key_limit", "its key 'a' has 1 of 1 running")
+    assert told[other].code == "turn_now"
+    queue.set_limit(1)
+    told = task_reasons(queue.tasks(), datetime.now(timezone.utc), queue.limits())
+    assert told[other].code == "queue_limit"
+    assert "1 of 1 tasks of its queue are running" in told[other].words
+    task.finish()
+    assert sorted(drain(queue)) == [2, 3]

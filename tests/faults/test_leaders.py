@@ -1,0 +1,161 @@
+"""Leaders that die, are told to end, or are cut off: the next one leads, and never beside one that still believes."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from support import remains, slack
+
+import sqlsem
+
+GRACE = 1.5
+#: How long after the grace the next one may take to lead: a check, and a machine that is busy with other things.
+CHECK = 20.0
+
+
+def say(channel, what):
+    return lambda term: channel.tell(what, at=time.monotonic(), fence=term.fence)
+
+
+def lead(channel, url, options, name, own=None, settings=None):
+    """Takes part until it is told to end; ``own``: with a handler of SIGTERM of the program's own."""
+    struck = []
+    if own:
+        signal.signal(signal.SIGTERM, lambda number, frame: struck.append(number))
+    coordinator = sqlsem.connect(url, **options, **(settings or {"grace": GRACE}))
+    leader = coordinator.leader(
+        name, f"pid {os.getpid()}", on_started=say(channel, "started"), on_stopped=say(channel, "stopped")
+    )
+    channel.tell("asks")
+    with leader as term:
+        while not term.ending.wait(60):
+            pass
+    channel.tell("left", struck=struck)
+    signal.raise_signal(signal.SIGTERM)  # the program's own again
+    channel.tell("after", struck=struck)
+
+
+def lead_awaiting(channel, url, options, name, own=None, settings=None):
+    struck = []
+    if own:
+        signal.signal(signal.SIGTERM, lambda number, frame: struck.append(number))
+
+    async def main():
+        coordinator = sqlsem.connect(url, **options, **(settings or {"grace": GRACE}))
+        leader = coordinator.aio.leader(
+            name, f"pid {os.getpid()}", on_started=say(channel, "started"), on_stopped=say(channel, "stopped")
+        )
+        channel.tell("asks")
+        async with leader as term:
+            if own:
+                await term.ending.wait()
+            else:
+                await asyncio.sleep(600)
+
+    asyncio.run(main())
+    channel.tell("left", struck=struck)
+    signal.raise_signal(signal.SIGTERM)  # the program's own again
+    channel.tell("after", struck=struck)
+
+
+def lead_again(channel, url, options, name, settings):
+    """Takes part again and again."""
+    coordinator = sqlsem.connect(url, **options, **settings)
+    leader = coordinator.leader(name, on_started=say(channel, "started"), on_stopped=say(channel, "stopped"))
+    channel.tell("asks")
+    leader.run(lambda term: term.ending.wait())
+
+
+@pytest.fixture(params=[lead, lead_awaiting], ids=["sync", "aio"])
+def face(request):
+    return request.param
+
+
+def start(spawn, function, name, **arguments):
+    child = spawn(function, name=name, **arguments)
+    child.expect("asks")
+    return child
+
+
+def end(child):
+    """One that leads."""
+    child.process.send_signal(signal.SIGTERM)
+    child.expect("stopped")
+    assert child.next() is None
+    assert child.process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_killed_leader_is_followed_by_the_next(spawn, connect, name, face, waiting):
+    first = start(spawn, face, name)
+    began = first.expect("started")
+    second = start(spawn, face, name)
+    waiting(name, 2)
+    assert connect().leader(name).current().info == f"pid {first.pid}"
+    killed = first.kill()
+    followed = second.expect("started")
+    assert followed["at"] < killed + GRACE + CHECK
+    assert followed["fence"] > began["fence"]
+    assert connect().leader(name).current().info == f"pid {second.pid}"
+    end(second)
+
+
+def test_sigterm_steps_down_at_once(spawn, database, name, face, waiting):
+    first = start(spawn, face, name, settings={"grace": 90})
+    first.expect("started")
+    second = start(spawn, face, name, settings={"grace": 90})
+    waiting(name, 2)
+    first.process.send_signal(signal.SIGTERM)
+    stopped = first.expect("stopped")
+    assert stopped["at"] <= second.expect("started")["at"]  # at once, as no grace of 90 s is waited for
+    assert first.next() is None  # its block was left, not ended
+    assert first.process.wait(20) == 128 + signal.SIGTERM
+    end(second)
+    assert database.queue(name) == []
+
+
+def test_sigterm_while_it_waits(spawn, database, name, face, waiting):
+    first = start(spawn, face, name, settings={"grace": 90})
+    first.expect("started")
+    second = start(spawn, face, name, settings={"grace": 90})
+    waiting(name, 2)
+    second.process.send_signal(signal.SIGTERM)
+    assert second.next() is None
+    assert second.process.wait(20) == 128 + signal.SIGTERM
+    assert len(database.queue(name)) == 1
+    end(first)
+
+
+def test_a_handler_of_the_programs_own_decides(spawn, database, name, face):
+    child = start(spawn, face, name, own=True)
+    child.expect("started")
+    child.process.send_signal(signal.SIGTERM)
+    child.expect("stopped")
+    assert child.expect("left")["struck"] == [signal.SIGTERM]
+    assert child.expect("after")["struck"] == [signal.SIGTERM] * 2
+    assert child.rest()[-1]["event"] == "end"
+    assert database.queue(name) == []
+
+
+@pytest.mark.engines("postgresql")
+def test_one_that_is_cut_off_stops_before_another_leads(spawn, database, proxied, proxy, name, waiting):
+    settings = {"grace": 3.0, "retry": 1.0}
+    first = spawn(lead_again, name=name, settings=settings, url=proxied.url)
+    first.expect("asks")
+    began = first.expect("started")
+    second = start(spawn, lead_again, name, settings=settings)
+    waiting(name, 2)
+    cut = time.monotonic()
+    proxy.cut()
+    stopped = first.expect("stopped")
+    followed = second.expect("started")
+    assert cut < stopped["at"] < followed["at"] < cut + 3.0 + slack(10)
+    assert followed["fence"] > began["fence"]
+    # Back in reach, the first one takes part again, and leads when the second has gone.
+    proxy.forward()
+    waiting(name, 2)
+    remains(lambda: len(database.queue(name)) == 2, 0.5, "it waits")
+    second.kill()
+    assert first.expect("started")["fence"] > followed["fence"]
+    end(first)

@@ -1,0 +1,252 @@
+"""Leaders of every kind (threads, asyncio, ``run --leader``) over an outage in the middle of a term: callbacks come
+once for each term, the next one begins after the last one has ended, and the kernel's flock, beside it, finds nobody.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from proxy import Proxy
+from soak.checks import Happened, doors, leaders
+from soak.doors import Book, Doors
+from support import PATIENCE, until
+
+import sqlsem
+
+pytestmark = pytest.mark.engines("postgresql")
+
+#: Of those who lead: the margin in which they have to be told is a second.
+SETTINGS = {"grace": 5.0, "retry": 2.0}
+
+
+class Told:
+    """Callbacks that write down what they hear of, and hold the kernel's lock in between."""
+
+    def __init__(self, folder, name):
+        self.name, self.book = name, Book(f"{folder}/book")
+        self._doors, self._inside = Doors(folder, self.book), None
+
+    def started(self, term):
+        self._inside = self._doors.enter(self.name)
+        self._inside.__enter__()
+        self.book.note(what="started", resource=self.name, fence=term.fence, at=time.monotonic())
+
+    def stopped(self, term):
+        self._inside.__exit__(None, None, None)
+        at = time.monotonic()
+        self.book.note(what="stopped", resource=self.name, fence=term.fence, at=at, lost=term.lost)
+
+
+def threads(channel, url, options, name, folder):
+    coordinator, told = sqlsem.connect(url, **options, **SETTINGS), Told(folder, name)
+    leader = coordinator.leader(name, on_started=told.started, on_stopped=told.stopped)
+    channel.tell("ready")
+    leader.run(lambda term: term.ending.wait() and term.check())
+
+
+def aio(channel, url, options, name, folder):
+    told = Told(folder, name)
+
+    async def forever(term):
+        await asyncio.Event().wait()
+
+    async def main():
+        coordinator = sqlsem.connect(url, **options, **SETTINGS)
+        leader = coordinator.aio.leader(name, on_started=told.started, on_stopped=told.stopped)
+        channel.tell("ready")
+        await leader.run(forever)
+
+    asyncio.run(main())
+
+
+def command(channel, url, options, name, folder):
+    """Becomes ``sqlsem run --leader``, whose command is `follow`."""
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}; import test_leaders_outages as it; it.follow({name!r}, {folder!r})"
+    )
+    channel.tell("ready")
+    words = ["-m", "sqlsem", "--url", url, "--grace", str(SETTINGS["grace"]), "run", "--leader", name]
+    os.execv(sys.executable, [sys.executable, *words, "--", sys.executable, "-c", code])
+
+
+def follow(name, folder):
+    """The command: inside for as long as it lives."""
+    told = Told(folder, name)
+    term = SimpleNamespace(fence=int(os.environ["SQLSEM_FENCE"]), lost=False)
+
+    def end(number, frame):
+        told.stopped(term)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    told.started(term)
+    while True:
+        signal.pause()
+
+
+class Bench:
+    """Two who take part, the first one through a network that can break, and what they write down."""
+
+    def __init__(self, spawn, face, server, database, folder, name):
+        self.server, self.database, self.folder, self.name = server, database, folder, name
+        self.proxy = Proxy(server.address)
+        url = database.url.replace(f":{database.server.port}/", f":{self.proxy.port}/") + "?sslmode=disable"
+        self.happened = Happened()
+        self.is_command = face is command
+        self.first = self._start(spawn, face, url)
+        self.until_started(1)
+        self.second = self._start(spawn, face, database.url)
+        self.waiting(2)
+
+    def _start(self, spawn, face, url):
+        child = spawn(face, url=url, options=self.database.options, name=self.name, folder=str(self.folder))
+        child.expect("ready")
+        return child
+
+    def words(self, what):
+        path = self.folder / "book"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [one for one in found if one["what"] in what]
+
+    def until_started(self, number):
+        return until(lambda: (found := self.words(["started"]))[number - 1 :] and found[number - 1], f"term {number}")
+
+    def until_stopped(self, fence):
+        until(lambda: any(one["fence"] == fence for one in self.words(["stopped"])), f"the term {fence} has ended")
+
+    def waiting(self, number):
+        until(lambda: len(self.database.queue(self.name)) == number, f"{number} take part")
+
+    def stop(self, child, leading):
+        """SIGSTOP; what it gives wakes it. ``leading``: who says that it leads, which is a command's own process."""
+        since = time.monotonic()
+        child.pause()
+
+        def wake():
+            at = time.monotonic()
+            self.happened.sleeps += [(child.pid, since, at), (leading, since, at)]
+            child.resume()
+
+        return wake
+
+    def check(self):
+        """When all have ended."""
+        for child in (self.first, self.second):
+            if child.process.poll() is None:
+                self.happened.killed[child.pid] = child.kill()
+        last = self.words(["started"])[-1]
+        self.happened.killed.setdefault(last["pid"], time.monotonic())
+        words = self.words(["started", "stopped", "refused"])
+        if self.is_command:  # how its terms were lost is not known to a command
+            words = [
+                {**one, "lost": self.happened.slept({one["pid"]}, one["at"])} for one in words if "lost" in one
+            ] + [one for one in words if "lost" not in one]
+        assert leaders(words, self.happened) == []
+        assert doors(words, self.happened) == []
+        # By the database's clock, too.
+        terms = self.database.rows(
+            f"SELECT granted_at, ended_at FROM {self.database.beside('history')} "
+            "WHERE resource_id = ? AND granted_at IS NOT NULL ORDER BY granted_at",
+            self.name,
+        )
+        assert all(one[1] <= after[0] for one, after in itertools.pairwise(terms)), terms
+
+    def close(self):
+        self.proxy.close()
+
+
+@pytest.fixture(params=[threads, aio, command])
+def bench(request, spawn, own_postgres_server, restarted, tmp_path, name):
+    made = Bench(spawn, request.param, own_postgres_server, restarted, tmp_path, str(name))
+    yield made
+    made.close()
+
+
+def test_a_restart_longer_than_the_grace(bench):
+    fence = bench.until_started(1)["fence"]
+    bench.server.stop("immediate")
+    bench.until_stopped(fence)
+    bench.server.start()
+    again = bench.until_started(2)
+    assert again["fence"] > fence
+    bench.waiting(2)  # both take part again
+    bench.check()
+
+
+@pytest.mark.soak
+def test_a_short_restart_is_none_of_their_business(bench):
+    fence = bench.until_started(1)["fence"]
+    bench.server.restart("immediate")
+    bench.waiting(2)
+    with bench.database.coordinator(grace=60) as coordinator:
+        assert coordinator.leader(bench.name).current().fence == fence
+    assert bench.words(["stopped"]) == []
+    bench.check()
+
+
+def test_the_leader_is_cut_off(bench):
+    fence = bench.until_started(1)["fence"]
+    bench.proxy.cut()
+    bench.until_stopped(fence)
+    assert bench.until_started(2)["fence"] > fence
+    bench.proxy.forward()
+    bench.waiting(2)
+    bench.second.kill()
+    bench.until_started(3)
+    for one in bench.words(["started"])[1:2]:
+        bench.happened.killed[one["pid"]] = one["at"]  # not earlier than that
+    bench.check()
+
+
+@pytest.mark.soak
+def test_the_leader_hears_nothing_any_more(bench):
+    fence = bench.until_started(1)["fence"]
+    bench.proxy.hole()
+    bench.until_stopped(fence)
+    bench.proxy.server_notices()
+    assert bench.until_started(2)["fence"] > fence
+    bench.check()
+
+
+@pytest.mark.soak
+def test_the_leader_sleeps_and_its_sessions_live(bench):
+    """However long: nobody else leads, and nobody is told anything."""
+    began = bench.until_started(1)
+    wake = bench.stop(bench.first, began["pid"])
+    time.sleep(SETTINGS["grace"] * 1.5)
+    assert len(bench.words(["started", "stopped"])) == 1
+    wake()
+    with bench.database.coordinator(grace=60) as coordinator:
+        assert coordinator.leader(bench.name).current().fence == began["fence"]
+    assert len(bench.words(["started", "stopped"])) == 1
+    bench.check()
+
+
+def test_the_leader_sleeps_and_its_sessions_end(bench):
+    """It may not know in its sleep. When it wakes it is told, once, and takes part again."""
+    began = bench.until_started(1)
+    wake = bench.stop(bench.first, began["pid"])
+    bench.proxy.cut_once()
+    assert bench.until_started(2)["fence"] > began["fence"]
+    wake()
+    bench.until_stopped(began["fence"])
+    bench.waiting(2)
+    assert len(bench.words(["started"])) == 2
+    bench.check()
+
+
+@pytest.mark.soak
+def test_the_leader_is_told_to_end(bench):
+    fence = bench.until_started(1)["fence"]
+    bench.first.process.send_signal(signal.SIGTERM)
+    bench.until_stopped(fence)
+    assert bench.until_started(2)["fence"] > fence
+    assert bench.first.process.wait(PATIENCE) == 128 + signal.SIGTERM
+    bench.waiting(1)
+    bench.check()

@@ -1,0 +1,102 @@
+"""Tasks with locks when workers die, or are not there at all: nobody has a lock who does not work."""
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.engines.parking import ParkingSession
+
+GRACE = 1.5
+
+
+@pytest.fixture
+def coordinator(connect):
+    made = connect(grace=30)  # of whoever looks on
+    if not made.engine.has(ParkingSession):
+        pytest.skip("this engine has no tasks with locks")
+    return made
+
+
+def hold(channel, url, options, name):
+    """Claims one task and keeps it."""
+    queue = sqlsem.connect(url, **options, grace=GRACE).queue(name)
+    for task in queue.claim(wait=60):
+        channel.tell("claimed", id=task.id, positions=task.grant.positions)
+        channel.ask()
+
+
+def test_a_killed_worker_frees_its_locks_and_the_retry_asks_again(spawn, coordinator, name):
+    queue, second = coordinator.queue(name), f"{name} 2"
+    number = queue.put("x", locks=[sqlsem.mutex(name), sqlsem.limit(second, 1)])
+    child = spawn(hold, name=str(name))
+    claimed = child.expect("claimed")
+    assert claimed["id"] == number
+    assert queue.try_claim() is None
+    assert not coordinator.mutex(name).acquire(timeout=0)
+    child.kill()
+    with until(queue.try_claim, PATIENCE) as task:
+        assert (task.id, task.attempt) == (number, 2)
+        assert task.grant.positions[name] > claimed["positions"][name]
+        assert [one.state for one in coordinator.entries(name)] == ["holds"]
+    assert [one.outcome for one in queue.log(number)] == ["lost", "finished"]
+    assert [one.outcome for one in coordinator.history(name)] == ["released", "reaped"]
+    assert coordinator.entries(name) == coordinator.entries(second) == []
+
+
+def test_it_keeps_its_place_while_a_worker_that_waited_for_it_dies(spawn, coordinator, name):
+    held = coordinator.mutex(name)
+    assert held.acquire()
+    queue = coordinator.queue(name)
+    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    child = spawn(hold, name=str(name))
+    until(lambda: len(coordinator.entries(name)) == 2)
+    position = coordinator.entries(name)[1].position
+    child.kill()
+    held.release()
+    with until(queue.try_claim, PATIENCE) as task:
+        assert (task.id, task.attempt, task.grant.position) == (number, 1, position)
+
+
+PAST = {"postgresql": "'2000-01-01'", "mssql": "'20000101'", "sqlite": "1"}
+
+
+def test_a_queue_without_workers_keeps_nobody_out(coordinator, database, name):
+    held = coordinator.mutex(name)
+    assert held.acquire()
+    queue = coordinator.queue(name)
+    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    assert queue.try_claim() is None
+    assert len(coordinator.entries(name)) == 2
+    held.release()
+    after = coordinator.mutex(name)
+    assert not after.acquire(timeout=0)
+    # The last worker that was free to start it looked a long time ago.
+    member, past = database.beside("member"), PAST[database.engine]
+    database.rows(f"UPDATE {member} SET lease_until = {past} WHERE program = 'parked tasks'")
+    assert after.acquire(timeout=PATIENCE)
+    assert queue.try_claim() is None  # it asks again, behind
+    assert [one.state for one in coordinator.entries(name)] == ["holds", "waits"]
+    after.release()
+    with until(queue.try_claim, PATIENCE) as task:
+        assert (task.id, task.attempt) == (number, 1)
+
+
+def test_who_keeps_it_out_and_dies_is_found(spawn, coordinator, name):
+    child = spawn(keep, name=str(name))
+    child.expect("held")
+    queue = coordinator.queue(name)
+    number = queue.put("x", locks=[sqlsem.mutex(name)])
+    assert queue.try_claim() is None
+    child.kill()
+    for task in queue.claim(wait=PATIENCE):
+        with task:
+            assert task.id == number
+        break
+    else:
+        pytest.fail("the dead holder was not found")
+
+
+def keep(channel, url, options, name):
+    with sqlsem.connect(url, **options, grace=GRACE).mutex(name):
+        channel.tell("held")
+        channel.ask()

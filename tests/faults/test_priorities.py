@@ -1,0 +1,146 @@
+"""Priorities, with processes that die or stand still: a place is given up with its owner, and with nothing else."""
+
+import itertools
+import random
+import time
+
+import pytest
+from agent import RemoteError
+from support import until
+
+import sqlsem
+from sqlsem.engines.ranking import line_of
+
+GRACE = 1.5
+#: As in test_kill.py.
+CHECK = 20.0
+
+
+@pytest.fixture
+def ranked(connect, name):
+    """The test's resource has priorities."""
+    connect().set_priorities(name, 3600)
+    yield
+    connect().set_priorities(name, None)
+
+
+@pytest.fixture
+def in_line(database, name):
+    """``in_line(number)`` waits until so many stand in the line."""
+
+    def wait(number):
+        until(lambda: len(database.queue(line_of(name))) == number, f"{number} in the line")
+
+    return wait
+
+
+def test_a_killed_holder_and_the_killed_first_of_the_line(agents, database, name, ranked, in_line):
+    holder, low, first, second = agents(4, grace=GRACE)
+    held = holder.hold("mutex", name, priority=0)
+    entries = []
+    for number, (one, priority) in enumerate([(low, 1), (first, 9), (second, 5)], 1):
+        entries.append(one.ask("mutex", name, priority=priority))
+        in_line(number)
+    killed = holder.kill()
+    first.kill()
+    got = entries[2].get()
+    assert got["got"] < killed + 2 * GRACE + CHECK
+    assert got["fence"] > held["fence"]
+    assert not entries[0].ready
+    left = second.release()["leaving"]
+    assert entries[0].get()["got"] >= left
+    low.release()
+    assert database.queue(name) == []
+    in_line(0)
+
+
+def test_a_killed_waiter_does_not_hold_up_a_try(agents, connect, database, name, ranked, in_line):
+    holder, waiter = agents(2, grace=0.5)
+    holder.hold("mutex", name, priority=0)
+    waiter.ask("mutex", name, priority=9)
+    in_line(1)
+    waiter.kill()
+    holder.release()
+    lock = connect().mutex(name, priority=0)
+    until(lambda: lock.acquire(timeout=0), "the dead are out of the way")
+    lock.release()
+    assert database.queue(name) == []
+    in_line(0)
+
+
+def test_who_stands_still_in_the_line_keeps_its_place(agents, name, ranked, in_line):
+    """Its session lives, so it is not given up: it holds up those behind it, as the next one of any queue does."""
+    holder, stopped, other = agents(3, grace=0.5)
+    holder.hold("mutex", name, priority=0)
+    first = stopped.ask("mutex", name, priority=9)
+    in_line(1)
+    second = other.ask("mutex", name, priority=0)
+    in_line(2)
+    stopped.stop()
+    holder.release()
+    time.sleep(1.5)
+    assert not second.ready
+    stopped.resume()
+    try:
+        first.get()
+    except RemoteError as failed:
+        # It was stopped in the midst of a call, whose session it gives up as overdue: then its grace is over.
+        if failed.name != "LockLost":
+            raise
+    else:
+        assert not second.ready
+        stopped.release()
+    second.get()
+    other.release()
+
+
+def wander(channel, url, options, name, seed):
+    """Acquires and releases for ever; tells when it enters and leaves."""
+    coordinator = sqlsem.connect(url, grace=0.5, **options)
+    choose = random.Random(seed)
+    channel.tell("ready")
+    while True:
+        priority = choose.randrange(4)
+        with coordinator.mutex(name, priority=priority) as grant:
+            channel.tell("in", fence=grant.fence)
+            time.sleep(choose.random() / 100)
+            channel.tell("out", fence=grant.fence)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_processes_are_killed_at_any_point(spawn, connect, database, name, ranked, seed):
+    """Whoever is killed, wherever it was: never two inside, fences grow, and somebody gets in again."""
+    choose = random.Random(seed)
+    number = iter(range(1000))
+
+    def start():
+        child = spawn(wander, name=str(name), seed=next(number))
+        child.expect("ready")
+        return child
+
+    children, dead = [start() for _ in range(4)], []
+    mine = connect(grace=0.5)
+
+    def enter(priority):
+        lock = mine.mutex(name, priority=priority)
+        assert lock.acquire(timeout=GRACE + CHECK), "nobody gets in any more"
+        lock.release()
+
+    for _ in range(6):
+        time.sleep(choose.random() / 5)
+        dead.append(children.pop(choose.randrange(len(children))))
+        dead[-1].kill()
+        children.append(start())
+        enter(priority=choose.randrange(4))
+    for child in children:
+        child.kill()
+    events = [words for child in (*dead, *children) for words in iter(child.next, None)]
+    entered = sorted((words["at"], words["fence"]) for words in events if words["event"] == "in")
+    left = {words["fence"]: words["at"] for words in events if words["event"] == "out"}
+    assert len(entered) > len(dead)
+    for (_, fence), (at, later) in itertools.pairwise(entered):
+        assert fence < later, "fences grow in the order of entering"
+        assert left.get(fence, at) <= at, "two are inside"
+    enter(priority=0)
+    assert database.queue(name) == []
+    assert database.queue(line_of(name)) == []

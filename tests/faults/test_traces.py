@@ -1,0 +1,206 @@
+"""What really happened is a behaviour of the specification; what was altered is not."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import threading
+import time
+
+import pytest
+from support import until
+
+import sqlsem
+from proof import tlc, traces
+from sqlsem.cli.nights import Night
+from sqlsem.insight.audit import audit
+
+LACKS = tlc.lacks()
+WORKERS, THREADS, ROUNDS = 3, 3, 3
+
+
+def churn(channel, url, options, name, journal, seed, stays):
+    """Goes in and out, upgrades at times, and notes when by the time of day: one line a write. ``stays``: for ever."""
+    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    coordinator = sqlsem.connect(url, **options, grace=1)
+    first_inside = threading.Event()
+
+    def note(what, grant):
+        words = {"what": what, "at": time.time(), "resource": grant.resource, "position": grant.position}
+        os.write(file, (json.dumps(words) + "\n").encode())
+
+    def work(number, rng):
+        made = {
+            "mutex": lambda: coordinator.mutex(f"{name}-mutex"),
+            "pair": lambda: coordinator.limit(f"{name}-pair", 2),
+            "read": lambda: coordinator.read(f"{name}-table"),
+            "write": lambda: coordinator.write(f"{name}-table"),
+        }
+        if number:
+            first_inside.wait()
+        with made["mutex"]() as grant:  # behind the first one of a process stand two others
+            note("enter", grant)
+            first_inside.set()
+            if number == 0:
+                until(lambda: len(coordinator.entries(f"{name}-mutex")) > 2, "two wait")
+            time.sleep(0.005)  # (no engine's clock is too coarse to tell these visits apart)
+            note("leave", grant)
+        for _ in range(ROUNDS):
+            kind = rng.choice(list(made))
+            with made[kind]() as grant:
+                note("enter", grant)
+                time.sleep(rng.uniform(0, 0.02))
+                if kind == "read" and rng.random() < 0.5:
+                    with contextlib.suppress(sqlsem.Deadlock):  # another reader upgrades
+                        grant.upgrade(timeout=5)
+                note("leave", grant)
+        if stays and number == 0:
+            with made["pair"]() as grant:
+                note("enter", grant)
+                channel.tell("inside")
+                channel.ask()
+
+    rng = random.Random(seed)
+    threads = [threading.Thread(target=work, args=(number, random.Random(rng.random()))) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    coordinator.close()
+    channel.tell("done")
+
+
+@pytest.fixture
+def recorded(spawn, database, name, tmp_path):
+    """The events of some processes of which one is killed in the midst, and whose rows are removed."""
+    journal = tmp_path / "journal"
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    children = [
+        spawn(churn, name=str(name), journal=str(journal), seed=seed + number, stays=number == 0)
+        for number in range(WORKERS)
+    ]
+    children[0].expect("inside")
+    children[0].kill()
+    for child in children[1:]:
+        child.expect("done")
+    visits: dict[tuple[str, int], traces.Visit] = {}
+    with database.coordinator(grace=30) as coordinator:
+        until(lambda: coordinator.reap() is not None and database.queue(name) == [], "the rows of the dead are removed")
+        past = [one for one in Night(coordinator, None, 3600).past() if one.resource.startswith(f"{name}-")]
+    assert audit(past).ok
+    there = {(one.resource, one.position) for one in past}
+    for line in journal.read_text().splitlines():
+        words = json.loads(line)
+        key = (words["resource"], words["position"])
+        assert key in there, "a visit without a row"
+        if words["what"] == "enter":
+            visits[key] = traces.Visit(*key, entered=words["at"], left=None)
+        else:
+            visits[key] = dataclasses.replace(visits[key], left=words["at"])
+    return traces.events(past, visits.values(), unit=1e-3 if database.engine == "sqlite" else 1e-6)
+
+
+# -- alterations: each is none of the behaviours of the specification, however the processes went ----------------------
+
+
+def _at(trace, what, but=lambda event: True):
+    return next(n for n, event in enumerate(trace) if event.what == what and but(event))
+
+
+def _key(event):
+    return event.resource, event.number
+
+
+def _of(key):
+    return lambda event: _key(event) == key
+
+
+def _mutexes(trace):
+    """Where visits of the mutex begin, in order."""
+    return [n for n, event in enumerate(trace) if event.what == "granted" and event.resource.endswith("-mutex")]
+
+
+def _moved(trace, moving, at):
+    """That event happens at another time."""
+    return sorted(
+        [*trace[:moving], *trace[moving + 1 :], dataclasses.replace(trace[moving], at=at)], key=lambda event: event.at
+    )
+
+
+def _swapped_grants(trace):
+    """Two that waited for the mutex, one behind the other, go in the other way round: each at the other's time."""
+    first, second = next(
+        (a, b)
+        for a, b in itertools.pairwise(_mutexes(trace))
+        if trace[_at(trace, "registered", _of(_key(trace[b])))].at < trace[a].at < trace[b].at
+    )
+    changed = list(trace)
+    changed[first] = dataclasses.replace(trace[second], at=trace[first].at)
+    changed[second] = dataclasses.replace(trace[first], at=trace[second].at)
+    return changed
+
+
+def _overlap(trace):
+    """One has the mutex until somebody else has come in."""
+    one, other = (trace[n] for n in _mutexes(trace)[:2])
+    return _moved(trace, _at(trace, "ended", _of(_key(one))), other.at + 1)
+
+
+def _without_request(trace):
+    """Somebody is let in who never asked."""
+    granted = trace[_at(trace, "granted")]
+    return [e for e in trace if not (e.what == "registered" and _key(e) == _key(granted))]
+
+
+def _someone_elses_row(trace):
+    """Somebody gives back what another one has."""
+    end = _at(trace, "ended")
+    other = next(event.who for event in trace if event.who != trace[end].who)
+    changed = list(trace)
+    changed[end] = dataclasses.replace(trace[end], who=other)
+    return changed
+
+
+def _told_too_late(trace):
+    """A program works on after its row is gone."""
+    ended = {_key(event): event.at for event in trace if event.what == "ended"}
+    left = _at(trace, "left", lambda e: _key(e) in ended)
+    return _moved(trace, left, ended[_key(trace[left])] + 1)
+
+
+def _number_out_of_order(trace):
+    """A number appears behind a higher one."""
+    first, second = sorted(
+        (e for e in trace if e.what == "registered" and e.resource.endswith("-mutex")), key=lambda event: event.number
+    )[:2]
+    without = [e for e in trace if _key(e) != _key(first)]
+    return sorted([*without, dataclasses.replace(first, at=second.at + 1)], key=lambda event: event.at)
+
+
+ALTERED = (
+    _swapped_grants,
+    _overlap,
+    _without_request,
+    _someone_elses_row,
+    _told_too_late,
+    _number_out_of_order,
+)
+
+
+@pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
+@pytest.mark.timeout(1200)
+@pytest.mark.engines("sqlite", "postgresql")
+def test_a_recorded_history_is_a_behaviour_of_the_specification(recorded):
+    verdict = traces.check(recorded)
+    assert verdict.accepted, verdict
+    assert verdict.events == len(recorded) > 100
+    later = [dataclasses.replace(event, number=event.number + 10**10) for event in recorded]
+    assert traces.module(later) == traces.module(recorded), "numbers after a failover"
+    assert {"registered", "granted", "entered", "left", "ended", "removed"} <= {event.what for event in recorded}
+    for alter in ALTERED:
+        altered = alter(recorded)
+        assert traces.module(altered) != traces.module(recorded), alter.__doc__
+        assert not traces.check(altered).accepted, alter.__doc__

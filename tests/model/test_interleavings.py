@@ -1,0 +1,779 @@
+"""All orders in which the steps of a few sessions can follow each other, each one run, and held against the rule.
+
+What each scenario is about stands at its head. `support.interleavings` says what a step is, and how all orders are
+found.
+"""
+
+import itertools
+import secrets
+
+import pytest
+from support.interleavings import Actor, Seen, against_the_rule, cutter, explore
+
+import sqlsem
+from sqlsem.engines.base import Disconnected
+from sqlsem.model import End, NewTask, Request, Upgrading
+from sqlsem.model_rates import RateRequest, RateTurn, windows_of
+
+LEASE = 30.0
+
+
+class World:
+    """A database with some sessions, which all schedules share, and names that no two share."""
+
+    def __init__(self, database, name):
+        self.database, self.name = database, name
+        self._numbers = itertools.count()
+        self._sessions = {}
+        self._members = {}
+        self.operator = database.session(grace=0, patience=60)
+        self._look = database.raw()
+        self.bare = Bare(database)
+        self.resource = str(name)
+        self.believed = {}  # positions of those who were told that they are in, and by whom
+
+    def begin(self):
+        """A new schedule."""
+        self.resource = f"{self.name}-{next(self._numbers)}"
+        self.believed = {}
+        self.appeared = set()  # all positions that were seen
+
+    def member(self, who, lease=None):
+        """That one's session, with a member of its own for each schedule where ``lease`` is given."""
+        key = (who, lease)
+        if key not in self._sessions:
+            self._sessions[key] = self.database.session(grace=0 if lease is None else 5, lease=lease, patience=60)
+        session = self._sessions[key]
+        if lease is not None or key not in self._members:
+            self._members[key] = session.enrol("host", 1, who)
+        return session, self._members[key]
+
+    def forget(self, session):
+        """A session that is of no use any more."""
+        session.close()
+        key = next(key for key, one in self._sessions.items() if one is session)
+        del self._sessions[key], self._members[key]
+
+    def over(self, member):
+        """Let a member's lease be over for a second."""
+        ago = {
+            "sqlite": "(julianday('now') - 2440587.5) * 86400.0 - 1",
+            "postgresql": "clock_timestamp() - interval '1 second'",
+            "mssql": "DATEADD(second, -1, SYSUTCDATETIME())",
+        }[self.database.engine]
+        self.rows(f"UPDATE {self.database.beside('member')} SET lease_until = {ago} WHERE member_id = ?", member)
+
+    def rows(self, text, *parameters):
+        cursor = self._look.cursor()
+        cursor.execute(self.database.sql(text), parameters)
+        return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def seen(self):
+        """The rows of the resource."""
+        found = self.rows(
+            "SELECT queue_position, access_type, concurrency_limit, weight, granted_at, revoked_at, member_id, "
+            "CASE WHEN granted_at > revoked_at THEN 1 ELSE 0 END "
+            "FROM {table} WHERE resource_id = ? ORDER BY queue_position",
+            self.resource,
+        )
+        assert not any(row[7] for row in found), "granted after an operator took it away"
+        return [Seen(row[0], row[1], row[2], row[3], row[4] is not None, row[5] is not None, row[6]) for row in found]
+
+    def check(self):
+        """What must be true after each step."""
+        rows = self.seen()
+        wrong = against_the_rule(rows)
+        assert wrong is None, wrong
+        new = {row.position for row in rows} - self.appeared
+        assert not new or min(new) > max(self.appeared, default=0), "a number appeared after a higher one"
+        self.appeared |= new
+        inside = {row.position for row in rows if row.granted}
+        gone = set(self.believed) - inside
+        assert not gone, f"{[self.believed[one] for one in gone]} was told to be in, and is not"
+
+    def drain(self):
+        """At the end: whoever is left comes in, one after the other, and nobody stays."""
+        self.believed.clear()
+        for row in self.seen():
+            ticket = sqlsem.model.Ticket(self.resource, row.position, self.id_of(row.position), False)
+            session = next((self._sessions[key] for key, one in self._members.items() if one == row.member), None)
+            if session is None:
+                self.rows(
+                    "DELETE FROM {table} WHERE resource_id = ? AND queue_position = ?", self.resource, row.position
+                )
+                continue
+            if row.revoked:
+                assert session.release(ticket, "revoked")
+                continue
+            assert session.wait(ticket, 0, NEVER) is True, f"{row} is first, and is not let in"
+            self.check()
+            assert session.release(ticket, "released")
+        assert self.seen() == []
+
+    def id_of(self, position):
+        return self.rows("SELECT requesting_id FROM {table} WHERE queue_position = ?", position)[0][0]
+
+    def close(self):
+        for key, session in self._sessions.items():
+            if key in self._members:
+                session.resign(self._members[key])
+            session.close()
+        self.operator.close()
+        self.bare.close()
+        self._look.close()
+
+
+class Never:
+    def is_set(self):
+        return False
+
+    def wait(self, seconds):
+        return False
+
+    def clear(self):
+        pass
+
+
+NEVER = Never()
+
+
+class Requester(Actor):
+    """Asks for the resource, looks whether it may go in, gives it back."""
+
+    def __init__(self, world, who, *words, access="write", limit=1, weight=1, lease=None, row=None, uid=None):
+        session, self.member = world.member(who, lease)
+        super().__init__(who, session, [])
+        self.world = world
+        self.request = Request(world.resource, access, limit if access == "write" else 1, weight)
+        self.uid = uid or secrets.token_hex(8)
+        self.ticket = row
+        self.calls = [(word, getattr(self, f"_{word}")) for word in words]
+        self.done = self._done
+
+    def register_now(self):
+        """Before the schedule begins."""
+        self.ticket = self._register(self.session)
+        if self.ticket.granted:
+            self.world.believed[self.ticket.position] = self.name
+        return self
+
+    def _done(self, word, answer):
+        """What it was told, once that is committed."""
+        if word in ("register", "try") and answer is not None and answer.granted:
+            self.world.believed[answer.position] = self.name
+        elif word in ("look", "look_again") and answer is True:
+            self.world.believed[self.ticket.position] = self.name
+
+    def _register(self, session):
+        self.ticket = session.register(self.member, self.name, "o", self.uid, [self.request], False)[0]
+        return self.ticket
+
+    def _try(self, session):
+        tickets = session.register(self.member, self.name, "o", self.uid, [self.request], True)
+        self.ticket = tickets[0] if tickets else None
+        return self.ticket
+
+    def _look(self, session):
+        try:
+            return None if self.ticket is None else session.wait(self.ticket, 0, NEVER)
+        except Disconnected:  # it was given up, and hears so
+            self.world.forget(session)
+            return None
+
+    _look_again = _look
+
+    def _release(self, session):
+        if self.ticket is None:
+            return None
+        self.world.believed.pop(self.ticket.position, None)  # who leaves has left before it says so
+        return session.release(self.ticket, "released")
+
+    def _cancel(self, session):
+        if self.ticket is not None:
+            self.world.believed.pop(self.ticket.position, None)
+        return session.cancel(self.member, self.uid, "cancelled")
+
+    def _ping(self, session):
+        pulse = session.ping(self.member)
+        if not pulse.known:
+            self.world.believed = {one: who for one, who in self.world.believed.items() if who != self.name}
+        return pulse
+
+    def _begin(self, session):
+        return session.begin_upgrade(self.ticket, False)
+
+    def _upgrade(self, session):
+        return session.upgrade(self.ticket, 0, NEVER)
+
+
+def operator(world, name, call):
+    """An operator, on a session of its own, which does one thing."""
+    session, _ = world.member(name)
+    return Actor(name, session, [(name, call)])
+
+
+def nothing_else():
+    """A scenario whose end needs no words of its own."""
+
+
+# -- the scenarios: each gives its actors, and what must hold at the end ---------------------------------------------
+
+
+def two_at_once(world):
+    """Two register at once; each looks afterwards."""
+    return [Requester(world, who, "register", "look") for who in "ab"], nothing_else
+
+
+def three_kinds(world):
+    """A reader, a writer and a stage register at once."""
+    kinds = {"r": "read", "w": "write", "s": "stage:1"}
+    return [Requester(world, who, "register", access=access) for who, access in kinds.items()], nothing_else
+
+
+def weights(world):
+    """Three register at once who are too much together: 2 and 1 of 2, and 1 of 3."""
+    return [
+        Requester(world, "a", "register", limit=2, weight=2),
+        Requester(world, "b", "register", limit=2),
+        Requester(world, "c", "register", limit=3),
+    ], nothing_else
+
+
+def a_free_place(world):
+    """Who holds leaves; two wait behind it; they look in any order."""
+    holder = Requester(world, "h", "release").register_now()
+    first = Requester(world, "a", "look").register_now()
+    second = Requester(world, "b", "look").register_now()
+    return [holder, first, second], nothing_else
+
+
+def readers_behind(world):
+    """A writer leaves before a reader and another writer."""
+    holder = Requester(world, "h", "release").register_now()
+    reader = Requester(world, "r", "look", access="read").register_now()
+    writer = Requester(world, "w", "look").register_now()
+    return [holder, reader, writer], nothing_else
+
+
+def a_try(world):
+    """Somebody tries while who holds leaves, and another one waits."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    barger = Requester(world, "t", "try")
+    return [holder, waiter, barger], nothing_else
+
+
+def late_loss(world):
+    """Who holds by a lease that is over pings while the next one looks: it keeps its row, or hears that it is lost."""
+    holder = Requester(world, "h", "ping", lease=LEASE).register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    world.over(holder.member)
+    # From now on it believes nothing before it has asked.
+    world.believed.clear()
+
+    def told(word, answer):
+        if answer.known:
+            world.believed[holder.ticket.position] = "h"
+            assert answer.positions == {holder.ticket.position}
+
+    holder.done = told
+
+    def end():
+        looked = waiter.answers["look"] is True
+        if not looked and world.database.engine == "mssql":
+            # Its routine, without time left, says that it has removed somebody, and lets in at the next call.
+            looked = waiter._look(waiter.session) is True
+        assert holder.answers["ping"].known is not looked
+
+    return [holder, waiter], end
+
+
+def granted_to_the_dead(world):
+    """A waiter's lease is over, and its turn has come: it looks while another one tests it."""
+    holder = Requester(world, "h").register_now()
+    waiter = Requester(world, "w", "look", lease=LEASE).register_now()
+    world.over(waiter.member)
+    holder._release(holder.session)
+    tester = Requester(world, "t", "try")
+    return [waiter, tester], nothing_else
+
+
+def revoked_while_it_waits(world):
+    """An operator takes the row of a waiter away as it is let in."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    position = waiter.ticket.position
+
+    def revoke(session):
+        answer = session.revoke(position, True)
+        world.believed.pop(position, None)  # by force: nobody is told before
+        return answer
+
+    revoker = operator(world, "o", revoke)
+    waiter.done = None
+
+    def end():
+        assert revoker.answers["o"] == 0
+        assert all(row.position != position for row in world.seen())
+
+    return [holder, waiter, revoker], end
+
+
+def told_before(world):
+    """An operator takes away what somebody is just being let in to: it is not granted after that."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    position = waiter.ticket.position
+    revoker = operator(world, "o", lambda session: session.revoke(position, False))
+    revoked = []
+    revoker.done = lambda word, answer: revoked.append(answer)
+
+    def told(word, answer):
+        # (Elsewhere a commit may come later than what it commits was decided: there the times tell.)
+        late = revoked and answer is True and world.database.engine == "sqlite"
+        assert not late, "granted after it was taken away"
+
+    waiter.done = told  # it believes nothing: it will hear of it by its ping
+    other = holder  # who leaves lets in, on SQLite; elsewhere a row may be asked for on any connection
+    if world.database.engine != "sqlite":
+        holder._release(holder.session)
+        other = Requester(world, "e", "look", row=waiter.ticket)
+        other.done = told
+
+    def end():
+        if waiter.answers["look"] is True:
+            assert revoker.answers["o"] == 1
+
+    return [waiter, other, revoker], end
+
+
+def cancelled(world):
+    """A waiter gives up, by its uid, as it may be let in."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look", "cancel").register_now()
+
+    def end():
+        assert waiter.answers["cancel"] == 1
+
+    return [holder, waiter], end
+
+
+def a_lost_reply(world):
+    """One registration, asked for on two sessions of one member: its first reply was lost."""
+    first = Requester(world, "a", "register")
+    again = Requester(world, "b", "register", uid=first.uid)
+    again.member = first.member
+
+    def end():
+        assert [row.position for row in world.seen()] == [first.ticket.position] == [again.ticket.position]
+
+    first.name = again.name = "same"
+    return [first, again], end
+
+
+def an_upgrade(world):
+    """A reader becomes the writer while another one leaves, and a third comes."""
+    first = Requester(world, "a", "begin", access="read").register_now()
+    other = Requester(world, "b", "release", access="read").register_now()
+    late = Requester(world, "c", "register", access="read")
+
+    def end():
+        while first.session.upgrade(first.ticket, 0, NEVER) is not True:
+            for one in (late,):
+                if one.ticket is not None and one.ticket.position in world.believed:
+                    world.believed.pop(one.ticket.position)
+                    assert one.session.release(one.ticket, "released")
+            assert first.session.begin_upgrade(first.ticket, False) in (Upgrading.BEGUN, Upgrading.DONE)
+        world.check()
+
+    return [first, other, late], end
+
+
+def two_upgrades(world):
+    """Two readers become the writer at once: one of them is told that it cannot."""
+    one, other = (Requester(world, who, access="read").register_now() for who in "ab")
+
+    def begin(actor):
+        def call(session):
+            try:
+                return session.begin_upgrade(actor.ticket, False)
+            except sqlsem.Deadlock:
+                return None
+
+        return call
+
+    for actor in (one, other):
+        actor.calls = [("begin", begin(actor))]
+
+    def end():
+        assert sorted(str(actor.answers["begin"]) for actor in (one, other)) == ["None", str(Upgrading.BEGUN)]
+        loser, winner = (one, other) if one.answers["begin"] is None else (other, one)
+        world.believed.pop(loser.ticket.position)
+        assert loser.session.release(loser.ticket, "released")
+        assert winner.session.upgrade(winner.ticket, 0, NEVER) is True
+
+    return [one, other], end
+
+
+def adopted(world):
+    """Two adopt what was handed over; one has it, the other hears of it."""
+    giver = Requester(world, "h").register_now()
+    token = secrets.token_hex(16)
+    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
+    world.believed.clear()
+    actors = []
+    for who in "ab":
+        session, member = world.member(who)
+
+        def adopt(session, member=member, who=who):
+            try:
+                return session.adopt(member, who, "o", secrets.token_hex(8), token)
+            except sqlsem.SqlsemError:
+                return None
+
+        actors.append(Actor(who, session, [("adopt", adopt)]))
+
+    def end():
+        assert sum(actor.answers["adopt"] is not None for actor in actors) == 1
+
+    return actors, end
+
+
+def adopted_too_late(world):
+    """What was handed over is adopted when its time is just over, while the next in line looks: one of them has it."""
+    giver = Requester(world, "h").register_now()
+    token = secrets.token_hex(16)
+    waiter = Requester(world, "w", "look").register_now()
+    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
+    world.believed.clear()
+    world.over(world.seen()[0].member)
+    session, member = world.member("a")
+
+    def adopt(session):
+        try:
+            return session.adopt(member, "a", "o", secrets.token_hex(8), token)
+        except sqlsem.SqlsemError:
+            return None
+
+    adopter = Actor("a", session, [("adopt", adopt)])
+
+    def end():
+        assert adopter.answers["adopt"] is None
+
+    return [adopter, waiter], end
+
+
+def a_pause(world):
+    """An operator stops the resource while who holds leaves, and another one looks."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    paused = []
+
+    def pause(session):
+        session.set_resource(world.resource, "paused", 1)
+
+    def told(word, answer):
+        if answer is True:
+            world.believed[waiter.ticket.position] = "w"
+
+    stopper = operator(world, "o", pause)
+    stopper.done = lambda word, answer: paused.append(True)
+
+    def end():
+        world.operator.set_resource(world.resource, "paused", 0)
+
+    return [holder, waiter, stopper], end
+
+
+def claims(world):
+    """Two claim from a queue of two tasks at once: they get two."""
+    world.operator.put_tasks(world.resource, secrets.token_hex(8), [NewTask("call", "1")] * 2)
+    return _claims(world, 2)
+
+
+def claims_of_a_limit(world):
+    """The same where one may run at a time: one of them gets one."""
+    world.operator.put_tasks(world.resource, secrets.token_hex(8), [NewTask("call", "1")] * 2)
+    world.operator.set_queue(world.resource, None, "limit", 1)
+    return _claims(world, 1)
+
+
+def _claims(world, most):
+    actors = []
+    for who in "ab":
+        session, member = world.member(who)
+
+        def claim(session, member=member):
+            return session.claim_task(member, world.resource, "o", secrets.token_hex(8), False)
+
+        actors.append(Actor(who, session, [("claim", claim)]))
+
+    def end():
+        had = [(actor, actor.answers["claim"]) for actor in actors if actor.answers["claim"] is not None]
+        numbers = [claimed.task_id for _, claimed in had]
+        assert len(set(numbers)) == len(numbers) <= most
+        assert numbers or most < 2, "neither got anything"
+        for actor, claimed in had:
+            _, member = world.member(actor.name)
+            ended = End(claimed.task_id, claimed.attempt, "finished")
+            assert actor.session.end_task(member, ended) == "finished"
+
+    return actors, end
+
+
+def registers_as_one_leaves(world):
+    """Somebody registers while who holds leaves, and another one looks."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    return [holder, waiter, Requester(world, "n", "register")], nothing_else
+
+
+def registers_as_one_is_removed(world):
+    """Somebody registers, and looks, while another one finds that who holds is dead."""
+    holder = Requester(world, "h", lease=LEASE).register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    world.over(holder.member)
+    world.believed.clear()
+    return [waiter, Requester(world, "n", "register", "look")], nothing_else
+
+
+def registers_as_one_is_revoked(world):
+    """Somebody registers while an operator takes away the row before it, and the holder leaves."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w").register_now()
+    revoker = operator(world, "o", lambda session: session.revoke(waiter.ticket.position, True))
+
+    def end():
+        assert revoker.answers["o"] == 0
+        assert all(row.position != waiter.ticket.position for row in world.seen())
+
+    return [holder, revoker, Requester(world, "n", "register")], end
+
+
+def registers_as_one_cancels(world):
+    """Somebody registers while the one before it gives up, by its uid, and the holder leaves."""
+    holder = Requester(world, "h", "release").register_now()
+    waiter = Requester(world, "w", "cancel").register_now()
+
+    def end():
+        assert waiter.answers["cancel"] == 1
+
+    return [holder, waiter, Requester(world, "n", "register")], end
+
+
+def registers_as_one_upgrades(world):
+    """A reader and a writer register while the only reader inside becomes the writer."""
+    first = Requester(world, "a", "begin", "upgrade", access="read").register_now()
+    others = [Requester(world, who, "register", access=access) for who, access in (("r", "read"), ("w", "write"))]
+
+    def end():
+        # A reader that has come before is inside with it, and leaves first.
+        reader = others[0].ticket
+        if reader.position in world.believed:
+            world.believed.pop(reader.position)
+            assert others[0].session.release(reader, "released")
+        assert first.answers["upgrade"] is True or first.session.upgrade(first.ticket, 0, NEVER) is True
+        world.check()
+
+    return [first, *others], end
+
+
+def registers_as_one_hands_over(world):
+    """Somebody registers, and looks, while who holds hands over: the row stays before it, in transit."""
+    giver = Requester(world, "h").register_now()
+    position, token = giver.ticket.position, secrets.token_hex(16)
+    newcomer = Requester(world, "n", "register", "look")
+
+    def hand_over(session):
+        world.believed.pop(position)  # who hands over has left before it says so
+        return session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
+
+    giver.calls = [("hand over", hand_over)]
+
+    def end():
+        assert giver.answers["hand over"] is True
+        assert newcomer.answers["look"] is False
+        assert [row.position for row in world.seen() if row.granted] == [position]
+
+    return [giver, newcomer], end
+
+
+def registers_as_one_adopts(world):
+    """Somebody registers while what is in transit is adopted, and another one looks: the adopter is inside, alone."""
+    giver = Requester(world, "h").register_now()
+    waiter = Requester(world, "w", "look").register_now()
+    position, token = giver.ticket.position, secrets.token_hex(16)
+    assert giver.session.hand_over(giver.member, [giver.ticket], token, 60.0, None)
+    world.believed.clear()
+    session, member = world.member("a")
+
+    def adopt(session):
+        return session.adopt(member, "a", "o", secrets.token_hex(8), token)
+
+    def told(word, answer):
+        world.believed[position] = "a"
+
+    adopter = Actor("a", session, [("adopt", adopt)], done=told)
+
+    def end():
+        assert [ticket.position for _, ticket in adopter.answers["adopt"]] == [position], "another fence"
+        assert waiter.answers["look"] is False
+
+    return [adopter, waiter, Requester(world, "n", "register")], end
+
+
+def rates(world):
+    """Three take from a rate of two an hour at once: two have it."""
+    rate = RateRequest(world.resource, windows_of(2, "1h"))
+    actors = []
+    for who in "abc":
+        session, _ = world.member(who)
+        actors.append(Actor(who, session, [("take", lambda session: session.take_rate(rate, None))]))
+
+    def end():
+        turns = [actor.answers["take"].turn for actor in actors]
+        assert sorted(turn.name for turn in turns) == ["TAKEN", "TAKEN", "TOO_EARLY"]
+
+    return actors, end
+
+
+def a_rate_with_a_line(world):
+    """Two stand in the line of a rate, and somebody else tries: nobody takes before who stands in front of it."""
+    rate = RateRequest(world.resource, windows_of(10, "1h"))
+    world.resource = rate.resource
+    taken = []
+    first, second = (Requester(world, who).register_now() for who in "ab")
+    third = Requester(world, "c")
+
+    def takes(actor):
+        def take(session):
+            if actor.ticket is not None:
+                world.believed.pop(actor.ticket.position, None)  # who takes leaves the line
+            return session.take_rate(rate, actor.ticket)
+
+        def told(word, answer):
+            if answer.turn is RateTurn.TAKEN:
+                taken.append(actor.name)
+
+        actor.calls, actor.done = [("take", take)], told
+
+    for actor in (first, second, third):
+        takes(actor)
+
+    def end():
+        assert taken[0] == "a"
+        assert taken == sorted(taken), "somebody was passed"
+        assert second.answers["take"].turn in (RateTurn.TAKEN, RateTurn.OTHERS_FIRST)
+        assert "c" not in taken or "b" in taken, "taken past the line"
+
+    return [first, second, third], end
+
+
+def a_bare_row(world):
+    """A plain INSERT, and a registration: whoever commits first is in, and the other one behind it."""
+    bare = Actor("b", world.bare, [("insert", lambda session: session.insert(world.resource))])
+    member = Requester(world, "a", "register", "look")
+
+    def end():
+        positions = {row.position: row.member for row in world.seen()}
+        assert member.answers["look"] is (member.ticket.position == min(positions))
+
+    return [bare, member], end
+
+
+def bare_among_others(world):
+    """The same with two registrations: one may wait for the gate before the INSERT, and one behind it."""
+    bare = Actor("b", world.bare, [("insert", lambda session: session.insert(world.resource))])
+    return [bare, Requester(world, "a", "register"), Requester(world, "c", "register")], nothing_else
+
+
+class Bare:
+    """A plain connection, where a session is wanted."""
+
+    def __init__(self, database):
+        self.database = database
+        self.connection = database.raw()
+
+    def _execute(self, statement, parameters):
+        self.connection.cursor().execute(statement, parameters)
+
+    def insert(self, resource):
+        insert = self.database.sql(
+            "INSERT INTO {table} (resource_id, requesting_id, concurrency_limit) VALUES (?, ?, 1)"
+        )
+        self._execute(insert, (resource, "bare"))
+
+    def close(self):
+        self.connection.close()
+
+
+SCENARIOS = [
+    two_at_once,
+    three_kinds,
+    weights,
+    a_free_place,
+    readers_behind,
+    a_try,
+    late_loss,
+    granted_to_the_dead,
+    revoked_while_it_waits,
+    told_before,
+    cancelled,
+    a_lost_reply,
+    an_upgrade,
+    two_upgrades,
+    adopted,
+    adopted_too_late,
+    a_pause,
+    claims,
+    claims_of_a_limit,
+    registers_as_one_leaves,
+    registers_as_one_is_removed,
+    registers_as_one_is_revoked,
+    registers_as_one_cancels,
+    registers_as_one_upgrades,
+    registers_as_one_hands_over,
+    registers_as_one_adopts,
+    rates,
+    a_rate_with_a_line,
+    a_bare_row,
+    bare_among_others,
+]
+
+
+@pytest.fixture
+def world(database, name, monkeypatch):
+    if database.engine == "sqlite":
+        # One lock for all threads of a process, for forks: here each thread stands for a process.
+        monkeypatch.setattr("sqlsem.engines.sqlite.fork.held_off", NoForks())
+    made = World(database, name)
+    yield made
+    made.close()
+
+
+class NoForks:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.mark.leaves_rows
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+def test_every_order_of_steps(world, scenario, database, record_property):
+    def make():
+        world.begin()
+        actors, end = scenario(world)
+
+        def finish():
+            end()
+            world.check()
+            world.drain()
+
+        return actors, world.check, finish
+
+    count = explore(make, cutter(database))
+    record_property("schedules", count)
+    print(count, "schedules")
+    assert count > 1

@@ -1,0 +1,213 @@
+"""Tasks with locks beside others who take the same locks, in any order of events: while a task waits it holds nothing,
+while it runs it holds all that it was put with, no lock and no limit is passed, and in the end everything has run.
+"""
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from sqlsem.engines.parking import ParkingSession
+from sqlsem.model import End, NewTask, Request, TaskLock
+
+#: What may be asked for: access and limit, by resource.
+KINDS = {"mutex": [("write", 1)], "limit": [("write", 2)], "table": [("read", 1), ("write", 1)]}
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "parked"
+    examples = itertools.count()
+
+    wanted = st.dictionaries(st.sampled_from(sorted(KINDS)), st.integers(0, 1), min_size=1)
+
+    @initialize()
+    def begin(self):
+        self.queue = f"{self.name}-{next(self.examples)}"
+        self.uids = itertools.count()
+        self.session = self.database.session(grace=0)
+        self.me = self.session.enrol("host", 1, "outsider")
+        self.workers = [self.join(), self.join()]
+        self.held = []  # tickets of the outsider
+        self.running = {}  # tasks: by which worker, and the attempt
+        self.paused = set()
+        self.key_limit = None
+
+    def join(self):
+        session = self.database.session(grace=0)
+        return session.enrol("host", 1, "worker"), session
+
+    def uid(self):
+        return f"{self.queue}.{next(self.uids)}"
+
+    def lock(self, kind, which):
+        access, limit = KINDS[kind][which % len(KINDS[kind])]
+        return TaskLock(f"{self.queue} {kind}", access, limit)
+
+    @rule(
+        wanted=wanted,
+        order=st.sampled_from([0, 0, 0, 1]),
+        key=st.sampled_from([None, None, "a"]),
+        most=st.integers(1, 3),
+    )
+    def put(self, wanted, order, key, most):
+        locks = tuple(self.lock(*one) for one in wanted.items())
+        new = NewTask("json", "1", order, 0.0, most, 0.0, "continue", key=key, locks=locks)
+        self.session.put_tasks(self.queue, self.uid(), [new])
+
+    @rule(kind=st.sampled_from(sorted(KINDS)), which=st.integers(0, 1), wait=st.booleans())
+    def take(self, kind, which, wait):
+        one = self.lock(kind, which)
+        request = Request(one.resource, one.access, one.limit)
+        found = self.session.register(self.me, "outsider", "o", self.uid(), [request], not wait)
+        self.held += found or []
+
+    @rule(data=st.data())
+    def give_back(self, data):
+        if self.held:
+            ticket = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            assert self.session.release(ticket, "released")
+
+    @rule(who=st.integers(0, 1))
+    def claim(self, who):
+        member, session = self.workers[who]
+        claimed = session.claim_parked(member, self.queue, "w", self.uid(), False, f"worker {member}", "w")
+        if claimed is None:
+            return
+        assert claimed.order == self.lowest
+        assert claimed.task_id not in self.running
+        keys = {one.task_id: one.key for one in session.list_tasks(self.queue, "running", 1000)}
+        if self.key_limit is not None and keys[claimed.task_id] == "a":
+            assert list(keys.values()).count("a") <= self.key_limit
+        self.running[claimed.task_id] = (who, claimed.attempt)
+        granted = {(one.resource, one.position) for one in session.entries(None) if one.member_id == member}
+        assert {(one.resource, one.position) for one in claimed.locks} <= granted
+        assert not self.paused & {one.resource for one in claimed.locks}
+
+    @property
+    def lowest(self):
+        opened = [
+            one for one in self.session.list_tasks(self.queue, None, 1000) if one.status in ("pending", "running")
+        ]
+        return min((one.order for one in opened), default=None)
+
+    @rule(data=st.data(), outcome=st.sampled_from(["finished", "failed", "returned"]))
+    def end(self, data, outcome):
+        if self.running:
+            number = data.draw(st.sampled_from(sorted(self.running)))
+            who, attempt = self.running.pop(number)
+            member, session = self.workers[who]
+            assert session.end_task(member, End(number, attempt, outcome)) is not None
+
+    @rule(who=st.integers(0, 1))
+    def die(self, who):
+        member, session = self.workers[who]
+        session.resign(member)
+        session.close()
+        lost = [number for number, (worker, _) in self.running.items() if worker == who]
+        assert self.session.recover_tasks(self.queue, None) == len(lost)
+        for number in lost:
+            del self.running[number]
+        self.workers[who] = self.join()
+
+    @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
+    def mend(self, data, what):
+        wanted = {"retry": ("failed", "cancelled"), "cancel": ("pending",)}[what]
+        there = [one.task_id for one in self.session.list_tasks(self.queue, None, 1000) if one.status in wanted]
+        if there:
+            assert self.session.set_task(data.draw(st.sampled_from(sorted(there))), what) == 0
+
+    @rule(data=st.data())
+    def revoke_one_that_waits(self, data):
+        there = [one.position for one in self.entries() if (one.owner or "").startswith("task ")]
+        if there:
+            assert self.session.revoke(data.draw(st.sampled_from(there)), False) == 0
+
+    @rule(kind=st.sampled_from(sorted(KINDS)))
+    def pause(self, kind):
+        resource = f"{self.queue} {kind}"
+        pausing = resource not in self.paused
+        self.session.set_resource(resource, "paused", int(pausing))
+        (self.paused.add if pausing else self.paused.discard)(resource)
+
+    @rule(limit=st.sampled_from([None, 1]))
+    def limit(self, limit):
+        self.session.set_queue(self.queue, None, "key_limit", limit)
+        self.key_limit = limit
+
+    def entries(self):
+        return [one for one in self.session.entries(None) if one.resource.startswith(f"{self.queue} ")]
+
+    @invariant()
+    def who_waits_holds_nothing_and_no_lock_is_passed(self):
+        if not hasattr(self, "workers"):
+            return
+        inside = {}
+        for one in self.entries():
+            if (one.owner or "").startswith("task "):
+                assert one.state == "waits", one
+            elif one.state == "holds":
+                inside.setdefault(one.resource, []).append(one)
+        for resource, several in inside.items():
+            if not all(one.access == "read" for one in several):
+                assert len(several) <= (2 if resource.endswith("limit") else 1), several
+        tasks = {one.task_id: one for one in self.session.list_tasks(self.queue, None, 1000)}
+        assert {number for number, one in tasks.items() if one.status == "running"} == set(self.running)
+
+    def teardown(self):
+        if not hasattr(self, "workers"):
+            return
+        for number, (who, attempt) in self.running.items():
+            member, session = self.workers[who]
+            session.end_task(member, End(number, attempt, "returned"))
+        for ticket in self.held:
+            self.session.release(ticket, "released")
+        for resource in self.paused:
+            self.session.set_resource(resource, "paused", 0)
+        self.session.set_queue(self.queue, None, "key_limit", None)
+        member, session = self.workers[0]
+        # One that gives way to a lower order asks again at the next look.
+        for _ in range(3 * len(self.session.list_tasks(self.queue, "pending", 1000)) + 3):
+            claimed = session.claim_parked(member, self.queue, "w", self.uid(), False, "worker", "w")
+            if claimed is not None:
+                session.end_task(member, End(claimed.task_id, claimed.attempt, "finished"))
+        assert self.session.list_tasks(self.queue, "pending", 1000) == []
+        assert self.entries() == []
+        for member, session in self.workers:
+            session.resign(member)
+            session.close()
+        self.session.resign(self.me)
+        self.session.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.leaves_rows
+def test_parked_tasks_follow_the_model(database, name):
+    if not database.make_engine().has(ParkingSession):
+        pytest.skip("this engine has no tasks with locks")
+    run(database, name, max_examples=2 if database.engine == "mssql" else 25, stateful_step_count=30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.leaves_rows
+def test_parked_tasks_follow_the_model_for_long(database, name):
+    if not database.make_engine().has(ParkingSession):
+        pytest.skip("this engine has no tasks with locks")
+    run(database, name, max_examples=1500, stateful_step_count=60)
+
+
+def run(database, name, **limits):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            **limits,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,231 @@
+"""Requests with priorities, checked against a model of them: one that looks is let in when it is the first of its line
+and the rule allows it, and at no other time. So the order of looks decides nothing, and no holder is overtaken.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sqlsem.engines.ranking import line_of
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Request, Ticket
+
+#: In milliseconds: so much that within an example the priority decides, and between equal ones the order of asking.
+AGEING_MS = 20_000_000
+
+
+@dataclass
+class Asked:
+    request: Request
+    uid: str
+    number: int  # in the order of asking
+    member: int
+    place: Ticket | None = None  # while it waits
+    held: Ticket | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (-self.request.priority, self.number)
+
+
+@dataclass
+class Model:
+    """What is there: holders, by their numbers; plain requests of before among them; and the line."""
+
+    inside: list[Asked] = field(default_factory=list)
+    line: list[Asked] = field(default_factory=list)
+    paused: bool = False
+
+    def is_next(self, one: Asked) -> bool:
+        return all(one.rank <= other.rank for other in self.line)
+
+    def lets_in(self, one: Asked) -> bool:
+        """Whether it is let in if it looks now."""
+        ahead = [other.request for other in self.inside]
+        return self.is_next(one) and not self.paused and one.request.fits(ahead, None)
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "priorities"
+    examples = itertools.count()
+    kinds = st.sampled_from(
+        [("write", 1, 1), ("write", 1, 1), ("read", 1, 1), ("write", 3, 1), ("write", 3, 2), ("write", None, 1)]
+    )
+    priorities = st.sampled_from([0, 0, 1, 5, 99])
+
+    @initialize()
+    def begin(self):
+        self.resource = f"{self.name}-{next(self.examples)}"
+        self.model = Model()
+        self.numbers = itertools.count(1)
+        self.fences = []
+        self.sessions = [self.database.session(grace=60) for _ in range(2)]
+        self.members = [session.enrol("host", 1, "model") for session in self.sessions]
+        self.sessions[0].set_resource(self.resource, "ageing", AGEING_MS)
+        self.sessions[0].set_resource(self.resource, "cap", 4)
+        self.gone = []
+
+    def teardown(self):
+        if hasattr(self, "sessions"):
+            for session, member in zip(self.sessions, self.members, strict=True):
+                session.resign(member)
+            assert self.sessions[0].entries(self.resource) == []
+            assert self.sessions[0].entries(line_of(self.resource)) == []
+            for what in ("ageing", "cap"):
+                self.sessions[0].set_resource(self.resource, what, None)
+            self.sessions[0].set_resource(self.resource, "paused", 0)
+            for session in self.sessions:
+                session.close()
+
+    def ask(self, one, only_if_free=False):
+        session, member = self.sessions[one.member], self.members[one.member]
+        return session.take_turn(member, f"id {one.uid}", "me", one.uid, one.request, only_if_free, one.place)
+
+    def let_in(self, one, turn):
+        assert turn.granted
+        assert turn.ticket.resource == self.resource
+        assert all(turn.ticket.position > fence for fence in self.fences), "fences grow"
+        self.fences.append(turn.ticket.position)
+        one.held, one.place = turn.ticket, None
+        if one in self.model.line:
+            self.model.line.remove(one)
+        self.model.inside.append(one)
+
+    def new(self, kind, priority, member):
+        access, limit, weight = kind
+        number = next(self.numbers)
+        request = Request(self.resource, access, limit, weight, priority=priority)
+        return Asked(request, f"{self.resource}.{number}", number, member)
+
+    @rule(kind=kinds, priority=priorities, member=st.integers(0, 1))
+    def enter(self, kind, priority, member):
+        one = self.new(kind, priority, member)
+        expected = self.model.lets_in(one)
+        turn = self.ask(one)
+        assert turn.granted == expected
+        if turn.granted:
+            self.let_in(one, turn)
+        else:
+            assert turn.ticket.resource == line_of(self.resource)
+            one.place = turn.ticket
+            self.model.line.append(one)
+            self.check_before(one, turn)
+
+    @rule(kind=kinds, priority=priorities, member=st.integers(0, 1))
+    def try_(self, kind, priority, member):
+        one = self.new(kind, priority, member)
+        expected = self.model.lets_in(one)
+        turn = self.ask(one, only_if_free=True)
+        assert turn.granted == expected
+        if turn.granted:
+            self.let_in(one, turn)
+        else:
+            assert turn.ticket is None
+
+    @precondition(lambda self: self.model.line)
+    @rule(data=st.data())
+    def look(self, data):
+        one = data.draw(st.sampled_from(self.model.line))
+        expected = self.model.lets_in(one)
+        turn = self.ask(one)
+        assert turn.granted == expected
+        if turn.granted:
+            self.let_in(one, turn)
+        else:
+            assert turn.ticket.position == one.place.position
+            self.check_before(one, turn)
+
+    def check_before(self, one, turn):
+        """Who it waits behind is told, so that it need not look before that one has left."""
+        ahead = [other for other in self.model.line if other.rank < one.rank]
+        assert turn.ahead == len(ahead)
+        last = max(ahead, key=lambda other: other.rank, default=None)
+        assert turn.before == (None if last is None else last.place.position)
+
+    @precondition(lambda self: self.model.line or self.model.inside)
+    @rule(data=st.data())
+    def repeat_a_lost_first_call(self, data):
+        one = data.draw(st.sampled_from(self.model.line + self.model.inside))
+        expected = one.held is not None or self.model.lets_in(one)
+        place, one.place = one.place, None
+        turn = self.ask(one)
+        one.place = place
+        assert turn.granted == expected
+        if one.held is not None:
+            assert turn.ticket.position == one.held.position
+        elif turn.granted:
+            self.let_in(one, turn)
+        else:
+            assert turn.ticket.position == place.position
+
+    @precondition(lambda self: self.model.inside)
+    @rule(data=st.data())
+    def release(self, data):
+        one = data.draw(st.sampled_from(self.model.inside))
+        assert self.sessions[one.member].release(one.held, "released")
+        self.model.inside.remove(one)
+
+    @precondition(lambda self: self.model.line)
+    @rule(data=st.data())
+    def give_up(self, data):
+        one = data.draw(st.sampled_from(self.model.line))
+        assert self.sessions[one.member].cancel(self.members[one.member], one.uid, "cancelled") == 1
+        self.model.line.remove(one)
+        turn = self.ask(one)
+        assert turn.ticket is None
+        assert not turn.granted
+
+    @rule(member=st.integers(0, 1))
+    def a_client_that_knows_of_no_priorities(self, member):
+        request = Request(self.resource)
+        for only_if_free in (True, False):
+            with pytest.raises(ConfigurationError, match="granted by priority"):
+                self.sessions[member].register(self.members[member], "old", "me", "old", [request], only_if_free)
+
+    @rule(paused=st.booleans())
+    def pause(self, paused):
+        self.sessions[0].set_resource(self.resource, "paused", int(paused))
+        self.model.paused = paused
+
+    @invariant()
+    def what_is_there_is_what_the_model_says(self):
+        if not hasattr(self, "model"):
+            return
+        entries = self.sessions[0].entries(self.resource)
+        assert [one.position for one in entries] == [one.held.position for one in self.model.inside]
+        assert all(one.granted_at is not None for one in entries), "a row on the resource is a holder's"
+        places = self.sessions[0].entries(line_of(self.resource))
+        assert {one.position for one in places} == {one.place.position for one in self.model.line}
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_priorities(database, name):
+    class Run(Machine):
+        pass
+
+    Run.database, Run.name = database, str(name)
+    count, steps = {"sqlite": (40, 30), "postgresql": (15, 30), "mssql": (2, 12)}[database.engine]
+    run_state_machine_as_test(
+        Run,
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

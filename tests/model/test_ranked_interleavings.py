@@ -1,0 +1,170 @@
+"""As test_interleavings.py, for requests with priorities: in every order of steps nobody is let in beside who holds,
+nor before a higher one that stands in the line.
+"""
+
+import secrets
+
+import pytest
+from model.test_interleavings import NoForks, World
+from support.interleavings import Actor, cutter, explore
+
+from sqlsem.engines.ranking import line_of
+from sqlsem.errors import ConfigurationError
+from sqlsem.model import Request
+
+AGEING_MS = 3_600_000
+
+
+class RankedWorld(World):
+    """One whose resources have priorities."""
+
+    def begin(self):
+        super().begin()
+        self.line = {}  # who was told a place, and what for
+        self.operator.set_resource(self.resource, "ageing", AGEING_MS)
+
+    def drain(self, actors):
+        """At the end: whoever waits comes in, the highest first, and nobody stays."""
+        for actor in actors:
+            if isinstance(actor, Ranked) and actor.uid not in self.line:
+                actor.session.cancel(actor.member, actor.uid, "released")
+        self.believed.clear()
+        waiting = {actor.uid: actor for actor in actors if isinstance(actor, Ranked)}
+        for uid, _ in sorted(self.line.items(), key=lambda one: -one[1]):
+            turn = waiting[uid].ask()
+            assert turn.granted, f"{waiting[uid].name} is first, and is not let in"
+            assert waiting[uid].session.release(turn.ticket, "released")
+        for name in (self.resource, line_of(self.resource)):
+            assert self.rows("SELECT queue_position FROM {table} WHERE resource_id = ?", name) == []
+        self.operator.set_resource(self.resource, "ageing", None)
+
+
+class Ranked(Actor):
+    """Asks with a priority, looks whether it is its turn, gives it back."""
+
+    def __init__(self, world, who, priority, *words, uid=None):
+        session, self.member = world.member(who)
+        super().__init__(who, session, [])
+        self.world, self.uid, self.place, self.held = world, uid or secrets.token_hex(8), None, None
+        self.request = Request(world.resource, priority=priority)
+        self.calls = [(word, getattr(self, f"_{word}")) for word in words]
+        self.done = self._done
+
+    def now(self):
+        """Before the schedule begins."""
+        self._done("enter", self.ask())
+        return self
+
+    def ask(self, only_if_free=False):
+        return self.session.take_turn(
+            self.member, f"id {self.uid}", "o", self.uid, self.request, only_if_free, self.place
+        )
+
+    def _done(self, word, answer):
+        """What it was told, once that is committed."""
+        if word not in ("enter", "look", "try"):
+            return
+        if answer.granted:
+            self.world.line.pop(self.uid, None)
+            higher = [one for one in self.world.line.values() if one > self.request.priority]
+            assert not higher, f"{self.name} is let in before one of {higher}"
+            self.held = answer.ticket
+            self.world.believed[self.held.position] = self.name
+        elif answer.ticket is not None:
+            self.place = answer.ticket
+            self.world.line[self.uid] = self.request.priority
+
+    def _enter(self, session):
+        return self.ask()
+
+    def _look(self, session):
+        return self.ask()
+
+    def _try(self, session):
+        return self.ask(only_if_free=True)
+
+    def _release(self, session):
+        self.world.believed.pop(self.held.position, None)
+        return session.release(self.held, "released")
+
+    def _cancel(self, session):
+        self.world.line.pop(self.uid, None)
+        if self.held is not None:
+            self.world.believed.pop(self.held.position, None)
+        return session.cancel(self.member, self.uid, "cancelled")
+
+
+def two_come_at_once(world):
+    """Nobody is there, and two come; each looks afterwards."""
+    return [Ranked(world, "a", 1, "enter"), Ranked(world, "b", 2, "enter")]
+
+
+def a_low_and_a_high_one_look(world):
+    """Who holds leaves; two look in any order, the lower one too."""
+    holder = Ranked(world, "h", 0, "release").now()
+    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "look").now()]
+
+
+def a_high_one_comes(world):
+    """Who holds leaves, the first one of the line looks, and a higher one comes."""
+    holder = Ranked(world, "h", 0, "release").now()
+    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "enter")]
+
+
+def a_try(world):
+    """Somebody tries while who holds leaves, and a lower one waits."""
+    holder = Ranked(world, "h", 0, "release").now()
+    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "t", 2, "try")]
+
+
+def the_first_one_gives_up(world):
+    """The higher one goes as it may be let in; the lower one looks."""
+    holder = Ranked(world, "h", 0, "release").now()
+    return [holder, Ranked(world, "a", 1, "look").now(), Ranked(world, "b", 2, "cancel").now()]
+
+
+def one_without_a_priority(world):
+    """A program that knows of none asks while who holds leaves, and another one looks."""
+    holder = Ranked(world, "h", 0, "release").now()
+    session, member = world.member("old")
+
+    def register(session):
+        with pytest.raises(ConfigurationError):
+            session.register(member, "old", "o", "old", [Request(world.resource)], False)
+
+    return [holder, Ranked(world, "a", 1, "look").now(), Actor("old", session, [("register", register)])]
+
+
+SCENARIOS = [
+    two_come_at_once,
+    a_low_and_a_high_one_look,
+    a_high_one_comes,
+    a_try,
+    the_first_one_gives_up,
+    one_without_a_priority,
+]
+
+
+@pytest.fixture
+def world(database, name, monkeypatch):
+    if database.engine == "sqlite":
+        monkeypatch.setattr("sqlsem.engines.sqlite.fork.held_off", NoForks())
+    made = RankedWorld(database, name)
+    yield made
+    made.close()
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+def test_every_order_of_steps(world, scenario, database):
+    def make():
+        world.begin()
+        actors = scenario(world)
+
+        def finish():
+            world.check()
+            world.drain(actors)
+
+        return actors, world.check, finish
+
+    assert explore(make, cutter(database)) > 1

@@ -1,0 +1,280 @@
+"""Rates, checked against what they promise: in no stretch of time of a window's length its limit is passed, and who is
+refused is refused for a reason that is over when it was told.
+
+Time is moved by moving what is written down: what stands there an hour ago was used an hour ago.
+"""
+
+import bisect
+import itertools
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from sqlsem.engines.slots import RateState
+from sqlsem.model_rates import AHEAD_MS, RateRequest, RateTurn, Wish, windows_of
+
+#: The limits of windows whose slots are 50 and 200 s long: what a test takes is nothing beside them.
+WINDOWS = {5_000: 7, 20_000: 12}
+SLOT_SECONDS = 200
+
+
+@dataclass
+class Used:
+    at: float
+    cost: int
+    counts_from: float = 0.0  # later than that, where the clock went back in between
+
+    def __post_init__(self):
+        self.counts_from = self.at
+
+
+class Machine(RuleBasedStateMachine):
+    """Of one rate, in a database or in memory."""
+
+    burst = None
+
+    @initialize()
+    def begin(self):
+        self.passed = 0.0
+        self.used = []
+        self.declared = {}  # when a window was first named: what was used before is not all known
+        self.start()
+
+    def start(self):
+        raise NotImplementedError
+
+    def now(self):
+        return time.monotonic() + self.passed
+
+    @rule(cost=st.integers(1, 7), windows=st.sampled_from([[5_000], [20_000], [5_000, 20_000]]))
+    def take(self, cost, windows):
+        request = RateRequest(self.name, windows_of({one: WINDOWS[one] for one in windows}, None), cost)
+        before = self.now()
+        for length in windows:
+            self.declared.setdefault(length, before)
+        wait = self.take_now(request)
+        if wait is None:
+            self.used.append(Used(before, cost))
+        if wait is None:
+            for length in windows:
+                assert self.inside(length) <= WINDOWS[length]
+        else:
+            assert 0 < wait <= max(windows) * 1.01 + 1
+            # A limit would have been passed, if only by what slots round up.
+            now, slack = self.now(), 2 * SLOT_SECONDS + 2
+            counted = {
+                length: sum(one.cost for one in self.used if now - one.counts_from < length + slack)
+                for length in windows
+            }
+            assert any(counted[length] + cost > WINDOWS[length] for length in windows)
+
+    def inside(self, length):
+        now = self.now()
+        return sum(one.cost for one in self.used if now - one.at < length and one.at >= self.declared[length])
+
+    @rule(slots=st.integers(1, 120))
+    def time_passes(self, slots):
+        self.shift(slots * SLOT_SECONDS)
+        self.passed += slots * SLOT_SECONDS
+
+    @rule(slots=st.integers(1, 500))
+    def the_clock_steps_back(self, slots):
+        """What was used counts from then on as used when that is seen."""
+        self.shift(-slots * SLOT_SECONDS)
+        self.settle(0)
+        for one in self.used:
+            one.counts_from = self.now()
+
+    @rule(more=st.integers(1, 30), data=st.data())
+    def settle_more(self, more, data):
+        if self.used:
+            self.settle(more)
+            self.used.append(Used(self.now(), more))
+
+
+class InMemory(Machine):
+    name = "api"
+
+    def start(self):
+        self.state, self.offset = RateState(), 0
+
+    def clock(self):
+        return time.time_ns() // 1000 + self.offset
+
+    def take_now(self, request):
+        wait = self.state.take(request, self.clock())
+        return None if wait == 0 else wait / 1000
+
+    def shift(self, seconds):
+        self.offset += seconds * 1_000_000
+
+    @rule(seconds=st.integers(1, SLOT_SECONDS))
+    def less_than_a_slot_passes(self, seconds):
+        self.offset += seconds * 1_000_000
+        self.passed += seconds
+
+    def settle(self, more):
+        now = self.clock()
+        self.state.begin((), now // 1000)
+        self.state.use(more, now, 0)
+
+
+class InDatabase(Machine):
+    database = None
+    names = itertools.count()
+
+    def start(self):
+        self.name = f"{self.prefix}-{next(self.names)}"
+        self.session = self.database.session()
+
+    def teardown(self):
+        if hasattr(self, "session"):
+            self.session.close()
+
+    def take_now(self, request):
+        answer = self.session.take_rate(request, None)
+        assert answer.turn in (RateTurn.TAKEN, RateTurn.TOO_EARLY)
+        return None if answer.turn is RateTurn.TAKEN else answer.seconds
+
+    def shift(self, seconds):
+        resource = f"rate:{self.name}"
+        window, slot = self.database.beside("rate_window"), self.database.beside("rate_slot")
+        self.database.rows(f"UPDATE {window} SET seen_ms = seen_ms - {seconds * 1000} WHERE resource_id = ?", resource)
+        # (In two steps: the numbers of slots must not meet on their way.)
+        for text in (
+            f"UPDATE {slot} SET slot = -(slot - {seconds} * 1000 / ((window_ms + 99) / 100)) WHERE resource_id = ?",
+            f"UPDATE {slot} SET slot = -slot WHERE resource_id = ?",
+        ):
+            self.database.rows(text, resource)
+
+    def settle(self, more):
+        self.session.settle_rate(f"rate:{self.name}", 0, more)
+
+
+def run(machine, **limits):
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            **limits,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_no_window_is_ever_passed_by_reckoning():
+    run(InMemory, max_examples=100, stateful_step_count=40)
+
+
+@pytest.mark.timeout(600)
+def test_no_window_is_ever_passed(database, name):
+    machine = type("Machine", (InDatabase,), {"database": database, "prefix": str(name)})
+    run(machine, max_examples=3 if database.engine == "mssql" else 12, stateful_step_count=30)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_a_slot_counts_until_all_of_it_is_out_of_the_window(database, name):
+    """Where its beginning is out already, and its end is not, it counts as a whole."""
+    session = database.session()
+    slot = database.beside("rate_slot")
+    request = RateRequest(str(name), windows_of(1, "20d"))  # a slot is almost 5 hours: longer than this takes
+
+    def back(slots):
+        database.rows(f"UPDATE {slot} SET slot = slot - {slots} WHERE resource_id = ?", request.resource)
+
+    assert session.take_rate(request, None).turn is RateTurn.TAKEN
+    back(100)
+    assert session.take_rate(request, None).turn is RateTurn.TOO_EARLY
+    back(1)
+    assert session.take_rate(request, None).turn is RateTurn.TAKEN
+    session.close()
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_the_clients_clock_does_not_count(database, name, monkeypatch):
+    session = database.session()
+    for clock in ("time", "time_ns"):
+        monkeypatch.setattr(time, clock, lambda: 0)
+    answer = session.take_rate(RateRequest(str(name), windows_of(1, "1h")), None)
+    assert answer.taken_ms > 1_700_000_000_000
+    session.close()
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.timeout(300)
+def test_promises_never_pass_a_limit_and_are_in_the_order_of_asking(database, name):
+    """Some ask for several, some give back what they were promised, some have no time; the clock steps back."""
+    names, promised = itertools.count(), []
+    windows = windows_of({0.2: 20, 0.7: 45}, None)
+
+    @settings(
+        max_examples=8,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    )
+    @given(seed=st.integers(0, 2**32), burst=st.sampled_from([None, 6]))
+    def check(seed, burst):
+        rng = random.Random(seed)
+        declared = windows if burst is None else windows[:1]
+        request = RateRequest(f"{name}-{next(names)}", declared, burst=burst)
+        counted, last = [], 0
+        for _ in range(60):
+            wishes = [
+                Wish(rng.randint(1, 5), rng.choice([0, 100, AHEAD_MS, 5000])) for _ in range(rng.choice([1, 1, 2, 9]))
+            ]
+            first, *more = wishes
+            asked = RateRequest(request.name, declared, first.cost, burst)
+            answer = session.take_rate(asked, None, first.ahead_ms, more)
+            if answer.turn is RateTurn.TOO_EARLY:
+                assert answer.seconds * 1000 > min(first.ahead_ms, AHEAD_MS)
+                time.sleep(rng.choice([0, 0.02, answer.seconds / 2]))
+                continue
+            assert list(answer.times) == sorted(answer.times)
+            assert answer.times[0] >= last, "one that asks later is promised an earlier moment"
+            last = answer.times[-1]
+            for number, (at, wish) in enumerate(zip(answer.times, wishes, strict=False)):
+                assert answer.due_in(number) * 1000 <= min(wish.ahead_ms, AHEAD_MS)
+                promised.append(answer.due_in(number) > 0)
+                if rng.random() < 0.15:
+                    session.settle_rate(request.resource, at, -wish.cost)
+                else:
+                    counted.append((at, wish.cost))
+            if rng.random() < 0.05:
+                step_back(request.resource)
+                last = 0  # (what was promised is moved, and so is the order of before)
+        counted.sort()
+        times = [at for at, _ in counted]
+        for window in declared:
+            for number, since in enumerate(times):
+                end = bisect.bisect_left(times, since + window.ms)
+                assert sum(cost for _, cost in counted[number:end]) <= window.limit
+
+    def step_back(resource):
+        """The clock goes back by 700 ms: what is written down has been written so much later."""
+        window, slot = database.beside("rate_window"), database.beside("rate_slot")
+        database.rows(
+            f"UPDATE {window} SET seen_ms = seen_ms + 700, promised_ms = promised_ms + 700, full_us = full_us + 700000 "
+            f"WHERE resource_id = ?",
+            resource,
+        )
+        for text in (
+            f"UPDATE {slot} SET slot = -(slot + 700 / ((window_ms + 99) / 100)) WHERE resource_id = ?",
+            f"UPDATE {slot} SET slot = -slot WHERE resource_id = ?",
+        ):
+            database.rows(text, resource)
+
+    session = database.session()
+    try:
+        check()
+        assert sum(promised) > 50
+    finally:
+        session.close()

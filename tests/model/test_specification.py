@@ -1,0 +1,55 @@
+"""The specifications in proof/ hold, and each of their properties can fail."""
+
+import re
+
+import pytest
+from support import TESTS
+
+from proof import check, tlc
+
+LACKS = tlc.lacks()
+#: Those that are checked with every run of the tests; the others take minutes.
+QUICK = (
+    "Gated",
+    "Ungated",
+    'HandOver: Mutant = "token used twice"',
+    'Lines: Mutant = "no gate"',
+    'Queue: Mutant = "no watch", Requester = {a}, AnyTurn = TRUE, AtOnce = TRUE, MaxRequests = 2, MaxFaults = 2',
+)
+needs_tlc = pytest.mark.skipif(bool(LACKS), reason=f"TLC needs {LACKS}")
+
+
+def test_each_mutant_of_a_specification_is_checked():
+    checked = {one.constants.get("Mutant", "").strip('"') for one in check.CHECKS}
+    for name in ("Lines", "Queue", "HandOver", "Rates", "Parked"):
+        text = (TESTS.parent / "proof" / f"{name}.tla").read_text(encoding="utf-8")
+        compared = re.findall(r'Mutant (?:[=#] ("[^"]+")|\\in \{([^}]+)\})', text)
+        named = {name for some in compared for name in re.findall(r'"([^"]+)"', " ".join(some))}
+        assert named
+        assert named <= checked, f"{name}.tla"
+
+
+def test_the_quick_ones_are_among_them():
+    assert set(QUICK) <= {one.name for one in check.CHECKS}
+
+
+def test_what_is_to_be_replaced_must_be_there():
+    with pytest.raises(ValueError, match="has no constant Colour"):
+        check.Check("MCLines", "Lines", constants={"Colour": "1"}).text()
+
+
+@needs_tlc
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name in QUICK], ids=lambda one: one.name)
+def test_quickly(one):
+    good, outcome = check.carry_out(one)
+    assert good, outcome.output[-3000:]
+
+
+@needs_tlc
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("one", [one for one in check.CHECKS if one.name not in QUICK], ids=lambda one: one.name)
+def test_at_length(one):
+    good, outcome = check.carry_out(one, seconds=3000)
+    assert good, outcome.output[-3000:]

@@ -1,0 +1,285 @@
+"""Queues with keys, priorities, limits and rates, checked against a model of them: no limit and no rate is ever passed,
+the key with the fewest running comes next, by its weight, and within a key the priority counts, then the number.
+"""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from sqlsem.model import End, NewTask
+
+#: The window of all rates here, so long that nothing comes back (ms).
+WINDOW = 3_600_000
+
+
+@dataclass
+class Task:
+    number: int
+    order: int
+    key: str | None  # '': none, in a queue that had turns when it was put
+    priority: int
+    most: int
+    status: str = "pending"
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    member: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("pending", "running", "failed")
+
+
+@dataclass
+class Model:
+    tasks: dict[int, Task] = field(default_factory=dict)
+    limit: int | None = None
+    key_limit: int | None = None
+    limits: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    rate: int | None = None
+    key_rate: int | None = None
+    rates: dict[str, int] = field(default_factory=dict)
+    started: Counter[str] = field(default_factory=Counter)  # where a rate was set; '': of all
+
+    def of(self, status: str) -> list[Task]:
+        return sorted((one for one in self.tasks.values() if one.status == status), key=lambda one: one.number)
+
+    def is_limited(self) -> bool:
+        return (self.limit, self.key_limit, self.rate, self.key_rate) != (None,) * 4 or bool(
+            self.limits or self.weights or self.rates
+        )
+
+    def in_turns(self) -> bool:
+        return self.is_limited() or any(one.key is not None for one in self.of("pending"))
+
+    def room(self, key: str, running: Counter[str]) -> bool:
+        most, rate = self.limits.get(key, self.key_limit), self.rates.get(key, self.key_rate)
+        return key == "" or ((most is None or running[key] < most) and (rate is None or self.started[key] < rate))
+
+    def start(self, key: str) -> None:
+        if self.rate is not None:
+            self.started[""] += 1
+        if key and self.rates.get(key, self.key_rate) is not None:
+            self.started[key] += 1
+
+    def next(self) -> set[int]:
+        """Those of which one is to be claimed."""
+        lowest = min((one.order for one in self.tasks.values() if one.is_open), default=None)
+        pending = [one for one in self.of("pending") if one.order == lowest]
+        if not self.in_turns() or not pending:
+            return {one.number for one in pending[:1]}
+        running = Counter(one.key or "" for one in self.of("running"))
+        if self.limit is not None and running.total() >= self.limit:
+            return set()
+        if self.rate is not None and self.started[""] >= self.rate:
+            return set()
+        heads: dict[str, Task] = {}
+        for one in sorted(pending, key=lambda one: (one.priority, one.number)):
+            heads.setdefault(one.key or "", one)
+        shares = {key: running[key] / self.weights.get(key, 1) for key in heads if self.room(key, running)}
+        return {heads[key].number for key, share in shares.items() if share == min(shares.values())}
+
+
+class Machine(RuleBasedStateMachine):
+    database = None
+    name = "turns"
+    examples = itertools.count()
+
+    keys = st.sampled_from(["a", "b", "c", None])
+    limits = st.sampled_from([None, 0, 1, 2, 3])
+
+    @initialize()
+    def begin(self):
+        self.queue = f"{self.name}-{next(self.examples)}"
+        self.model = Model()
+        self.uids = itertools.count()
+        self.session = self.database.session(grace=0)
+        self.members = [self.join(), self.join()]
+
+    def join(self):
+        session = self.database.session(grace=0)
+        return session.enrol("host", 1, "model"), session
+
+    def teardown(self):
+        if hasattr(self, "members"):
+            for key in ("a", "b", "c"):
+                self.session.set_queue(self.queue, key, "limit", None)
+                self.session.set_queue(self.queue, key, "weight", None)
+                self.session.set_queue(self.queue, key, "rate", None)
+            for what in ("limit", "key_limit", "rate", "key_rate"):
+                self.session.set_queue(self.queue, None, what, None)
+            assert self.session.queue_limits(self.queue) == []
+            for member, session in self.members:
+                session.resign(member)
+                session.close()
+            self.session.close()
+
+    def uid(self):
+        return f"{self.queue}.{next(self.uids)}"
+
+    @rule(
+        key=keys,
+        order=st.sampled_from([0, 0, 0, 1]),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        count=st.integers(1, 3),
+        most=st.integers(1, 2),
+    )
+    def put(self, key, order, priority, count, most):
+        # (SQL Server finds keys by their order.)
+        fellow = any(one.key is not None and one.order == order for one in self.model.of("pending"))
+        turns = self.model.is_limited() or fellow or (self.database.engine != "mssql" and self.model.in_turns())
+        new = [NewTask("call", "1", order, 0.0, most, 0.0, key=key, priority=priority)] * count
+        for number in self.session.put_tasks(self.queue, self.uid(), new):
+            kept = key or ("" if turns or priority else None)
+            self.model.tasks[number] = Task(number, order, kept, priority, most)
+
+    @rule(limit=limits)
+    def set_limit(self, limit):
+        self.session.set_queue(self.queue, None, "limit", limit)
+        self.model.limit = limit
+
+    @rule(limit=limits)
+    def set_key_limit(self, limit):
+        self.session.set_queue(self.queue, None, "key_limit", limit)
+        self.model.key_limit = limit
+
+    @rule(key=st.sampled_from("ab"), what=st.sampled_from(["limit", "weight"]), value=limits)
+    def set_key(self, key, what, value):
+        if what == "weight" and value == 0:
+            return
+        self.session.set_queue(self.queue, key, what, value)
+        kept = self.model.limits if what == "limit" else self.model.weights
+        if value is None:
+            kept.pop(key, None)
+        else:
+            kept[key] = value
+
+    @rule(key=st.sampled_from(["a", "b", None, "each"]), value=st.sampled_from([None, 1, 2, 5, 9]))
+    def set_rate(self, key, value):
+        what = "key_rate" if key == "each" else "rate"
+        whose = None if key == "each" else key
+        self.session.set_queue(self.queue, whose, what, value, None if value is None else WINDOW)
+        if key == "each":
+            self.model.key_rate = value
+        elif key is None:
+            self.model.rate = value
+        elif value is None:
+            self.model.rates.pop(key, None)
+        else:
+            self.model.rates[key] = value
+
+    @rule()
+    def look(self):
+        found = {one.task_key: one for one in self.session.queue_limits(self.queue)}
+        if self.model.is_limited():
+            assert (found[None].task_limit, found[None].key_limit) == (self.model.limit, self.model.key_limit)
+            assert (found[None].task_rate, found[None].key_rate) == (self.model.rate, self.model.key_rate)
+        assert {key: one.task_rate for key, one in found.items() if key and one.task_rate} == self.model.rates
+        assert {
+            key: one.task_limit for key, one in found.items() if key and one.task_limit is not None
+        } == self.model.limits
+        assert {key: one.weight for key, one in found.items() if key and one.weight is not None} == self.model.weights
+        for one in self.session.list_tasks(self.queue, None, 1000):
+            assert (one.key, one.priority) == (
+                self.model.tasks[one.task_id].key or None,
+                self.model.tasks[one.task_id].priority,
+            )
+
+    @rule(who=st.integers(0, 1), again=st.booleans(), group=st.booleans())
+    def claim(self, who, again, group):
+        member, session = self.members[who]
+        uid = self.uid()
+        expected = self.model.next()
+        turns = self.model.in_turns()
+        if group:
+            _, claimed = session.next_tasks(member, [], self.queue, "model", uid, False, 3)
+            if claimed and again:
+                assert session.next_tasks(member, [], self.queue, "model", uid, True, 3) == ([], claimed)
+        else:
+            one = session.claim_task(member, self.queue, "model", uid, False)
+            claimed = [] if one is None else [one]
+            if claimed and again:
+                assert session.claim_task(member, self.queue, "model", uid, True) == one
+        assert bool(claimed) == bool(expected)
+        if claimed:
+            assert claimed[0].task_id in expected
+            assert len(claimed) == 1 or not turns
+        for one in claimed:
+            task = self.model.tasks[one.task_id]
+            assert task.status == "pending"
+            self.model.start(task.key or "")
+            task.status, task.member, task.attempt = "running", member, task.attempt + 1
+
+    @rule(data=st.data(), outcome=st.sampled_from(["finished", "finished", "failed", "returned"]))
+    def end(self, data, outcome):
+        running = self.model.of("running")
+        if not running:
+            return
+        task = data.draw(st.sampled_from(running))
+        status = {"finished": "finished", "returned": "pending"}.get(outcome)
+        if status is None:
+            task.failures += 1
+            status = "pending" if task.failures < task.most else "failed"
+        session = dict(self.members)[task.member]
+        assert session.end_task(task.member, End(task.number, task.attempt, outcome)) == status
+        task.status, task.member = status, None
+
+    @rule(who=st.integers(0, 1))
+    def die(self, who):
+        member, session = self.members[who]
+        session.resign(member)
+        session.close()
+        lost = [one for one in self.model.of("running") if one.member == member]
+        assert self.session.recover_tasks(self.queue, None) == len(lost)
+        for one in lost:
+            one.losses += 1
+            one.status, one.member = "pending" if one.losses < 5 else "failed", None
+        self.members[who] = self.join()
+
+    @rule(data=st.data(), what=st.sampled_from(["retry", "cancel"]))
+    def mend(self, data, what):
+        there = [
+            one
+            for one in self.model.tasks.values()
+            if one.status in {"retry": ("failed",), "cancel": ("pending", "failed")}[what]
+        ]
+        if not there:
+            return
+        task = data.draw(st.sampled_from(there))
+        assert self.session.set_task(task.number, what) == 0
+        task.status = {"retry": "pending", "cancel": "cancelled"}[what]
+        if what == "retry":
+            task.failures = task.losses = 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.leaves_rows
+def test_turns_follow_the_model(database, name):
+    run(database, name, max_examples=3 if database.engine == "mssql" else 60, stateful_step_count=40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.leaves_rows
+def test_turns_follow_the_model_for_long(database, name):
+    run(database, name, max_examples=2000, stateful_step_count=80)
+
+
+def run(database, name, **limits):
+    machine = type("Machine", (Machine,), {"database": database, "name": str(name), "examples": itertools.count()})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            **limits,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,89 @@
+"""Sessions whose calls are cancelled at any instant: no row is left that keeps others out until the session ends."""
+
+import contextlib
+import random
+import threading
+import time
+
+import pytest
+from support import PATIENCE, until
+
+pytestmark = pytest.mark.engines("postgresql")
+CALLS = {
+    "try": ("CALL {schema}.try(?)", "{name}"),
+    "once_begin": ("CALL {schema}.once_begin(?, 1)", "once:{name}"),
+    "take": ("CALL {schema}.take(?, 1, 40)", "rate:{name}"),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("routine", CALLS)
+def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
+    """Half of them by another session, half by a statement_timeout; two sessions wait for each other meanwhile."""
+    text, resource = (one.format(schema=database.schema, name=name) for one in CALLS[routine])
+    psycopg = pytest.importorskip("psycopg")
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(contextlib.closing(database.raw())) for _ in range(2)]
+        operator = stack.enter_context(contextlib.closing(database.raw()))
+        pids = [one.execute("SELECT pg_backend_pid()").fetchone()[0] for one in sessions]
+        cancelled, failed = [], []
+
+        def call(session):
+            try:
+                row = session.execute(text.replace("?", "%s"), (str(name),)).fetchone()
+            except psycopg.errors.QueryCanceled as exc:
+                cancelled.append(exc)
+                return
+            except Exception as exc:
+                failed.append(exc)
+                return
+            released = routine == "take" or row[0] not in (0, 1)
+            while not released:  # (the cancel may come here)
+                with contextlib.suppress(psycopg.errors.QueryCanceled):
+                    session.execute(f"SELECT {database.schema}.release(%s, %s)", (resource, row[1]))
+                    released = True
+
+        for number in range(60):
+            limit = rng.randint(1, 30) if number % 2 else 0
+            sessions[0].execute(f"SET statement_timeout = {limit}")
+            threads = [threading.Thread(target=call, args=(one,)) for one in sessions]
+            for thread in threads:
+                thread.start()
+            if not limit:
+                time.sleep(rng.uniform(0, 0.03))
+                operator.execute("SELECT pg_cancel_backend(%s)", (pids[0],))
+            for thread in threads:
+                thread.join(PATIENCE)
+            sessions[0].execute("SET statement_timeout = 0")
+        assert failed == []
+        assert cancelled  # how many, is the machine's affair
+        # All sessions live on. What a cancelled wait has left goes by itself, as nobody attends to it.
+        with database.coordinator() as coordinator:
+            until(lambda: coordinator.reap() is not None and database.queue(resource) == [], "no row is left")
+
+
+def test_who_is_first_in_the_line_of_a_rate_is_attended_to_and_no_longer(database, name):
+    """Between its commits, where nothing could tidy up after a cancel: so what would be left there goes by itself."""
+    resource = f"rate:{name}"
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(contextlib.closing(database.raw()))
+        session.execute(f"CALL {database.schema}.take(%s, 1, 3600000)", (str(name),))
+        waiter = threading.Thread(
+            target=lambda: session.execute(
+                f"CALL {database.schema}.take(%s, 1, 3600000, timeout_ms => 4000)", (str(name),)
+            )
+        )
+        waiter.start()
+        ends = (
+            "SELECT extract(epoch FROM attended_until - now()) FROM {table} "
+            "WHERE resource_id = ? AND granted_at IS NOT NULL"
+        )
+        until(lambda: database.rows(ends, resource), "it is first")
+        while rows := database.rows(ends, resource):
+            assert rows[0][0] is not None, "a row without an end"
+            assert 0 < rows[0][0] <= 10
+        waiter.join(PATIENCE)
+        assert database.queue(resource) == []

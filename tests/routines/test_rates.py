@@ -1,0 +1,190 @@
+"""Rates, as sessions know them: take and settle."""
+
+import contextlib
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+pytestmark = pytest.mark.engines("postgresql", "mssql")
+HOUR = 3_600_000
+
+
+def take(session, name, limit=3, per_ms=HOUR, **named):
+    """(code, taken_ms) of take."""
+    routine = f"{session.database.schema}.take"
+    if session.tsql:
+        marks = "".join(f", @{one} = ?" for one in named)
+        text = f"DECLARE @c int, @t bigint; EXEC @c = {routine} ?, ?, ?{marks}, @taken_ms = @t OUTPUT; SELECT @c, @t"
+    else:
+        marks = "".join(f", {one} => ?" for one in named)
+        text = f"CALL {routine}(?, ?, ?{marks})"
+    return session.rows(text, name, limit, per_ms, *named.values())[0]
+
+
+def settle(session, name, taken_ms, cost, actual):
+    routine = f"{session.database.schema}.settle"
+    call = f"EXEC {routine} ?, ?, ?, ?" if session.tsql else f"SELECT {routine}(?, ?, ?, ?)"
+    session.rows(call, name, taken_ms, cost, actual)
+
+
+def used(database, name):
+    with contextlib.closing(database.coordinator()) as coordinator:
+        return {one.window: one.used for one in coordinator.rates(name)}
+
+
+def age(database, name):
+    """All that was taken of rates whose names begin so was taken two days before."""
+    days = 86_400_000 * 2
+    for table, change in (("rate_window", f"seen_ms = seen_ms - {days}"),
+                          ("rate_slot", f"slot = slot - {days} / ((window_ms + 99) / 100)")):  # fmt: skip
+        database.rows(f"UPDATE {database.beside(table)} SET {change} WHERE resource_id LIKE ?", f"rate:{name}%")
+
+
+def test_the_limit_is_kept_with_programs_in_python(session, database, name):
+    one = session()
+    assert [take(one, name, timeout_ms=0)[0] for _ in range(2)] == [0, 0]
+    with contextlib.closing(database.coordinator()) as coordinator:
+        rate = coordinator.rate(name, 3, per="1h")
+        assert rate.take(False) is not None
+        assert rate.take(False) is None
+    assert take(one, name, timeout_ms=0) == (-1, None)
+    assert take(one, name, timeout_ms=200) == (-1, None)
+    assert database.queue(f"rate:{name}") == []
+
+
+def test_a_cost_and_what_it_was(session, database, name):
+    one = session()
+    code, taken_ms = take(one, name, 10, cost=7)
+    assert code == 0
+    assert taken_ms > 0
+    settle(one, name, taken_ms, 7, 2)
+    assert used(database, name) == {3600: 2}
+    settle(one, name, taken_ms, 2, 30)
+    assert used(database, name) == {3600: 30}
+    assert take(one, name, 10, timeout_ms=0)[0] == -1
+
+
+def test_it_waits_for_its_turn(session, database, name):
+    one, other = session(), session()
+    _, taken_ms = take(one, name, 1)
+    found = []
+    waiter = threading.Thread(target=lambda: found.append(take(other, name, 1)))
+    waiter.start()
+    until(lambda: database.queue(f"rate:{name}"), "it waits")
+    settle(one, name, taken_ms, 1, 0)
+    waiter.join(PATIENCE)
+    assert [code for code, _ in found] == [1]
+    assert database.queue(f"rate:{name}") == []
+    assert used(database, name) == {3600: 1}
+
+
+def test_a_burst_and_further_windows(session, database, name):
+    one = session()
+    assert [take(one, name, 1000, HOUR, burst=2, timeout_ms=0)[0] for _ in range(3)] == [0, 0, -1]
+    named = (
+        {"more_windows": '[{"limit": 2, "ms": 60000}]'} if one.tsql else {"more_limits": [2], "more_per_ms": [60000]}
+    )
+    other = name("b")
+    assert [take(one, other, 5, HOUR, timeout_ms=0, **named)[0] for _ in range(3)] == [0, 0, -1]
+    assert used(database, other) == {60: 2, 3600: 2}
+
+
+@pytest.mark.parametrize(
+    ("limit", "per_ms", "named", "words"),
+    [
+        (0, 1000, {}, "not from 1 to 2147483647"),
+        (5, 0, {}, "not from 1 to 2147483647"),
+        (None, 1000, {}, "not from 1 to 2147483647"),
+        (5, 2**31, {}, "not from 1 to 2147483647"),
+        (2**40, 1000, {}, "not from 1 to 2147483647"),
+        (5, 1000, {"cost": 6}, "can never fit into its limit of 5"),
+        (5, 1000, {"cost": 0}, "the cost must be 1 or more"),
+        (5, 1000, {"burst": 6}, "burst"),
+        (5, 1000, {"burst": 2, "cost": 3}, "can never fit into its burst of 2"),
+        (5, 1000, {"timeout_ms": -2}, "timeout_ms must be 0 or more"),
+    ],
+)
+def test_what_can_be_no_rate(session, refused, name, limit, per_ms, named, words):
+    with refused("22023", 50000, words):
+        take(session(), name, limit, per_ms, **named)
+
+
+def test_not_in_a_transaction(session, refused, database, name):
+    one = session()
+    one.rows("BEGIN TRANSACTION")
+    with refused("25001", 50001, "transaction"):
+        take(one, name)
+    one.rows("ROLLBACK" if not one.tsql else "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")
+    assert used(database, name) == {}
+
+
+@pytest.mark.engines("postgresql")
+def test_what_is_over_is_not_forgotten_while_somebody_takes(database, name):
+    """Who takes has seen a window, and writes down there what it took."""
+    with database.coordinator() as coordinator:
+        coordinator.rate(name, 3, per="1m").take()
+    window, resource = database.beside("rate_window"), f"rate:{name}"
+    age(database, name)
+
+    def is_kept():
+        return database.rows(f"SELECT 1 FROM {window} WHERE resource_id = ?", resource)
+
+    with contextlib.closing(database.session()) as other, contextlib.closing(database.raw(autocommit=False)) as taker:
+        schema = database.schema
+        taker.cursor().execute(f"SELECT pg_advisory_xact_lock({schema}.lock_class(0), hashtext(%s))", (resource,))
+        for _ in range(100):
+            other.prune(10)
+        assert is_kept()
+        taker.rollback()
+        until(lambda: other.prune(10) is not None and not is_kept(), "it is forgotten")
+
+
+def test_what_is_over_is_forgotten_wholly(database, name):
+    """However little is removed at a time: what is left of a rate that is forgotten would stay for ever."""
+    with contextlib.closing(database.coordinator()) as coordinator:
+        for number in range(6):
+            coordinator.rate(f"{name}.{number}", {"1m": 3, "1h": 30}).take()
+    age(database, name)
+    slot = database.beside("rate_slot")
+    for _ in range(5):
+        database.rows(
+            f"INSERT INTO {slot} (resource_id, window_ms, slot, used) "
+            f"SELECT resource_id, window_ms, MIN(slot) - 1, 1 FROM {slot} WHERE resource_id LIKE ? "
+            f"GROUP BY resource_id, window_ms",
+            f"rate:{name}%",
+        )
+
+    def left(table):
+        return database.rows(f"SELECT 1 FROM {database.beside(table)} WHERE resource_id LIKE ?", f"rate:{name}%")
+
+    with contextlib.closing(database.session()) as session:
+        assert left("rate_slot")
+        until(lambda: session.prune(6) is not None and not left("rate_window"), "they are forgotten")
+    assert left("rate_slot") == []
+
+
+@pytest.mark.parametrize("resource", ["tasks:cd54", "rate:", "once:a"])
+def test_only_what_is_a_rate_is_taken_from_and_settled(session, refused, database, resource):
+    """The starts of a queue's tasks are counted beside the rates, and are nobody's to give back."""
+    one, schema = session(), database.schema
+    if one.tsql:
+        calls = (f"EXEC {schema}.settle_rate ?, 1, -1", f'EXEC {schema}.take_rate ?, 1, N\'[{{"limit": 1, "ms": 1}}]\'')
+    else:
+        calls = (f"SELECT {schema}.settle_rate(?, 1, -1)", f"SELECT {schema}.take_rate(?, 1, '{{1}}', '{{1}}')")
+    for call in calls:
+        with refused("22023", 50000, "is no rate"):
+            one.rows(call, resource)
+
+
+@pytest.mark.engines("postgresql")
+@pytest.mark.parametrize(("more", "burst"), [("{4}", None), ("{1,2}", 1), ("{0}", None), ("{1,NULL}", None)])
+def test_what_others_want_must_fit_too(session, refused, database, name, more, burst):
+    one = session()
+    with refused("22023", 50000, "what others want"):
+        one.rows(
+            f"SELECT {database.schema}.take_rate(?, 1, '{{3}}', '{{3600000}}', ?, p_more => '{more}')",
+            f"rate:{name}",
+            burst,
+        )
+    assert used(database, name) == {}

@@ -1,0 +1,146 @@
+"""Programs on a real PostgreSQL server, in virtual time: nothing is found; and what was put into its routines is."""
+
+from pathlib import Path
+
+import pytest
+from support import TESTS, random_name
+from support.searches import FOUND, found
+
+import sqlsem
+from proof import run_mutants
+from sqlsem import sql
+from sqlsem.testing import simulate as simulation
+from sqlsem.testing.fibers import Fibers
+from sqlsem.testing.simulate import converting, mixed, rated, simulate, travelling
+
+pytest.importorskip("psycopg")
+from sqlsem.testing import postgres
+
+KINDS = {
+    "beacons": {},
+    "leases": {"lease": 6.0},
+    "conversions": {"program": converting},
+    "hand-overs": {"program": travelling},
+    "rates": {"program": rated},
+    "threads": {"threads": 2, "processes": 2},
+}
+#: Patches in proof/mutants. The first one is looked for with every run of the tests.
+BUGS = ("no-gate", "barging")
+
+
+@pytest.fixture
+def url(postgres_server):
+    return postgres_server.url()
+
+
+@pytest.mark.parametrize("kind", ["beacons", "conversions", "hand-overs"])
+def test_nothing_is_found(url, kind):
+    options = {"program": mixed, **KINDS[kind]}
+    assert simulate(**options, database=url, schedules=6, seconds=300, seed=1000).schedules == 6
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found_for_long(url, kind):
+    options = {"program": mixed, **KINDS[kind]}
+    print(simulate(**options, database=url, schedules=10**9, seconds=240, seed=10**6))
+
+
+def test_faults_happen(url):
+    simulate(mixed, database=url, most_faults=8, schedules=6, seconds=4, seed=5000)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", postgres.PostgresServer.faults)
+def test_each_fault_happens(url, fault):
+    simulate(mixed, database=url, faults=(fault,), most_faults=8, schedules=20, seconds=60, seed=5000)
+
+
+def traces(url, seeds):
+    found = {}
+    with postgres.servers(url) as make:
+        settings = simulation.Settings(mixed, faults=postgres.PostgresServer.faults, most_faults=3)
+        for seed in seeds:
+            trace = []
+            simulation._run(settings, make, seed, None, trace)
+            found[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+    return found
+
+
+def test_a_schedule_is_the_same_alone_and_after_others(url):
+    alone = traces(url, [7])[7]
+    assert not any("for a row" in line for line in alone)  # how long that may take is decided by the host's clock
+    assert alone == traces(url, range(5, 8))[7]
+
+
+def test_who_is_blocked_in_the_server_goes_on_when_it_is_let_go(url):
+    """Also at a gate that another one has in an open transaction."""
+
+    def program(me):
+        with me.locks.mutex("r"):
+            me.step("inside")
+
+    lines = []
+    with postgres.servers(url) as make:
+        settings = simulation.Settings(program, processes=3)
+        for seed in range(6):
+            simulation._run(settings, make, seed, None, lines)
+    assert any("waits in the server for a lock" in line for line in lines)
+    assert any("has got a lock in the server" in line for line in lines)
+    assert any("COMMIT of: register" in line for line in lines)
+
+
+def test_nothing_is_left_on_the_server(url):
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def is_there(name):
+            return connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is not None
+
+        with postgres.servers(url) as make:
+            name = psycopg.conninfo.conninfo_to_dict(make(Fibers()).url)["dbname"]
+            assert is_there(name)
+        assert not is_there(name)
+        # The functions of the system are replaced nowhere else.
+        assert connection.execute("SELECT FROM pg_proc WHERE proname LIKE '%%_of_the_host'").fetchall() == []
+
+
+def test_a_server_that_cannot_be_used_says_why(postgres_server):
+    psycopg = pytest.importorskip("psycopg")
+    with pytest.raises(sqlsem.Unavailable, match="Cannot reach"):
+        simulate(mixed, database="postgresql://127.0.0.1:1/none", schedules=1)
+    role, word = random_name(), "a word"
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN CREATEDB PASSWORD '{word}'")
+        try:
+            with pytest.raises(sqlsem.ConfigurationError, match="superuser"):
+                simulate(mixed, database=postgres_server.url(user=role, password=word), schedules=1)
+        finally:
+            connection.execute(f"DROP ROLE {role}")
+
+
+# -- what was put in ---------------------------------------------------------------------------------------------------
+
+
+def with_bug(patch, name):
+    """Have the routines be installed as with a patch of proof/mutants."""
+    texts = run_mutants.parse(run_mutants.FOLDER / f"postgresql-{name}.patch").mutated(TESTS.parent)
+    changed = {Path(file).name: text for file, text in texts.items()}
+    real = sql._read
+    patch.setattr(
+        sql, "_read", lambda engine, file: changed.get(file, real(engine, file)) if engine == "postgresql" else None
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if number == 0 else pytest.param(name, marks=pytest.mark.soak) for number, name in enumerate(BUGS)]
+)
+def test_a_bug_is_found(url, name, monkeypatch):
+    monkeypatch.setattr(simulation, "SHORTEN_SECONDS", 3.0)
+
+    def put_in(patch):
+        with_bug(patch, name)
+
+    assert found(put_in, program=mixed, database=url).kind in FOUND

@@ -1,0 +1,178 @@
+"""Programs on a real SQLite file, in virtual time: nothing is found; and what was put in is."""
+
+import pytest
+from support.searches import FOUND, found
+
+from sqlsem.core.membership import Membership
+from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite.locks import LAST, SqliteLocks, Turn
+from sqlsem.engines.sqlite.members import SqliteMembers
+from sqlsem.model import Ticket
+from sqlsem.testing import simulate as simulation
+from sqlsem.testing.files import FileServer
+from sqlsem.testing.simulate import converting, mixed, rated, simulate, travelling
+
+KINDS = {
+    "beacons": {},
+    "leases": {"lease": 6.0},
+    "conversions": {"program": converting},
+    "hand-overs": {"program": travelling},
+    "rates": {"program": rated},
+    "threads": {"program": travelling, "threads": 2, "processes": 2},
+}
+BUGS = {}
+
+
+def bug(**options):
+    def note(put_in):
+        BUGS[put_in.__name__] = (put_in, options)
+        return put_in
+
+    return note
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found(kind):
+    options = {"program": mixed, **KINDS[kind]}
+    assert simulate(**options, database="sqlite", schedules=30, seconds=6, seed=1000).schedules > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found_for_long(kind):
+    options = {"program": mixed, **KINDS[kind]}
+    print(simulate(**options, database="sqlite", schedules=10**9, seconds=240, seed=10**6))
+
+
+@pytest.mark.parametrize("fault", FileServer.faults)
+def test_each_fault_happens(fault):
+    simulate(mixed, database="sqlite", faults=(fault,), most_faults=8, schedules=15, seconds=4, seed=5000)
+
+
+def test_a_schedule_is_the_same_alone_and_after_others():
+    def traces(seeds):
+        found = {}
+        with simulation.files() as make:
+            settings = simulation.Settings(travelling, faults=FileServer.faults, most_faults=3)
+            for seed in seeds:
+                trace = []
+                simulation._run(settings, make, seed, None, trace)
+                found[seed] = [line for line in trace if " log " not in line]  # (those have numbers of processes)
+        return found
+
+    assert traces([7])[7] == traces(range(8))[7]
+
+
+def test_a_reader_that_ends_while_it_upgrades_is_no_writer_to_the_audit():
+    """Found by a simulation: the history said of a reader that was taken away while it upgraded that it had been
+    inside as something that shares with nobody.
+    """
+    simulate(converting, database="sqlite", replay="seed=247: 3 run C; 11 revoke 1; 12 run A")
+
+
+# -- what was put in ---------------------------------------------------------------------------------------------------
+
+
+@bug()
+def no_gate(patch):
+    """Who registers looks at the queue before its transaction."""
+    real = SqliteLocks.register
+
+    def register(self, member_id, requesting_id, owner, uid, requests, only_if_free):
+        turns = {one.resource: self.turn_of(one, LAST).come for one in requests}
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(self, "turn_of", lambda one, position: Turn(turns[one.resource], False, None))
+            return real(self, member_id, requesting_id, owner, uid, requests, only_if_free)
+
+    patch.setattr(SqliteLocks, "register", register)
+    run = SqliteMembers.run
+
+    def slow(self, name, parameters=()):
+        if name == "insert_first":  # as if somebody were there
+            return type("Nothing", (), {"rowcount": 0, "lastrowid": None})
+        return run(self, name, parameters)
+
+    patch.setattr(SqliteMembers, "run", slow)
+    rows = SqliteMembers.row
+    patch.setattr(
+        SqliteMembers,
+        "row",
+        lambda self, name, parameters=(): (
+            {**dict(rows(self, name, parameters)), "queued": True}
+            if name == "anybody"
+            else rows(self, name, parameters)
+        ),
+    )
+
+
+@bug(seed=240)
+def barging(patch):
+    """Those who wait are passed where nobody is inside."""
+    real = SqliteLocks.turn_of
+
+    def turn_of(self, request, position):
+        turn = real(self, request, position)
+        if turn.come or position != LAST:
+            return turn
+        inside = self.rows_of_text(
+            "SELECT 1 FROM ProcessControl WHERE resource_id = ? AND granted_at IS NOT NULL", (request.resource,)
+        )
+        return turn if inside else Turn(True, False, None)
+
+    patch.setattr(SqliteLocks, "turn_of", turn_of)
+
+
+@bug(program=converting)
+def not_alone(patch):
+    """A reader becomes the writer beside others."""
+    real = SqliteMembers.rows
+    patch.setattr(
+        SqliteMembers,
+        "rows",
+        lambda self, name, parameters=(): [] if name == "others_inside" else real(self, name, parameters),
+    )
+
+
+@bug()
+def dead_without_a_look(patch):
+    """Who stands ahead of us is taken for dead."""
+
+    def suspect(self, resource, position, member_id):
+        with fork.held_off, self.writing():
+            return self.remove(resource, position, None, "reaped")
+
+    patch.setattr(SqliteMembers, "suspect", suspect)
+
+
+@bug(lease=2.0, seed=145)
+def no_watch(patch):
+    """Nobody looks at the clock."""
+    patch.setattr(Membership, "_watch", lambda self: None)
+    patch.setattr(Membership, "doubtful", lambda self: False)
+    patch.setattr(Membership, "prove", lambda self, since: None)
+
+
+@bug(program=travelling)
+def token_good_twice(patch):
+    """A token is adopted by everybody who has it."""
+    from sqlsem.engines.sqlite.handovers import SqliteHandovers
+
+    real = SqliteHandovers.adopt
+    adopted = {}
+
+    def adopt(self, member_id, requesting_id, owner, uid, token):
+        if (self._server, token) not in adopted:
+            adopted[self._server, token] = real(self, member_id, requesting_id, owner, uid, token)
+        return [
+            (request, Ticket(ticket.resource, ticket.position, requesting_id, True))
+            for request, ticket in adopted[self._server, token]
+        ]
+
+    patch.setattr(SqliteHandovers, "adopt", adopt)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_found(name):
+    put_in, options = BUGS[name]
+    assert found(put_in, **{"program": mixed, "database": "sqlite", **options}).kind in FOUND

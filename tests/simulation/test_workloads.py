@@ -1,0 +1,128 @@
+"""Work queues, priorities, leaders and once a period, in virtual time: nothing is found; and what was put in is."""
+
+import pytest
+from support.searches import found
+
+from sqlsem import leading as leaders
+from sqlsem.engines.sqlite.periodic import SqlitePeriods
+from sqlsem.engines.sqlite.priorities import SqlitePriorities
+from sqlsem.engines.sqlite.tasks import SqliteTasks
+from sqlsem.testing import simulate as simulation
+from sqlsem.testing.simulate import leading, periodic, queued, ranked, simulate
+
+KINDS = {
+    "queued": {"program": queued, "database": "sqlite", "schedules": 25},
+    "queued, leases": {"program": queued, "database": "sqlite", "lease": 6.0, "schedules": 8},
+    "ranked": {"program": ranked, "database": "sqlite", "schedules": 8},
+    "periodic": {"program": periodic, "database": "sqlite", "schedules": 25},
+    "leading": {"program": leading, "schedules": 40},
+    "leading, leases": {"program": leading, "lease": 6.0, "schedules": 20},
+    "leading, on a file": {"program": leading, "database": "sqlite", "schedules": 8},
+}
+BUGS = {}
+
+
+def bug(program, database="sqlite", **options):
+    def note(put_in):
+        BUGS[put_in.__name__] = (put_in, {"program": program, "database": database, **options})
+        return put_in
+
+    return note
+
+
+@pytest.fixture(autouse=True)
+def little_shortened(monkeypatch):
+    monkeypatch.setattr(simulation, "SHORTEN_SECONDS", 2.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found(kind):
+    simulate(**KINDS[kind], seconds=6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_found_for_long(kind):
+    print(simulate(**{**KINDS[kind], "schedules": 10**9}, seconds=240, seed=10**6))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("program", [queued, ranked, periodic, leading], ids=lambda one: one.__name__)
+def test_nothing_is_found_on_postgresql(program, postgres_server):
+    print(simulate(program, database=postgres_server.url(), schedules=10**9, seconds=240, seed=10**6))
+
+
+# -- what was put in ---------------------------------------------------------------------------------------------------
+
+
+@bug(queued)
+def claimed_by_the_first_look(patch):
+    """What was pending before the transaction is claimed in it. (Also proof/mutants/sqlite-claimed-by-a-look.patch.)"""
+    real = SqliteTasks.claim_task
+
+    def claim_task(self, member_id, queue, owner, uid, again):
+        found = None if again else self.next_pending(queue, start=True)
+        with pytest.MonkeyPatch.context() as here:
+            if found is not None:
+                here.setattr(self, "next_pending", lambda queue, start=False: found)
+            return real(self, member_id, queue, owner, uid, again)
+
+    patch.setattr(SqliteTasks, "claim_task", claim_task)
+
+
+@bug(ranked)
+def overtakes_who_holds(patch):
+    """The first of the line is let in beside who holds."""
+    real = SqlitePriorities.take_turn
+
+    def take_turn(self, *arguments):
+        come = type("Come", (), {"come": True, "until": None, "blocker": None})()
+        with pytest.MonkeyPatch.context() as here:
+            here.setattr(self, "turn_of", lambda request, position: come)
+            return real(self, *arguments)
+
+    patch.setattr(SqlitePriorities, "take_turn", take_turn)
+
+
+@bug(ranked)
+def overtakes_who_waits(patch):
+    """Who comes sees nobody in the line before it."""
+    patch.setattr(SqlitePriorities, "_before", lambda self, request, own: None)
+
+
+@bug(periodic)
+def asked_once(patch):
+    """Who waited for another run does not ask again whether it is done."""
+    real = SqlitePeriods.once_due
+    patch.setattr(
+        SqlitePeriods,
+        "once_due",
+        lambda self, name, ticket, *rest: True if ticket is not None else real(self, name, ticket, *rest),
+    )
+
+
+@bug(leading, database="memory")
+def given_back_first(patch):
+    """The next one leads before on_stopped of the last one has returned."""
+    real = leaders._leave
+
+    def leave(term, lock, exc):
+        if term._may_give_back():
+            lock.__exit__(None, None, None)
+        real(term, lock, exc)
+
+    patch.setattr(leaders, "_leave", leave)
+
+
+#: Of these searches the others are long.
+SHORT = ("claimed_by_the_first_look", "given_back_first")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.soak) for name in BUGS]
+)
+def test_a_bug_is_found(name):
+    put_in, options = BUGS[name]
+    found(put_in, **options)

@@ -1,0 +1,589 @@
+"""What the processes of a crowd do, each thread a job of one kind, again and again; and what they write down of it.
+
+All read and write one `Book`. What a job finds to be wrong by itself it writes down as ``wrong``; the rest is told by
+`checks`, from everybody's words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support import Channel, Database
+
+import sqlsem
+from soak.doors import Book, Doors
+from soak.paces import Pace
+
+#: Places of limits; what is taken of the rate, in how many seconds; the period of what runs once.
+PLACES, RATE, WINDOW, PERIOD = 3, 60, 2.0, 3.0
+#: Nobody waits longer: behind a dead one there is something else to do.
+PATIENCE = 2.0
+#: A token's time to live; seconds between two instants at which all ask at once; for how long a writer dawdles at most.
+TTL, RUSH, DAWDLE = 4.0, 0.05, 0.03
+#: So many resources are asked for in a rush before the first has its turn again: by then nobody thinks of it any more.
+RUSHES = 1000
+#: What faults may do to a call, by its contract.
+TROUBLE = (sqlsem.LockLost, sqlsem.Unavailable, sqlsem.TaskFailed, sqlsem.Timeout)
+
+
+class Jobs:
+    """Of one process. Each method but `__init__` and the helpers is a kind: one round of it."""
+
+    def __init__(
+        self, database: Database, coordinator: sqlsem.Coordinator, name: str, folder: str, seed: int, pace: Pace
+    ) -> None:
+        self.database, self.coordinator, self.name, self.folder = database, coordinator, name, Path(folder)
+        self.pace = pace
+        self.rng = random.Random(seed)
+        self.book = Book(self.folder / "book")
+        self.doors = Doors(self.folder / "doors", self.book)
+        self._lines = threading.local()
+
+    # -- helpers
+
+    def resource(self, kind: str) -> str:
+        return f"{self.name}-{kind}-{self.rng.randrange(self.pace.resources)}"
+
+    def wrong(self, words: str) -> None:
+        self.book.note(what="wrong", words=words, at=time.monotonic())
+
+    @contextlib.contextmanager
+    def stay(
+        self,
+        grant: Any,
+        resource: str,
+        asked: float,
+        *,
+        what: str = "stay",
+        access: str = "write",
+        limit: int | None = 1,
+        **more: Any,
+    ) -> Iterator[None]:
+        """Inside. The clock is read before it is asked whether the lock was lost: who sleeps in between did have it."""
+        words = {"position": grant.positions[resource], "fence": grant.fence, "access": access, "limit": limit, **more}
+        entered = time.monotonic()
+        with self.doors.enter(resource, access=access, places=limit or 1):
+            yield
+        left = time.monotonic()
+        times = {"asked": asked, "entered": entered, "left": left, "lost": grant.lost}
+        self.book.note(what=what, resource=resource, **words, **times)
+
+    def inside(self, lock: sqlsem.Lock, resource: str, **words: Any) -> None:
+        asked = time.monotonic()
+        with lock as grant, self.stay(grant, resource, asked, **words):
+            grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+
+    def line(self) -> Any:
+        """This thread's own connection to the database, in manual commit; see `drop_line`."""
+        found = getattr(self._lines, "line", None)
+        if found is None:
+            found = self._lines.line = self.database.raw(autocommit=False)
+        return found
+
+    def drop_line(self) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, self.errors):
+            self.book.note(what="trouble", error=f"the driver's {type(error).__name__}")
+        found = self._lines.__dict__.pop("line", None)
+        if found is not None:
+            with contextlib.suppress(Exception):
+                found.close()
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What the driver raises; only where a job uses a connection of its own."""
+        if self.database.engine == "sqlite":
+            import sqlite3
+
+            return (sqlite3.Error,)
+        if self.database.engine == "postgresql":
+            import psycopg
+
+            return (psycopg.Error,)
+        import pyodbc
+
+        return (pyodbc.Error,)
+
+    def execute(self, cursor: Any, text: str, *parameters: Any) -> None:
+        cursor.execute(self.database.sql(text), parameters)
+
+    # -- locks
+
+    def mutex(self) -> None:
+        resource = self.resource("mutex")
+        self.inside(self.coordinator.mutex(resource, timeout=PATIENCE), resource)
+
+    def limit(self) -> None:
+        resource = self.resource("limit")
+        self.inside(self.coordinator.limit(resource, PLACES, timeout=PATIENCE), resource, limit=PLACES)
+
+    def table(self) -> None:
+        """Readers and writers."""
+        self._share(self.resource("table"))
+
+    def _share(self, resource: str) -> None:
+        access = self.rng.choice(["read", "read", "write"])
+        lock = getattr(self.coordinator, access)(resource, timeout=PATIENCE)
+        self.inside(lock, resource, access=access, limit=None)
+
+    def several(self) -> None:
+        """Two mutexes at once."""
+        first, second = self.rng.sample([f"{self.name}-mutex-{number}" for number in range(self.pace.resources)], 2)
+        asked = time.monotonic()
+        locks = [self.coordinator.mutex(one) for one in (first, second)]
+        with sqlsem.all_of(*locks, timeout=PATIENCE) as grant:
+            with self.stay(grant, first, asked), self.stay(grant, second, asked):
+                grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+
+    def rush(self) -> None:
+        """All at one instant for what nobody has: their registrations are under way at the same time."""
+        number = int(time.monotonic() / RUSH) + 1
+        time.sleep(max(0.0, number * RUSH - time.monotonic()))
+        kind, resource = number % 3, f"{self.name}-rush-{number % RUSHES}"
+        if kind == 0:
+            self.inside(self.coordinator.mutex(resource, timeout=PATIENCE), resource)
+        elif kind == 1:
+            self.inside(self.coordinator.limit(resource, PLACES, timeout=PATIENCE), resource, limit=PLACES)
+        else:
+            self._share(resource)
+
+    def ranked(self) -> None:
+        resource = f"{self.name}-ranked"
+        lock = self.coordinator.limit(resource, PLACES, priority=self.rng.randrange(3), timeout=PATIENCE)
+        self.inside(lock, resource, limit=PLACES)
+
+    def tasks_of_a_loop(self) -> None:
+        """Some tasks of asyncio, for a while."""
+
+        async def one() -> None:
+            for _ in range(20):
+                resource = self.resource("mutex")
+                asked = time.monotonic()
+                with contextlib.suppress(*TROUBLE):
+                    async with self.coordinator.aio.mutex(resource, timeout=PATIENCE) as grant:
+                        with self.stay(grant, resource, asked):
+                            await asyncio.sleep(self.rng.uniform(0, self.pace.stay))
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*[one() for _ in range(3)])
+
+        asyncio.run(all_of_them())
+
+    # -- work
+
+    def work(self) -> None:
+        queue = self.coordinator.queue(f"{self.name}-work")
+        if self.rng.random() < 0.5:
+            queue.put(self.rng.random(), max_attempts=100)
+        task = queue.try_claim()
+        if task is None:
+            return
+        with task:
+            entered = time.monotonic()
+            task.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+            left = time.monotonic()
+            words = {"entered": entered, "left": left, "lost": task.lost_event.is_set()}
+            self.book.note(what="attempt", task=task.id, attempt=task.attempt, **words)
+
+    def parked(self) -> None:
+        queue, resource = self.coordinator.queue(f"{self.name}-parked"), f"{self.name}-shared"
+        locks = [self.coordinator.mutex(resource), self.coordinator.limit(f"{self.name}-other", PLACES)]
+        asked = time.monotonic()
+        queue.put(self.rng.random(), locks=locks, max_attempts=100)
+        for task in queue.claim(wait=0.5):
+            with task, self.stay(task.grant, resource, asked):
+                task.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+            break
+
+    def shared(self) -> None:
+        """What tasks with locks want, too."""
+        resource = f"{self.name}-shared"
+        self.inside(self.coordinator.mutex(resource, timeout=PATIENCE), resource)
+
+    def rate(self) -> None:
+        began = time.monotonic()
+        taken = self.coordinator.rate(f"{self.name}-rate", RATE, per=WINDOW).take(timeout=PATIENCE)
+        if taken is not None:
+            self.book.note(what="take", entered=began, left=time.monotonic())
+
+    def once(self) -> None:
+        asked = time.monotonic()
+        with self.coordinator.once(f"{self.name}-once", per=PERIOD, timeout=PATIENCE) as run:
+            if run:
+                with self.stay(run.grant, f"once:{self.name}-once", asked):
+                    run.grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+                return
+        time.sleep(0.05)
+
+    # -- locks that travel
+
+    def travel(self) -> None:
+        """Adopts what others have handed over, and hands it on; else begins a journey. Now and then a token is tried by
+        two at once.
+        """
+        post = self.folder / "post"
+        letter = next(iter(sorted(post.glob("*.token"))), None)
+        if letter is None:
+            resource = self.resource("travel")
+            asked = time.monotonic()
+            with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
+                self._hop(grant, resource, asked, 0, self.pace.stay)
+            return
+        mine = letter.with_suffix(f".{secrets.token_hex(4)}")
+        shared = self.rng.random() < 0.3
+        try:
+            if shared:
+                os.link(letter, mine)  # it stays there for others, who must not get anything
+            else:
+                letter.rename(mine)
+        except FileNotFoundError:
+            return  # somebody else took it
+        token, resource, position, hop = mine.read_text().split("\n")
+        asked = time.monotonic()
+        try:
+            grant = self.coordinator.adopt(token)
+        except (sqlsem.NotHeld, sqlsem.ConfigurationError):
+            letter.unlink(missing_ok=True)  # its time was up, or somebody else had it
+            return
+        with grant:
+            if grant.positions != {resource: int(position)}:
+                self.wrong(f"{resource} at {position} was adopted as {grant.positions}")
+            self._hop(grant, resource, asked, int(hop), 0.3 if shared else self.pace.stay)
+
+    def _hop(self, grant: sqlsem.Grant, resource: str, asked: float, hop: int, longest: float) -> None:
+        with self.stay(grant, resource, asked, what="hop", hop=hop):
+            grant.lost_event.wait(self.rng.uniform(0, longest))
+        if self.rng.random() < 0.75:
+            token = grant.hand_over(ttl=TTL)
+            draft = self.folder / "post" / secrets.token_hex(8)
+            draft.write_text("\n".join([token, resource, str(grant.positions[resource]), str(hop + 1)]))
+            draft.rename(draft.with_suffix(".token"))
+
+    # -- leaders
+
+    def leader(self) -> None:
+        """One term, with writes that carry its fence."""
+        resource = f"{self.name}-leader"
+        stack = contextlib.ExitStack()
+
+        def started(term: sqlsem.Term) -> None:
+            stack.enter_context(self.doors.enter(resource))
+            self.book.note(what="started", resource=resource, fence=term.fence, at=time.monotonic())
+
+        def stopped(term: sqlsem.Term) -> None:
+            stack.close()
+            at = time.monotonic()
+            self.book.note(what="stopped", resource=resource, fence=term.fence, at=at, lost=term.lost)
+
+        leader = self.coordinator.leader(resource, on_started=started, on_stopped=stopped, timeout=PATIENCE)
+        with leader as term:
+            for _ in range(self.rng.randrange(1, 4)):
+                self._write(term, resource, term.fence)
+                if term.ending.wait(self.rng.uniform(0, 0.05)):
+                    break
+
+    def pinned(self) -> None:
+        """A transaction that has asserted its lock, and takes its time before it writes."""
+        resource = f"{self.name}-pinned-{self.rng.randrange(PLACES)}"
+        with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
+            self._write(grant, resource, grant.fence, grant.position)
+
+    def revoke(self) -> None:
+        """An operator takes the lock of one of these away, by force: its row must stay until its transaction has ended.
+        (It is not told before others, so what counts is the table.)
+        """
+        time.sleep(self.rng.uniform(0, DAWDLE))
+        for entry in self.coordinator.entries(f"{self.name}-pinned-{self.rng.randrange(PLACES)}"):
+            if entry.state == "holds":
+                with contextlib.suppress(sqlsem.NotHeld):  # given back by now
+                    self.coordinator.revoke(entry.position, force=True)
+
+    def _write(self, held: Any, resource: str, fence: int, pinned: int | None = None) -> None:
+        """In a transaction that asserts the lock. ``pinned``: the position of the row that must stay until its end."""
+        try:
+            cursor = self.line().cursor()
+            if self.database.engine == "sqlite":
+                cursor.execute("BEGIN IMMEDIATE")
+            held.assert_held(cursor)
+            if pinned is not None:
+                time.sleep(self.rng.uniform(0, DAWDLE))
+            self.execute(
+                cursor, "INSERT INTO soak_write (resource, fence, pid) VALUES (?, ?, ?)", resource, fence, os.getpid()
+            )
+            if pinned is not None:
+                self.execute(cursor, "SELECT count(*) FROM {table} WHERE queue_position = ?", pinned)
+                if cursor.fetchone()[0] != 1:
+                    self.wrong(f"the row at {pinned} went, though a transaction that is still open has asserted it")
+            self.line().commit()
+        except self.errors:
+            self.drop_line()
+        except BaseException:
+            self.drop_line()
+            raise
+
+    # -- what the database looks after
+
+    def guarded(self) -> None:
+        """Writes into a guarded table. Now and then its lock is taken away by force: then it must not write any more.
+        (It is not told before others, so what counts is the table.)
+        """
+        resource = f"{self.name}-guarded"
+        zombie = False
+        lock = self.coordinator.mutex(resource, timeout=PATIENCE)
+        try:
+            with lock as grant, grant.session(self.line()):
+                for _ in range(self.rng.randrange(1, 4)):
+                    cursor = self.line().cursor()
+                    text = "INSERT INTO soak_guarded (resource, fence, pid) VALUES (?, ?, ?)"
+                    self.execute(cursor, text, resource, grant.fence, os.getpid())
+                    self.line().commit()
+                    if zombie:
+                        self.wrong(f"a zombie wrote under the fence {grant.fence}")
+                    if self.rng.random() < 0.1:
+                        with contextlib.suppress(sqlsem.NotHeld):  # it is lost already
+                            self.coordinator.revoke(grant.position, force=True)
+                        zombie = True
+        except self.errors:
+            self.drop_line()
+        except sqlsem.ConfigurationError:  # the connection broke inside a transaction
+            self.drop_line()
+        except BaseException:
+            self.drop_line()
+            raise
+
+    def departure(self) -> None:
+        """A lock that goes with a transaction, which is committed or not."""
+        resource = self.resource("departure")
+        asked = time.monotonic()
+        commits = self.rng.random() < 0.6
+        try:
+            with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
+                try:
+                    self._depart(grant, resource, asked, commits)
+                except BaseException:
+                    self.book.note(what="releasing", position=grant.position)  # by leaving the block
+                    raise
+        except sqlsem.NotHeld as exc:
+            self.drop_line()
+            self.wrong(f"a lock went though its transaction was rolled back: {exc}")
+        except self.errors:
+            self.drop_line()
+        except BaseException:
+            self.drop_line()
+            raise
+
+    def _depart(self, grant: sqlsem.Grant, resource: str, asked: float, commits: bool) -> None:
+        position = grant.position
+        with self.stay(grant, resource, asked):
+            cursor = self.line().cursor()
+            if self.database.engine == "sqlite":
+                cursor.execute("BEGIN IMMEDIATE")
+            self.execute(cursor, "INSERT INTO soak_done (position) VALUES (?)", position)
+            self.book.note(what="leaving", position=position)
+            grant.release_with(cursor)
+            if not commits:
+                self.line().rollback()
+                self.book.note(what="rolled back", position=position)
+                grant.lost_event.wait(self.rng.uniform(0, self.pace.stay))
+                grant.check()
+        if commits:
+            self.line().commit()
+            self.book.note(what="committed", position=position)
+            self._gone(resource, position)
+        else:
+            self.book.note(what="releasing", position=position)
+
+    def _gone(self, resource: str, position: int) -> None:
+        """Wait until the row has gone, which takes milliseconds when nothing is wrong."""
+        began = time.monotonic()
+        while any(one.position == position for one in self.coordinator.entries(resource)):
+            if time.monotonic() > began + 60:
+                self.wrong(f"the lock at {position} is still there, a minute after its transaction committed")
+                return
+            time.sleep(0.005)
+
+    # -- others than the library
+
+    def routine(self) -> None:
+        """A session that calls the routines of the database."""
+        resource = self.resource("sql")
+        postgres = self.database.engine == "postgresql"
+        asked = time.monotonic()
+        try:
+            line = self.line()
+            line.autocommit = True
+            cursor = line.cursor()
+            if postgres:
+                schema = self.database.schema
+                cursor.execute(f"CALL {schema}.acquire(%s, timeout_ms => 2000)", (resource,))
+                code, position, _ = cursor.fetchone()
+            else:
+                schema = self.database.schema
+                cursor.execute(
+                    "DECLARE @code int, @position bigint; "
+                    f"EXEC @code = {schema}.acquire @resource = ?, @timeout_ms = 2000, @position = @position OUTPUT; "
+                    "SELECT @code, @position",
+                    (resource,),
+                )
+                code, position = cursor.fetchone()
+            if code not in (0, 1):
+                return
+            entered = time.monotonic()
+            with self.doors.enter(resource):
+                time.sleep(self.rng.uniform(0, self.pace.stay))
+            left = time.monotonic()
+            if postgres:
+                cursor.execute(f"SELECT {schema}.release(%s)", (resource,))
+                gone = cursor.fetchone()[0] == 0
+            else:
+                cursor.execute(
+                    f"DECLARE @code int; EXEC @code = {schema}.release @resource = ?; SELECT @code", (resource,)
+                )
+                gone = cursor.fetchone()[0] == 0
+            self._foreign(resource, position, asked, entered, left, held=gone)
+        except self.errors:  # whoever has a session alone knows no more of its lock than that the session has ended
+            self.drop_line()
+
+    def bare(self) -> None:
+        """Three statements: a row in the queue, a look, the row's end. (A look and the end can be tried again.)"""
+        resource = self.resource("sql")
+        me = f"bare-{os.getpid()}-{secrets.token_hex(4)}"
+        asked = time.monotonic()
+        try:
+            line = self.line()
+            if self.database.engine != "sqlite":
+                line.autocommit = True
+            cursor = line.cursor()
+            position = self.database.insert_bare(cursor, resource, me, concurrency_limit=1)
+            line.commit()
+        except self.errors:
+            self.drop_line()
+            self._end_bare(me)
+            return
+        try:
+            deadline = time.monotonic() + PATIENCE
+            ahead = "SELECT count(*) FROM {table} WHERE resource_id = ? AND queue_position < ?"
+            mine = "SELECT count(*) FROM {table} WHERE queue_position = ? AND requesting_id = ?"
+            while True:
+                self.execute(cursor, ahead, resource, position)
+                if cursor.fetchone()[0] == 0:
+                    break
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(0.01)
+            entered = time.monotonic()
+            with self.doors.enter(resource):
+                time.sleep(self.rng.uniform(0, self.pace.stay))
+            left = time.monotonic()
+            self.execute(cursor, mine, position, me)
+            held = cursor.fetchone()[0] == 1
+            line.rollback()
+            self._foreign(resource, position, asked, entered, left, held=held)
+        except self.errors:
+            self.drop_line()
+        finally:
+            self._end_bare(me)
+
+    def _foreign(self, resource: str, position: int, asked: float, entered: float, left: float, *, held: bool) -> None:
+        words = {"position": position, "fence": position, "access": "write", "limit": 1, "lost": not held}
+        self.book.note(what="stay", resource=resource, asked=asked, entered=entered, left=left, **words)
+
+    def _end_bare(self, me: str) -> None:
+        """However long it takes: nobody else ends it, while this process lives."""
+        while True:
+            try:
+                line = self.line()
+                self.execute(line.cursor(), "DELETE FROM {table} WHERE requesting_id = ?", me)
+                line.commit()
+                return
+            except self.errors:
+                self.drop_line()
+                time.sleep(0.1)
+
+
+#: By engine, what it has.
+EVERYWHERE = (
+    "mutex",
+    "limit",
+    "table",
+    "several",
+    "ranked",
+    "tasks_of_a_loop",
+    "rush",
+    "work",
+    "parked",
+    "shared",
+    "rate",
+    "once",
+    "travel",
+    "leader",
+    "pinned",
+    "revoke",
+    "departure",
+    "bare",
+)
+KINDS = {
+    "sqlite": EVERYWHERE,
+    "postgresql": (*EVERYWHERE, "guarded", "routine"),
+    "mssql": (*EVERYWHERE, "guarded", "routine"),
+}
+
+
+def chosen(engine: str, pace: Pace) -> list[str]:
+    """The kinds of a night: those that were asked for and that the engine has."""
+    return [one for one in pace.kinds or KINDS[engine] if one in KINDS[engine]]
+
+
+def take_part(
+    channel: Channel,
+    engine: str,
+    url: str,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    name: str,
+    folder: str,
+    seed: int,
+    kinds: list[str],
+    pace: dict[str, Any],
+) -> None:
+    """A process of the crowd: a thread for each kind, until it is killed or told to end."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s.%(msecs)03d %(threadName)s %(levelname)s %(message)s"
+    )
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:  # which gets sleeping on the monotonic clock wrong, as Python does it
+        time.sleep = lambda seconds: select.select([], [], [], seconds) and None
+    database = Database(engine, url, options)
+    coordinator = sqlsem.connect(url, **options, **settings)
+    jobs = Jobs(database, coordinator, name, folder, seed, Pace(**pace))
+
+    def go_on(job: Callable[[], None]) -> None:
+        while True:
+            try:
+                job()
+            except sqlsem.Timeout:
+                pass
+            except TROUBLE as exc:
+                channel.tell("trouble", error=f"{type(exc).__name__}: {exc}")
+                time.sleep(0.02)
+            except BaseException as exc:
+                logging.exception("a job failed")
+                channel.tell("failed", error=f"{type(exc).__name__}: {exc}")
+                return
+
+    channel.tell("ready")
+    for kind in kinds:
+        threading.Thread(target=go_on, args=(getattr(jobs, kind),), name=kind, daemon=True).start()
+    channel.ask()
+    os._exit(0)

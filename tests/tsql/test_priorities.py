@@ -1,0 +1,84 @@
+"""Priorities from T-SQL: @priority of acquire and try, among Python's."""
+
+import pytest
+from support import Attempt, until
+
+from sqlsem.engines.ranking import line_of
+
+pytestmark = pytest.mark.engines("mssql")
+
+
+@pytest.fixture
+def ranked(connect, name):
+    """The test's resource has priorities."""
+    operator = connect()
+    operator.set_priorities(name, 3600)
+    yield operator
+    operator.set_priorities(name, None)
+
+
+def test_higher_ones_go_first_also_among_pythons(session, connect, database, name, ranked):
+    def in_line(number):
+        until(lambda: len(database.queue(line_of(name))) == number, f"{number} in the line")
+
+    one, low, high = session(), session(), session()
+    first = one.acquire(name, priority=0)
+    assert first.code == 0
+    assert one.acquire(name, routine="try", priority=99).code == -1
+    assert low.acquire(name, timeout_ms=100, priority=99) == (-1, None, None)
+    in_line(0)
+    waits = low.later(low.acquire, name, timeout_ms=60000, priority=1)
+    in_line(1)
+    urgent = high.later(high.acquire, name, timeout_ms=60000, priority=5)
+    in_line(2)
+    python = Attempt(connect().mutex(name, priority=3))
+    in_line(3)
+    assert one.release(name) == 0
+    second = urgent.result(30)
+    assert second.code == 1
+    assert second.fence > first.fence
+    assert high.release(name) == 0
+    python.granted()
+    assert not waits.done()
+    python.leave()
+    assert waits.result(30).code == 1
+    assert low.release(name) == 0
+    in_line(0)
+
+
+def test_what_is_refused(session, name, ranked):
+    one = session()
+    for more, words in (
+        ({}, "no priority is named"),
+        ({"priority": 100}, "from 0 to 99"),
+        ({"priority": 1, "lease_seconds": 5}, "lease_seconds"),
+    ):
+        with pytest.raises(Exception, match=words):
+            one.acquire(name, **more)
+    with pytest.raises(Exception, match="no priorities are set"):
+        one.acquire(name("other"), priority=1)
+    assert one.acquire(name("other")).code == 0
+    with pytest.raises(Exception, match="while this session holds something else"):
+        one.acquire(name, priority=1)
+    assert one.release(name("other")) == 0
+    with pytest.raises(Exception, match="no priority is named"):
+        one.rows(f"INSERT INTO {{s}}.{one.database.table} (resource_id, requesting_id) VALUES (?, N'bare')", str(name))
+
+
+def test_a_place_that_nobody_attends_to_goes(new_session, session, connect, database, name, ranked):
+    """Its caller was cut off; its session lives on."""
+    holder, other = session(), session()
+    assert holder.acquire(name, priority=0).code == 0
+    member = other.rows(
+        "DECLARE @m bigint; EXEC {s}.session_member NULL, @m OUTPUT; "
+        "EXEC {s}.take_turn @m, N'cut off', N'me', N'cut', 0, ?, N'write', 1, 1, NULL, 99, NULL, @attended_ms = 200; "
+        "SELECT @m",
+        str(name),
+    )
+    assert member
+    assert len(database.queue(line_of(name))) == 1
+    assert holder.release(name) == 0
+    waiting = Attempt(connect().mutex(name, priority=0))
+    waiting.granted()
+    waiting.leave()
+    assert database.queue(line_of(name)) == []

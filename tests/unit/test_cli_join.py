@@ -1,0 +1,119 @@
+"""``sqlsem run --adopt`` and ``--join``, with real processes."""
+
+import os
+import sys
+import time
+
+import pytest
+from support.commands import PATIENCE, Bench, alive, lines, pids, until
+
+import sqlsem
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
+#: Tells its process id and what it finds in its environment; stays until it is ended.
+STAYS = """
+import os, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write(f"pid {os.getpid()}\\n")
+    file.writelines(f"{n}={os.environ.get(n)}\\n" for n in ("SQLSEM_FENCE", "SQLSEM_TOKEN"))
+while True: time.sleep(0.05)
+"""
+#: Does not end when it is asked to.
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAYS
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def coordinator(bench):
+    with sqlsem.connect(bench.url) as made:
+        yield made
+
+
+def joined(bench, code=STAYS, then="exec sleep 1000"):
+    """A script that puts a part of its work into the background, which joins the lock."""
+    python = f"{sys.executable} -m sqlsem run --join -- {sys.executable} -c '{code}' {bench.told} & "
+    script = python + f"while ! grep -q pid {bench.told} 2>/dev/null; do sleep 0.05; done; {then}"
+    return bench.start("run", "--mutex", "nightly", "--", "/bin/sh", "-c", script)
+
+
+def test_a_command_adopts(bench, coordinator):
+    with coordinator.mutex("nightly") as grant:
+        bench.environment["SQLSEM_TOKEN"] = grant.hand_over()
+    process = bench.start("run", "--adopt", "--", sys.executable, "-c", STAYS, bench.told)
+    until(lambda: len(lines(bench.told)) == 3, "the command runs")
+    assert lines(bench.told)[1:] == [f"SQLSEM_FENCE={grant.fence}", "SQLSEM_TOKEN=None"]
+    (row,) = coordinator.entries("nightly")
+    assert (row.position, row.pid) == (grant.position, process.pid)
+    process.terminate()
+    process.wait(PATIENCE)
+    assert coordinator.entries("nightly") == []
+    # Once: the second one gets words, and no lock.
+    code, _, err = bench.run("run", "--adopt", "--", "true")
+    assert code != 0
+    assert "was used" in err
+
+
+@pytest.mark.parametrize("arguments", [("--adopt",), ("--adopt", "--mutex", "x"), ("--join", "--mutex", "x")])
+def test_what_cannot_be(bench, arguments):
+    code, _, err = bench.run("run", *arguments, "--", "true")
+    assert code == 64, err
+
+
+def test_there_is_nothing_to_join(bench):
+    code, _, err = bench.run("run", "--join", "--", "true")
+    assert code != 0
+    assert "no lock to join" in err
+
+
+def test_who_has_joined_ends_before_the_lock_is_given_back(bench, coordinator):
+    """The command has ended, what it had put into the background has not: nobody else is let in beside that."""
+    process = joined(bench, then="true")
+    (pid,) = until(lambda: pids(bench.told), "the joined command runs")
+    with coordinator.mutex("nightly", timeout=PATIENCE):
+        assert not alive(pid), "it works beside the next one"
+    assert process.wait(PATIENCE) == 0
+
+
+def test_one_that_does_not_want_to_end(bench, coordinator):
+    joined(bench, STUBBORN, then="true")
+    (pid,) = until(lambda: pids(bench.told), "the joined command runs")
+    with coordinator.mutex("nightly", timeout=PATIENCE):
+        assert not alive(pid)
+
+
+def test_an_operator_takes_the_lock_away(bench, coordinator):
+    joined(bench)
+    (pid,) = until(lambda: pids(bench.told), "the joined command runs")
+    (row,) = coordinator.entries("nightly")
+    coordinator.revoke(row.position)
+    with coordinator.mutex("nightly", timeout=PATIENCE):
+        assert not alive(pid)
+
+
+def test_the_one_above_is_killed(bench, coordinator):
+    process = joined(bench)
+    (pid,) = until(lambda: pids(bench.told), "the joined command runs")
+    process.kill()
+    process.wait(PATIENCE)
+    until(lambda: not alive(pid), "the joined command ends")
+
+
+def test_the_joined_part_ends_by_itself(bench, coordinator):
+    """It leaves, with its own status, and the lock stays what it is."""
+    script = (
+        f"{sys.executable} -m sqlsem run --join -- sh -c 'exit 7'; echo code $? > {bench.told}; "
+        f"echo pid $$ >> {bench.told}; exec sleep 1000"
+    )
+    bench.start("run", "--mutex", "nightly", "--", "/bin/sh", "-c", script)
+    until(lambda: len(lines(bench.told)) == 2, "the script goes on")
+    assert lines(bench.told)[0] == "code 7"
+    assert not coordinator.mutex("nightly").acquire(timeout=0)
+    time.sleep(0.1)
+    assert alive(pids(bench.told)[0])

@@ -1,0 +1,180 @@
+"""``sqlsem run --leader``, with real processes."""
+
+import os
+import signal
+import sys
+from queue import SimpleQueue
+
+import pytest
+from support.commands import PATIENCE, Bench, alive, lines, pids, until
+
+import sqlsem
+from sqlsem.cli import supervisor
+from sqlsem.errors import LockLost, Unavailable
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
+#: Tells its process id and its fence; ends with 5 at SIGTERM.
+LEADS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+with open(sys.argv[1], "a") as file: file.write(f"pid {os.getpid()} {os.environ['SQLSEM_FENCE']}\\n")
+while True: time.sleep(0.05)
+"""
+#: Does not end when it is asked to.
+STUBBORN = LEADS.replace("lambda *_: os._exit(5)", "signal.SIG_IGN")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def coordinator(bench):
+    with sqlsem.connect(bench.url) as made:
+        yield made
+
+
+def candidate(bench, *options, code=LEADS):
+    """One who takes part; its command tells in the file of the bench."""
+    arguments = ("run", "--leader", "scheduler", *options, "--", sys.executable, "-c", code, bench.told)
+    return bench.start(*arguments)
+
+
+def led(bench, terms):
+    """The process ids of the commands that ran, when there were so many terms; all but the last one have ended."""
+    found = until(lambda: pids(bench.told) if len(pids(bench.told)) >= terms else None, f"term {terms}")
+    assert not any(alive(pid) for pid in found[:-1])
+    return found
+
+
+def waiting(coordinator, number):
+    until(lambda: len(coordinator.entries("scheduler")) == number, f"{number} take part")
+
+
+def test_on_sigterm_the_next_one_leads(bench, coordinator):
+    first = candidate(bench, "--note", "http://etl1:8080")
+    led(bench, 1)
+    assert coordinator.leader("scheduler").current().info == "http://etl1:8080"
+    second = candidate(bench)
+    waiting(coordinator, 2)
+    assert len(pids(bench.told)) == 1
+    first.terminate()
+    assert first.wait(PATIENCE) == 5
+    led(bench, 2)
+    assert coordinator.leader("scheduler").current().pid == second.pid
+    second.terminate()
+    assert second.wait(PATIENCE) == 5
+    assert coordinator.entries("scheduler") == []
+
+
+def test_who_loses_ends_the_command_and_takes_part_again(bench, coordinator):
+    first = candidate(bench)
+    led(bench, 1)
+    second = candidate(bench)
+    waiting(coordinator, 2)
+    coordinator.revoke(coordinator.entries("scheduler")[0].position)
+    led(bench, 2)
+    assert coordinator.leader("scheduler").current().pid == second.pid
+    waiting(coordinator, 2)  # the first one again, at the end
+    assert first.poll() is None
+    second.kill()  # and its command with it, by the guard
+    until(lambda: len(pids(bench.told)) == 3, "the first one leads again")
+    until(lambda: not alive(pids(bench.told)[1]), "the guard has ended the command")
+    assert coordinator.leader("scheduler").current().pid == first.pid
+    fences = [int(line.split()[2]) for line in lines(bench.told)]
+    assert fences == sorted(set(fences))
+
+
+def test_a_command_that_does_not_end_is_killed(bench, coordinator):
+    process = candidate(bench, "--kill-after", "0.2", code=STUBBORN)
+    (pid,) = led(bench, 1)
+    process.terminate()
+    assert process.wait(PATIENCE) == 128 + signal.SIGKILL
+    assert not alive(pid)
+    assert coordinator.entries("scheduler") == []
+
+
+def test_a_command_that_ends_ends_it_all(bench, coordinator):
+    assert bench.run("run", "--leader", "scheduler", "--", "sh", "-c", "exit 7") == (7, "", "")
+    assert coordinator.entries("scheduler") == []
+
+
+def test_a_signal_while_it_waits(bench, coordinator):
+    with coordinator.mutex("scheduler"):
+        process = candidate(bench)
+        waiting(coordinator, 2)
+        process.terminate()
+        assert process.wait(PATIENCE) == 143
+        assert len(coordinator.entries("scheduler")) == 1
+    assert pids(bench.told) == []
+
+
+def test_a_command_that_cannot_be_started(bench):
+    code, _, err = bench.run("run", "--leader", "scheduler", "--", "./no-such-program")
+    assert code == 127
+    assert "no such" in err.lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--leader", "a", "--mutex", "b"], "stand alone"),
+        (["--leader", "a", "--once-per", "b=1d"], "stand alone"),
+        (["--leader", "a", "--join"], "stand alone"),
+        (["--leader", "a", "--timeout", "5"], "without --timeout"),
+        (["--leader", " a"], "white space"),
+        (["--leader", ""], "is empty"),
+    ],
+)
+def test_what_cannot_be_is_told(bench, arguments, words):
+    code, _, err = bench.run("run", *arguments, "--", "true")
+    assert code == 64
+    assert words in err
+
+
+# -- terms, one after the other ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terms(monkeypatch):
+    """``terms(*outcomes)``: what comes of one term after the other; the exit code, or what is raised."""
+
+    def terms(*outcomes, events=(), asked=False):
+        left = list(outcomes)
+
+        def run(make_lock, job, **_):
+            job.step_down.asked = asked
+            outcome = left.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(supervisor, "run", run)
+        monkeypatch.setattr(supervisor, "pauses", lambda **_: iter([0.01] * 10))
+        queue = SimpleQueue()
+        for one in events:
+            queue.put(one)
+        job = supervisor.Job(["true"], {}, 0.5, step_down=supervisor.SteppingDown(1.0))
+        code = supervisor.lead(lambda on_lost: None, job, coordinator=None, events=queue)
+        assert left == []
+        return code
+
+    return terms
+
+
+def test_it_takes_part_again_after_any_loss(terms):
+    lost, away = LockLost("its row was removed"), Unavailable("the database is away")
+    assert terms((143, lost), away, away, lost, (143, lost), (3, None)) == 3
+
+
+def test_who_was_asked_to_end_does_not_take_part_again(terms):
+    assert terms((143, LockLost("at the same time")), asked=True) == 143
+
+
+def test_a_signal_between_two_terms_ends_it(terms):
+    with pytest.raises(supervisor.Stopped):
+        terms((143, LockLost("lost")), events=[("child", 0), ("signal", signal.SIGTERM)])

@@ -1,0 +1,122 @@
+"""``sqlsem run --once-per``, with real processes."""
+
+import os
+import sys
+
+import pytest
+from support.commands import PATIENCE, Bench, lines, pids, until
+
+import sqlsem
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
+#: Notes that it ran, and ends with the status that it is given.
+RAN = ["sh", "-c", 'echo ran >> "$0"; exit $1']
+LONG = "366d"
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def once(bench, status=0, *options, per=f"report={LONG}"):
+    return bench.run("run", "--once-per", per, *options, "--", *RAN, bench.told, str(status))
+
+
+def test_it_runs_once(bench):
+    assert once(bench) == (0, "", "")
+    assert once(bench) == (0, "", "")
+    assert lines(bench.told) == ["ran"]
+    with sqlsem.connect(bench.url) as coordinator:
+        assert coordinator.once("report", LONG).begin() is None
+
+
+def test_a_failed_one_may_be_tried_again(bench):
+    assert once(bench, 3)[0] == 3
+    assert once(bench)[0] == 0
+    assert once(bench)[0] == 0
+    assert lines(bench.told) == ["ran"] * 2
+
+
+def test_of_many_hosts_one_runs(bench):
+    command = ["run", "--once-per", f"report={LONG}", "--", *RAN, str(bench.told), "0"]
+    several = [bench.start(*command) for _ in range(5)]
+    assert [process.wait(PATIENCE) for process in several] == [0] * 5
+    assert lines(bench.told) == ["ran"]
+
+
+def test_the_next_one_runs_when_the_first_dies(bench):
+    options = ["run", "--once-per", f"report={LONG}"]
+    first = bench.listen(*options)
+    second = bench.start(*options, "--", *RAN, bench.told, "0")
+    until(lambda: len(bench.entries()) == 2, "the second one waits")
+    first.kill()
+    assert second.wait(PATIENCE) == 0
+    assert lines(bench.told)[-1] == "ran"
+    assert once(bench)[0] == 0
+    assert lines(bench.told).count("ran") == 1
+
+
+def test_who_does_not_wait_is_told(bench):
+    bench.listen("run", "--once-per", f"report={LONG}")
+    code, _, err = once(bench, 0, "--timeout", "0")
+    assert code == 75
+    assert "'once:report'" in err
+    assert once(bench, 0, "--timeout", "0", "-E", "0")[0] == 0
+    assert lines(bench.told)[1:] == []
+
+
+def test_a_signal_while_it_waits_for_another(bench):
+    bench.listen("run", "--once-per", f"report={LONG}")
+    waiting = bench.start("run", "--once-per", f"report={LONG}", "--", *RAN, bench.told, "0")
+    until(lambda: len(bench.entries()) == 2, "the second one waits")
+    waiting.terminate()
+    assert waiting.wait(PATIENCE) == 143
+    assert len(bench.entries()) == 1
+
+
+def test_beside_a_lock_it_has_its_name(bench):
+    """``--mutex report --once-per 1d``; the first lock is what the command is told of."""
+    script = 'echo "$SQLSEM_RESOURCE" >> "$0"'
+    command = ["run", "--limit", "report=2", "--once-per", LONG, "--", "sh", "-c", script, bench.told]
+    assert bench.run(*command)[0] == 0
+    assert bench.run(*command)[0] == 0
+    assert lines(bench.told) == ["report"]
+    assert once(bench) == (0, "", "")
+    assert lines(bench.told) == ["report"]
+    assert bench.entries() == []
+
+
+def test_what_is_lost_is_not_done(bench):
+    process = bench.listen("run", "--once-per", f"report={LONG}")
+    with sqlsem.connect(bench.url) as coordinator:
+        coordinator.revoke(bench.entries()[0].position, force=True)
+    assert process.wait(PATIENCE) == 76
+    assert pids(bench.told)
+    assert once(bench)[0] == 0
+    assert lines(bench.told)[-1] == "ran"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--once-per", "1d"], "--once-per NAME=DURATION"),
+        (["--once-per", "1d", "--mutex", "a", "--mutex", "b"], "--once-per NAME=DURATION"),
+        (["--once-per", "a=0"], "above 0"),
+        (["--once-per", "a=0.2"], "at least 1 second"),
+        (["--once-per", "a=nan"], "not a duration"),
+        (["--once-per", "a=400d"], "at most"),
+        (["--once-per", "=1d"], "is empty"),
+        (["--once-per", "a=1d", "--offset", "1d"], "less than per"),
+        (["--mutex", "a", "--offset", "1h"], "--once-per"),
+        (["--once-per", "a=1d", "--join"], "stand alone"),
+        (["--once-per", "a=1d", "--mutex", "once:a"], "twice"),
+    ],
+)
+def test_what_cannot_be_is_told(bench, arguments, words):
+    code, _, err = bench.run("run", *arguments, "--", sys.executable, "-c", "")
+    assert code == 64
+    assert words in err

@@ -1,0 +1,119 @@
+"""What SIGTERM does to those who lead in the main thread, and to a program's own handlers."""
+
+import signal
+import threading
+
+import pytest
+
+import sqlsem.testing
+
+pytestmark = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="handlers of signals are the main thread's"
+)
+
+
+def strike():
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _default_handler():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    left = signal.signal(signal.SIGTERM, before)
+    assert left is signal.SIG_DFL, "the handler of before is there again"
+
+
+@pytest.fixture
+def coordinator():
+    with sqlsem.testing.memory() as made:
+        yield made
+
+
+def test_the_block_is_left(coordinator):
+    stopped = []
+    with pytest.raises(SystemExit) as ended, coordinator.leader("a", on_stopped=stopped.append) as term:
+        strike()
+        pytest.fail("it went on")
+    assert ended.value.code == 143
+    assert stopped == [term]
+    assert coordinator.entries("a") == []
+    assert term.ending.is_set()
+
+
+def test_leaders_inside_of_each_other(coordinator):
+    stopped = []
+    with pytest.raises(SystemExit), coordinator.leader("a", on_stopped=lambda term: stopped.append(term.name)):
+        with coordinator.leader("b", on_stopped=lambda term: stopped.append(term.name)):
+            strike()
+    assert stopped == ["b", "a"]
+
+
+def test_what_strikes_on_the_way_out_waits_for_its_end(coordinator):
+    told = []
+
+    def stop(term):
+        strike()
+        told.append("stopped")
+
+    with pytest.raises(SystemExit) as ended:
+        with coordinator.leader("a", on_stopped=stop):
+            pass
+    assert ended.value.code == 143
+    assert told == ["stopped"]
+    assert coordinator.entries("a") == []
+
+
+def test_a_second_one_changes_nothing(coordinator):
+    told = []
+
+    def stop(term):
+        strike()
+        told.append("stopped")
+
+    with pytest.raises(SystemExit), coordinator.leader("a", on_stopped=stop):
+        strike()
+    assert told == ["stopped"]
+    assert coordinator.entries("a") == []
+
+
+def test_a_handler_of_the_programs_own(coordinator):
+    struck = []
+    own = lambda number, frame: struck.append(number)  # noqa: E731
+    signal.signal(signal.SIGTERM, own)
+    with coordinator.leader("a") as term:
+        strike()
+        assert term.ending.wait(10)
+        term.check()  # it leads until the program leaves
+    assert struck == [signal.SIGTERM]
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is own
+
+
+def test_a_handler_that_comes_inside_the_block_stays(coordinator):
+    struck = []
+    with coordinator.leader("a"):
+        ours = signal.getsignal(signal.SIGTERM)
+        own = lambda number, frame: struck.append(number)  # noqa: E731
+        signal.signal(signal.SIGTERM, own)
+    assert signal.getsignal(signal.SIGTERM) is own
+    with coordinator.leader("a"):
+        strike()
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is own
+    assert struck == [signal.SIGTERM]
+    assert callable(ours)
+
+
+@pytest.mark.parametrize("how", [signal.SIG_IGN, None])
+def test_what_is_left_alone(coordinator, how):
+    if how is not None:
+        signal.signal(signal.SIGTERM, how)
+    before = signal.getsignal(signal.SIGTERM)
+    with coordinator.leader("a", handle_sigterm=how is not None):
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is before
+
+
+def test_one_that_never_leads_puts_the_handler_back(coordinator):
+    with coordinator.mutex("a"), pytest.raises(sqlsem.Deadlock), coordinator.leader("a"):
+        pytest.fail("it leads")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,0 +1,130 @@
+"""The pulse of a member: it pings as long as there is anything to look after, and rests when there is nothing."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+from support import until
+
+import sqlsem.testing
+from sqlsem.core import membership
+from sqlsem.engines.memory import MemorySession
+
+#: Seconds of the members here: they ping three times in them.
+GRACE, LEASE = 0.6, 1.0
+
+
+@pytest.fixture
+def pings(monkeypatch):
+    """One for each ping. Who rests does so for longer than any test takes."""
+    monkeypatch.setattr(membership, "REST_SECONDS", 1e6)
+    made, ping = [], MemorySession.ping
+
+    def counted(self, member_id):
+        made.append(member_id)
+        return ping(self, member_id)
+
+    monkeypatch.setattr(MemorySession, "ping", counted)
+    return made
+
+
+@pytest.fixture
+def locks():
+    with sqlsem.testing.memory("pulse", grace=GRACE) as locks:
+        yield locks
+
+
+def goes_on(pings):
+    """More of them than a pulse makes that is about to rest."""
+    before = len(pings)
+    until(lambda: len(pings) >= before + 5, "it goes on pinging")
+
+
+def rests(pings):
+    def quiet():
+        before = len(pings)
+        time.sleep(2 * GRACE)
+        return len(pings) == before
+
+    until(quiet, "it rests")
+
+
+@contextlib.contextmanager
+def a_lock(locks):
+    with locks.mutex("a"):
+        yield
+
+
+@contextlib.contextmanager
+def a_place_in_a_queue(locks):
+    def acquire():
+        with locks.mutex("a"):
+            had.set()
+
+    had = threading.Event()
+    with sqlsem.testing.memory("pulse") as other:
+        assert other.mutex("a").acquire()
+        waiting = threading.Thread(target=acquire)
+        waiting.start()
+        until(locks.process.lines.waiters, "it waits")
+        yield
+    waiting.join()
+    assert had.is_set()
+
+
+@contextlib.contextmanager
+def an_answer_on_its_way(locks):
+    member = locks.process.member
+    member.registering("a")
+    yield
+    member.settled("a")
+
+
+HELD = {one.__name__: one for one in (a_lock, a_place_in_a_queue, an_answer_on_its_way)}
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+def test_it_does_not_rest_as_long_as_there_is(locks, pings, held):
+    with locks.mutex("before"):  # enrolled
+        pass
+    with held(locks):
+        goes_on(pings)
+    rests(pings)
+
+
+def test_who_rests_wakes_for_what_is_acquired(locks, pings):
+    for _ in range(2):
+        with locks.mutex("a"):
+            goes_on(pings)
+        rests(pings)
+
+
+def test_who_rests_wakes_for_what_is_left_to_do(locks, pings):
+    with locks.mutex("a"):
+        pass
+    rests(pings)
+    done = threading.Event()
+    locks.process.member.later(lambda session, member_id: done.set())
+    until(done.is_set, "it is done")
+    rests(pings)
+
+
+def test_who_lives_by_a_lease_does_not_rest(pings):
+    """Nobody else renews it."""
+    with sqlsem.testing.memory(lease=LEASE) as locks:
+        with locks.mutex("before"):  # enrolled
+            pass
+        goes_on(pings)
+
+
+@pytest.mark.parametrize(("lease", "trust"), [(30.0, 29.0), (5.0, 4.0), (3.0, 2.4)])
+def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
+    with sqlsem.testing.memory(lease=lease) as locks, locks.mutex("a"):
+        assert locks.process.member.trust == pytest.approx(trust)
+        assert locks.process.member.seconds_left() <= trust
+
+
+def test_what_cannot_be_lost_is_trusted_for_ever(locks):
+    with locks.mutex("a"):
+        assert locks.process.member.seconds_left() is None
