@@ -18,19 +18,22 @@ from benchmarks import servers, shown, subjects
 from benchmarks.estimates import estimates
 from benchmarks.growth.picture import draw
 from benchmarks.growth.shown import PARTS, growth
+from benchmarks.guards import guards
 from benchmarks.printed import ENGINES, console
+from benchmarks.rates import rates
 
 MEASUREMENTS: dict[str, Callable[[str, str, dict[str, Any]], Any]] = {
     one.__name__: one
     for one in (
         *(shown.uncontended, shown.handoff, shown.limit, shown.aio, shown.waiters, shown.connections, shown.throughput),
-        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates),
+        *(shown.tasks, shown.puts, shown.idle, shown.claim, growth, estimates, guards, rates),
     )
 }
 #: Those that are there for SQL Server, whose peers have no queues.
 LOCKS = ("uncontended", "handoff", "limit", "aio", "waiters", "connections", "throughput")
-#: What runs when nothing is named. (The slopes take a while, too; estimates have to do with no database.)
-USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates")]
+#: What runs when nothing is named. (The slopes take a while, too; estimates have to do with no database, and guards are
+#: PostgreSQL's.)
+USUAL = [name for name in MEASUREMENTS if name not in ("growth", "estimates", "guards", "rates")]
 
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -90,8 +93,8 @@ def main(
 ) -> None:
     """Measure sqlsem beside its peers.
 
-    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth and estimates.
-    Compare the ratios, not the figures: these belong to the machine and its mood.
+    MEASUREMENT is any of those named in docs/performance.md; left out, all of them but growth, estimates, guards and
+    rates. Compare the ratios, not the figures: these belong to the machine and its mood.
     """
     if realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))

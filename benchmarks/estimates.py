@@ -1,20 +1,22 @@
-"""How often the truth lies in the range that `sqlsem why` tells: histories are replayed, and at many moments of each
-what was to be known then is compared with what came.
+"""How often the truth lies in the range that `sqlsem why` tells, of requests and of tasks: histories are replayed, and
+at many moments of each what was to be known then is compared with what came.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from benchmarks.printed import console, judged, table
 from sqlsem.insight.estimates import estimates as estimate
 from sqlsem.insight.overview import Hold, HoldTimes, Overview
-from sqlsem.model import Entry, Request
+from sqlsem.insight.task_estimates import MOST_ENDED, task_estimates
+from sqlsem.model import Entry, Request, TaskEntry
 
 __all__ = ["estimates"]
 
@@ -24,6 +26,8 @@ NOMINAL = 0.8
 REQUESTS, FIRST = 600, 150
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 Ask = tuple[Request, float]
+#: Of one who waits: its place, whether the truth lay in the range, the width of that, the truth.
+Found = tuple[int, bool, float, float]
 
 
 @dataclass(slots=True)
@@ -140,8 +144,8 @@ def seen(done: list[Done], now: float) -> Overview:
     return Overview(taken_at, [], entries, [], [], [], {"r": HoldTimes(holds)} if holds else {})
 
 
-def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[tuple[int, bool, float, float]]:
-    """At so many moments, of one who waits: its place, whether the truth lay in the range, its width, the truth."""
+def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[Found]:
+    """At so many moments, of one who waits."""
     asked = [one for one in done[FIRST:] if one.granted is not None and one.granted - one.asked > 1]
     for one in chance.choices(asked, k=moments):
         assert one.granted is not None
@@ -154,18 +158,147 @@ def _told(done: list[Done], moments: int, chance: random.Random) -> Iterator[tup
             yield place, told.low <= truth <= told.high, told.high - told.low, truth
 
 
+# -- tasks
+
+
+@dataclass(slots=True)
+class Job:
+    """A task of a history; seconds from its beginning."""
+
+    number: int
+    order: int
+    body: str
+    put: float
+    lasts: float
+    worker: int = 0
+    started: float = float("inf")
+
+    @property
+    def ended(self) -> float:
+        return self.started + self.lasts
+
+
+Work = tuple[int, str, float]
+
+
+def _alike(chance: random.Random, _: int) -> Work:
+    return 0, "CALL load()", _lognormal(chance, 60, 0.25)
+
+
+def _exponential_tasks(chance: random.Random, _: int) -> Work:
+    return 0, "CALL load()", chance.expovariate(1 / 60)
+
+
+def _eight_kinds(chance: random.Random, number: int) -> Work:
+    kind = chance.randrange(8)
+    return 0, f"python load.py --table {'abcdefgh'[kind]} --day {number}", _lognormal(chance, 8 * 2**kind, 0.2)
+
+
+def _without_kinds(chance: random.Random, number: int) -> Work:
+    return 0, "CALL load()", _eight_kinds(chance, number)[2]
+
+
+def _stages(chance: random.Random, _: int) -> Work:
+    order = chance.choice((100, 100, 200, 300))
+    return order, f"CALL stage_{order}()", _lognormal(chance, order / 2, 0.5)
+
+
+TASKS: dict[str, tuple[int, Callable[[random.Random, int], Work]]] = {
+    "1 worker, tasks alike": (1, _alike),
+    "4 workers, tasks alike": (4, _alike),
+    "4 workers, exponential": (4, _exponential_tasks),
+    "4 workers, eight kinds of commands": (4, _eight_kinds),
+    "the same, all called alike": (4, _without_kinds),
+    "4 workers, three orders": (4, _stages),
+}
+
+
+def worked_off(make: Callable[[random.Random, int], Work], workers: int, chance: random.Random) -> list[Job]:
+    """Tasks are put in bursts, as those of a night are; the next burst comes when the one before it is done."""
+    jobs: list[Job] = []
+    moment = 0.0
+    while len(jobs) < REQUESTS:
+        burst: list[Job] = []
+        for _ in range(chance.randint(10, 60)):
+            order, body, lasts = make(chance, len(jobs) + len(burst))
+            burst.append(Job(len(jobs) + len(burst) + 1, order, body, moment, lasts))
+        free = [moment] * workers
+        opens = moment
+        for order in sorted({one.order for one in burst}):
+            members = [one for one in burst if one.order == order]
+            for one in members:
+                one.worker = min(range(workers), key=free.__getitem__)
+                one.started = max(free[one.worker], opens)
+                free[one.worker] = one.ended
+            opens = max(opens, *(one.ended for one in members))
+        jobs += burst
+        moment = max(one.ended for one in burst) + chance.uniform(600, 3600)
+    return jobs
+
+
+def listed(jobs: list[Job], now: float) -> list[TaskEntry]:
+    """The tasks that were to be seen at a moment: those that were open, and those that had ended last."""
+
+    def at(seconds: float) -> datetime:
+        return BEGIN + timedelta(seconds=seconds)
+
+    def entry(one: Job) -> TaskEntry:
+        started, ended = one.started <= now, one.ended <= now
+        return TaskEntry(
+            one.number, "q", one.order, "shell", one.body, None,
+            "finished" if ended else "running" if started else "pending", "stop", int(started), 0, 0, 1, at(one.put),
+            at(one.put), at(one.started) if started else None, at(one.ended) if ended else None,
+            one.lasts if ended else now - one.started if started else None, 1, f"q-{one.worker}", "h", 1, None, None,
+        )  # fmt: skip
+
+    seen = [entry(one) for one in jobs if one.put <= now]
+    done = sorted((one for one in seen if one.status == "finished"), key=lambda one: str(one.ended_at))
+    return [one for one in seen if one.status != "finished"] + done[-MOST_ENDED:]
+
+
+def _told_of_tasks(jobs: list[Job], moments: int, chance: random.Random) -> Iterator[Found]:
+    """The same of tasks."""
+    asked = [one for one in jobs[FIRST:] if one.started - one.put > 1]
+    for one in chance.choices(asked, k=moments):
+        now = chance.uniform(one.put, one.started)
+        known = listed(jobs, now)
+        told = task_estimates(known, BEGIN + timedelta(seconds=now)).get(one.number)
+        if told is not None:
+            mine = (one.order, one.number)
+            place = sum(task.status == "pending" and (task.order, task.task_id) <= mine for task in known)
+            truth = one.started - now
+            yield place, told.low <= truth <= told.high, told.high - told.low, truth
+
+
 def estimates(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     """The share of ranges that held the truth, for some kinds of histories. (The same on every engine.)"""
+    moments = options["moments"] // 3
+    requests = {name: partial(_of_requests, make, moments) for name, make in HISTORIES.items()}
+    tasks = {name: partial(_of_tasks, make, workers, moments) for name, (workers, make) in TASKS.items()}
+    return {**_judged("requests", requests), **_judged("tasks", tasks)}
+
+
+def _of_requests(make: Callable[[random.Random, int], Ask], moments: int, chance: random.Random) -> Iterator[Found]:
+    return _told(history(make, chance), moments, chance)
+
+
+def _of_tasks(
+    make: Callable[[random.Random, int], Work], workers: int, moments: int, chance: random.Random
+) -> Iterator[Found]:
+    return _told_of_tasks(worked_off(make, workers, chance), moments, chance)
+
+
+def _judged(of_what: str, histories: Mapping[str, Callable[[random.Random], Iterator[Found]]]) -> dict[str, Any]:
     shown = table(
-        f"Estimates of sqlsem why: ranges that held the truth (nominal {NOMINAL:.0%}), by the place in the line",
+        f"sqlsem why, {of_what}: estimates that held the truth (nominal {NOMINAL:.0%}), by the place in the line",
         *("history", "all", "first", "2nd to 5th", "later", "width / wait"),
     )
     results: dict[str, Any] = {}
-    for number, (name, make) in enumerate(HISTORIES.items()):
+    for number, (name, told) in enumerate(histories.items()):
         chance = random.Random(number)
-        found: list[tuple[int, bool, float, float]] = []
+        found: list[Found] = []
         for _ in range(3):
-            found += _told(history(make, chance), options["moments"] // 3, chance)
+            found += told(chance)
         places = ([one for one in found if low <= one[0] <= high] for low, high in ((1, 1), (2, 5), (6, 10**6)))
         shares = [statistics.mean(held for _, held, _, _ in some) if some else None for some in (found, *places)]
         width = statistics.median(width for _, _, width, _ in found) / statistics.median(truth for *_, truth in found)

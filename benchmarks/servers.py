@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +121,26 @@ def cpu_seconds(url: str) -> float | None:
             times = process.cpu_times()
             total += times.user + times.system
     return total
+
+
+@contextlib.contextmanager
+def redis() -> Iterator[str | None]:
+    """The Unix socket of a throwaway Redis, which keeps nothing on disk; None without a ``redis-server``."""
+    program = shutil.which("redis-server")
+    if program is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sqlsem-bench-") as folder:
+        place = f"{folder}/redis"
+        words = [program, "--port", "0", "--unixsocket", place, "--save", "", "--appendonly", "no"]
+        server = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=folder)
+        try:
+            deadline = time.monotonic() + 10
+            while not os.path.exists(place):
+                if time.monotonic() > deadline or server.poll() is not None:
+                    raise SystemExit("redis-server did not start")
+                time.sleep(0.01)
+            yield place
+        finally:
+            server.terminate()
+            server.wait()
