@@ -39,7 +39,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_external_toc",
 ]
-include_patterns = ["*.md", "docs/**.md", "sqlsem/sql/README.md"]
+include_patterns = ["*.md", "docs/**.md", "proof/README.md", "sqlsem/sql/README.md"]
 exclude_patterns = [".*", "build", "dist", "benchmarks", "clients", "tests"]
 external_toc_path = "docs/_toc.yml"
 templates_path = ["templates"]
@@ -55,6 +55,8 @@ html_show_sourcelink = False
 
 default_role = "any"  # docstrings name things in single backticks
 nitpicky = True
+autodoc_mock_imports = ["airflow"]  # takes minutes to install
+nitpick_ignore_regex = [("py:.*", r"airflow\..*")]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -1,6 +1,8 @@
-"""Draws docs/ls.svg and docs/top.svg: what ``sqlsem ls`` shows of a real queue, and ``sqlsem top`` of a made-up night.
+"""Draws docs/ls.svg, docs/top.svg and docs/dashboard.png: what ``sqlsem ls`` shows of a real queue, and ``sqlsem top``
+and ``sqlsem dashboard`` of a made-up night.
 
-Run as ``python docs/pictures.py``. Hosts, programs and durations are made up, so the pictures always say the same. A
+Run as ``python docs/pictures.py``, or with the names of those that shall be drawn; the dashboard needs the dependency
+group ``browser`` and a Chromium. Hosts, programs and durations are made up, so the pictures always say the same. A
 test compares what they say, not how it is drawn, with what is shown now. docs/night.py draws the timeline.
 """
 
@@ -10,10 +12,13 @@ import asyncio
 import dataclasses
 import io
 import os
+import struct
 import sys
 import tempfile
 import threading
 import time
+import zlib
+from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 from xml.etree import ElementTree
@@ -23,11 +28,15 @@ from rich.terminal_theme import MONOKAI
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from support.browsers import chromium
 from support.overviews import FakeLive, a_night
 
 import sqlsem
 from sqlsem import cli
 from sqlsem.core.operators import Operators
+from sqlsem.dashboard import guarding, server
+from sqlsem.dashboard.app import Dashboard
+from sqlsem.dashboard.pages import Asked, Pages
 from sqlsem.insight.overview import Overview
 from sqlsem.model import Entry
 from sqlsem.terminal import output
@@ -111,6 +120,86 @@ def top() -> str:
     return asyncio.run(draw())
 
 
+def page() -> str:
+    """The dashboard's page, as HTML."""
+    live = FakeLive(a_night())
+    pages = Pages(live.where, live.every)
+    told = {"said": "", "can_change": False, "entered": False, "private": False, "word": ""}
+    return pages.draw("page.html", **told, **pages.values(live.seen, Asked.of({})))
+
+
+class _Said(HTMLParser):
+    """The words of a page, in its order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._hidden = 0
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._hidden += tag in ("script", "style", "title")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("script", "style", "title")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.words += data.split()
+
+
+def words_of_page(html: str) -> str:
+    """What a page says."""
+    return " ".join(_Said(html).words)
+
+
+def dashboard() -> bytes:
+    """The dashboard as a browser shows it, as PNG; what it says stands in it, too."""
+    from playwright.sync_api import sync_playwright
+
+    shown = Dashboard(FakeLive(a_night()), guarding.LOOPBACK)
+    place = server.listen("127.0.0.1", 0)
+    running = server.Server(shown, lambda: None)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})
+    thread.start()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium())
+            opened = browser.new_page(viewport={"width": 1200, "height": 480}, timezone_id="UTC", locale="en-GB")
+            opened.goto(f"http://127.0.0.1:{place.getsockname()[1]}/")
+            opened.get_by_text("limit 3 full").first.wait_for()
+            drawn = opened.screenshot(full_page=True)
+            browser.close()
+    finally:
+        running.should_exit = True
+        thread.join()
+    return with_words(drawn, words_of_page(page()))
+
+
+#: Where a PNG begins with its chunks, and ends its first one, which says how large it is.
+PNG_FIRST, PNG_SECOND = 8, 33
+
+
+def with_words(png: bytes, words: str) -> bytes:
+    """The picture with a chunk of text: what it says."""
+    chunk = b"iTXtsqlsem\0\0\0\0\0" + words.encode()
+    chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return png[:PNG_SECOND] + chunk + png[PNG_SECOND:]
+
+
+def words_in(png: bytes) -> str:
+    """What a picture says: the text that `with_words` has put into it."""
+    at = PNG_FIRST
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        chunk = png[at + 4 : at + 8 + length]
+        if chunk.startswith(b"iTXtsqlsem\0"):
+            return chunk.rpartition(b"\0")[2].decode()
+        at += 12 + length
+    raise ValueError("The picture says nothing")
+
+
 PICTURES = {"ls": ls, "top": top}
 
 
@@ -125,5 +214,9 @@ if __name__ == "__main__":
     os.environ["TZ"] = "UTC"  # the night is of nowhere in particular
     if hasattr(time, "tzset"):
         time.tzset()
+    wanted = sys.argv[1:] or [*PICTURES, "dashboard"]
     for name, draw in PICTURES.items():
-        (FOLDER / f"{name}.svg").write_text(draw(), encoding="utf-8")
+        if name in wanted:
+            (FOLDER / f"{name}.svg").write_text(draw(), encoding="utf-8")
+    if "dashboard" in wanted:
+        (FOLDER / "dashboard.png").write_bytes(dashboard())
