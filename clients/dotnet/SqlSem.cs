@@ -117,7 +117,11 @@ public static class SqlSem
     /// </summary>
     /// <param name="connection">Open, in autocommit; on the session behind it the lock depends.</param>
     /// <param name="resource">Its name: 1 to 255 characters, no blanks around it. Upper and lower case differ.</param>
-    /// <param name="limit">How many may be inside; everybody should name the same (the smallest counts).</param>
+    /// <param name="limit">
+    /// How many may be inside; everybody should name the same (the smallest counts). Null: the limit that an operator
+    /// has set for the resource (<c>sqlsem set etl --limit 5</c>), and changes while programs run; where none is set,
+    /// asking is refused. What this connection holds of such a one may keep it out itself: then give a timeout.
+    /// </param>
     /// <param name="timeout">How long to wait at most; null: for ever; zero: only if free.</param>
     /// <param name="weight">How many places to take.</param>
     /// <param name="note">For people who look at the queue.</param>
@@ -133,7 +137,7 @@ public static class SqlSem
     /// <exception cref="ArgumentException">The name, limit, weight, timeout or lease cannot be right.</exception>
     /// <exception cref="OperationCanceledException">cancel was cancelled.</exception>
     public static SqlSemGrant Acquire(
-        DbConnection connection, string resource, int limit = 1, TimeSpan? timeout = null, int weight = 1,
+        DbConnection connection, string resource, int? limit = 1, TimeSpan? timeout = null, int weight = 1,
         string note = null, TimeSpan? lease = null, CancellationToken cancel = default(CancellationToken),
         SqlSemOptions options = null)
     {
@@ -143,7 +147,7 @@ public static class SqlSem
 
     /// <summary>As Acquire, but gives null when it is not had in time: by default, when it is not free now.</summary>
     public static SqlSemGrant TryAcquire(
-        DbConnection connection, string resource, int limit = 1, TimeSpan timeout = default(TimeSpan), int weight = 1,
+        DbConnection connection, string resource, int? limit = 1, TimeSpan timeout = default(TimeSpan), int weight = 1,
         string note = null, TimeSpan? lease = null, CancellationToken cancel = default(CancellationToken),
         SqlSemOptions options = null)
     {
@@ -184,9 +188,10 @@ public static class SqlSem
         if (grant == null)
             throw new SqlSemTimeoutException(request.Resource, string.Format(
                 CultureInfo.InvariantCulture,
-                "'{0}' was not had within {1:0.###} s (limit {2}); see who is inside with: sqlsem ls {0}, or routine "
+                "'{0}' was not had within {1:0.###} s ({2}); see who is inside with: sqlsem ls {0}, or routine "
                 + "entries; wait longer, or try again later",
-                request.Resource, timeout.Value.TotalSeconds, request.Limit));
+                request.Resource, timeout.Value.TotalSeconds,
+                request.Limit == null ? "the server's limit" : "limit " + request.Limit));
         return grant;
     }
 
@@ -412,9 +417,10 @@ public sealed class SqlSemGrant : IDisposable
 internal sealed class SqlSemRequest
 {
     internal readonly string Resource, Access, Note;
-    internal readonly int Limit, Weight;
+    internal readonly int? Limit;  // null: the server's
+    internal readonly int Weight;
 
-    internal SqlSemRequest(string resource, string access, int limit, int weight, string note)
+    internal SqlSemRequest(string resource, string access, int? limit, int weight, string note)
     {
         if (string.IsNullOrEmpty(resource) || resource.Trim() != resource || resource.Length > 255
             || resource.IndexOf('\0') >= 0)
@@ -704,14 +710,14 @@ internal sealed class SqlSemSession
     private void RefuseToWaitForItself(SqlSemRequest request, SqlSemCalls calls, TimeSpan? lease)
     {
         var load = request.Weight;
-        var limit = request.Limit;
+        var limit = request.Limit ?? int.MaxValue;
         foreach (var held in Held)
         {
             if (lease == null && held.SessionBound && held.OfThisSession && held.Schema == calls.Schema && held.Resource == request.Resource
                 && request.Conflicts(held.Request))
             {
                 load += held.Request.Weight;
-                limit = Math.Min(limit, held.Request.Limit);
+                limit = Math.Min(limit, held.Request.Limit ?? int.MaxValue);
             }
         }
         if (load > limit)
