@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support import Channel, Child, Stay, check_history
+from support import Channel, Child, Stay, check_history, until
 
 import sqlsem
 
@@ -125,10 +125,22 @@ class Crowd:
             found[words["kind"]] += words["entered"] > since
         return found
 
-    def busy(self, since: float) -> bool:
-        """Whether everything goes on since then."""
-        found = self.counts(since)
-        return all(found[kind] >= 5 for kind in ("mutex", "limit", "work"))
+    def until_busy(self, queue: sqlsem.Queue, since: float, what: str) -> int:
+        """Wait until everything goes on since then, and return how many tasks were put for that.
+
+        What was put before may all be done by then, however much it was: so there is always something left to do.
+        """
+        put = 0
+
+        def busy() -> bool:
+            nonlocal put
+            if not queue.state().pending:
+                put += len(queue.put_many(range(20)))
+            found = self.counts(since)
+            return all(found[kind] >= 5 for kind in ("mutex", "limit", "work"))
+
+        until(busy, what)
+        return put
 
     def end(self) -> None:
         """Let everybody finish what it does, and leave."""

@@ -56,11 +56,11 @@ def check_rounds(pair, crowd, name, rounds, rng, longest):
         for number in range(rounds):
             began = time.monotonic()
             put += len(queue.put_many(range(200)))
-            until(lambda began=began: crowd.busy(began), "everybody is at work")
+            put += crowd.until_busy(queue, began, "everybody is at work")
             killed = pair.kill()
             time.sleep(rng.uniform(0, longest))  # for so long nobody decides to promote
             promoted = pair.promote()
-            until(lambda promoted=promoted: crowd.busy(promoted), "everybody goes on with the new primary")
+            put += crowd.until_busy(queue, promoted, "everybody goes on with the new primary")
             print(f"round {number}: down for {promoted - killed:.1f} s")
             if number + 1 < rounds:
                 pair.rejoin()

@@ -159,8 +159,7 @@ def test_what_an_administrator_must_not_run_breaks_nothing(fresh, spawn, name, t
             for act in (functools.partial(lock_tables, fresh, 2 + 2 * number), lambda: rewrite(fresh), fresh.install):
                 queue.put_many(range(20))
                 act()
-                done = time.monotonic()
-                until(lambda done=done: crowd.busy(done), "everybody goes on")
+                crowd.until_busy(queue, time.monotonic(), "everybody goes on")
         assert queue.wait(60)
         crowd.end()
     crowd.check(name)
