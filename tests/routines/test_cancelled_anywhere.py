@@ -78,7 +78,7 @@ def test_who_is_first_in_the_line_of_a_rate_is_attended_to_and_no_longer(databas
         )
         waiter.start()
         ends = (
-            "SELECT extract(epoch FROM attended_until - now()) FROM {table} "
+            "SELECT extract(epoch FROM attended_until - clock_timestamp()) FROM {table} "
             "WHERE resource_id = ? AND granted_at IS NOT NULL"
         )
         until(lambda: database.rows(ends, resource), "it is first")
