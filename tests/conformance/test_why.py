@@ -1,5 +1,6 @@
 """Why a request waits, as SQL tells it: the same as Python does."""
 
+import contextlib
 import re
 
 import pytest
@@ -11,23 +12,40 @@ from sqlsem.insight.reasons import reasons
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 
 
-def told(database, position):
+class Session:
+    """One session that asks for all, as a T-SQL engine may take seconds over the first call of each."""
+
+    def __init__(self, database):
+        self.database, self.connection = database, database.raw()
+
+    def ask(self, routine, position):
+        database, cursor = self.database, self.connection.cursor()
+        call = "EXEC {}.{} ?" if database.engine == "mssql" else "SELECT * FROM {}.{}(?)"
+        cursor.execute(database.sql(call.format(database.schema, routine)), (position,))
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+@pytest.fixture
+def session(database):
+    session = Session(database)
+    with contextlib.closing(session.connection):
+        yield session
+
+
+def told(session, position):
     """The codes, and the rows behind which it stands."""
-    if database.engine == "mssql":
-        rows = database.rows(f"EXEC {database.schema}.why ?", position)
-    else:
-        rows = database.rows("SELECT * FROM sqlsem.why(?)", position)
+    rows = session.ask("why", position)
     return {row[0] for row in rows}, [row[2] for row in rows if row[2] is not None], rows
 
 
-def compare(database, coordinator, name):
+def compare(session, coordinator, name):
     """Of all who wait under such names: what SQL tells is what Python does; their codes."""
     found = coordinator.overview()
     mine = [one for one in found.entries if one.resource.startswith(name)]
     codes = []
     for one in mine:
         reason = reasons(found, only=one.position).get(one.position)
-        code, behind, rows = told(database, one.position)
+        code, behind, rows = told(session, one.position)
         if reason is None:
             assert code == {one.state}
             continue
@@ -56,18 +74,18 @@ def waiting(database, name):
         one.leave()
 
 
-def test_limits_and_operators(database, connect, name, waiting):
+def test_limits_and_operators(database, session, connect, name, waiting):
     one, other = connect(), connect()
     with one.limit(name, 3, note="a"), one.limit(name, 3, weight=2):
         waiting(other.limit(name, 3, weight=2))
         waiting(other.limit(name, 5))
         waiting(other.mutex(name))
-        assert compare(database, one, name) == ["limit"] * 3
+        assert compare(session, one, name) == ["limit"] * 3
         one.set_limit(name, 1)
-        assert compare(database, one, name) == ["limit"] * 3
+        assert compare(session, one, name) == ["limit"] * 3
         one.pause(name)
-        assert compare(database, one, name) == ["paused"] * 3
-        _, _, rows = told(database, database.queue(name)[2][0])
+        assert compare(session, one, name) == ["paused"] * 3
+        _, _, rows = told(session, database.queue(name)[2][0])
         assert rows[0][1].startswith("the resource is paused by ")
         one.resume(name)
         one.set_limit(name, None)
@@ -75,52 +93,59 @@ def test_limits_and_operators(database, connect, name, waiting):
         one.set_limit(name("c"), 1)
         waiting(other.limit(name("c"), 3))
         waiting(other.limit(name("c"), 3, weight=2))
-        assert compare(database, one, name("c")) == ["cap", "limit"]
-        _, _, rows = told(database, database.queue(name("c"))[1][0])
+        assert compare(session, one, name("c")) == ["cap", "limit"]
+        _, _, rows = told(session, database.queue(name("c"))[1][0])
         assert "cap of 1" in rows[0][1]
         assert rows[0][7] == "b"
         one.set_limit(name("c"), None)
 
 
-def test_readers_writers_and_stages(database, connect, name, waiting):
+def test_readers_writers_and_stages(session, connect, name, waiting):
     one, other = connect(), connect()
     with one.read(name), one.stage(name("s"), 100):
         waiting(other.write(name))
         waiting(other.read(name))
         waiting(other.stage(name("s"), 200))
-        assert compare(database, one, name) == ["readers_ahead", "writer_ahead", "stage"]
+        assert compare(session, one, name) == ["readers_ahead", "writer_ahead", "stage"]
 
 
-def test_where_it_goes_on(database, connect, name, waiting):
+def test_where_it_goes_on(database, session, connect, name, waiting):
     one, other, third = connect(), connect(), connect()
     with one.mutex(name("a")):
         waiting(other.all_of(other.mutex(name("b")), other.mutex(name("a"))))
         waiting(third.mutex(name("b")))
         late = database.queue(name)[-1][0]
-        (row,) = told(database, late)[2]
+        (row,) = told(session, late)[2]
         entries = {entry.position: entry for entry in one.entries()}
         assert entries[row[2]].resource == name("b")
         assert entries[row[9]].resource == name("a")
-        (row,) = told(database, row[9])[2]
+        (row,) = told(session, row[9])[2]
         assert row[9] is None, "the head waits for nobody"
 
 
-def test_one_that_is_not_there(database):
-    assert told(database, 10**12)[2] == []
+def test_one_that_is_not_there(session):
+    assert told(session, 10**12)[2] == []
 
 
 # -- when it will go in
 
 
+AGO = {
+    "postgresql": "clock_timestamp() - ? * interval '1 ms'",
+    "mssql": "DATEADD(millisecond, -CAST(? AS int), SYSUTCDATETIME())",
+}
+
+
 def remember(database, resource, held, note=None, before=0):
     """A history: locks that were held for so long, the last one first; each ended two hours after another."""
-    for number, seconds in enumerate(held):
+    ago = AGO[database.engine]
+    for number, seconds in enumerate(held, before + 1):
+        ended, ms = number * 2 * 3600 * 1000, round(seconds * 1000)
         database.rows(
-            "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, program, "
-            "note, requested_at, granted_at, ended_at, outcome) "
-            "SELECT ?, ?, 'x', 'write', 1, 'p', ?, e.at - ? * interval '1 second', e.at - ? * interval '1 second', "
-            "e.at, 'released' FROM (SELECT clock_timestamp() - (? + 1) * interval '2 hours' AS at) AS e",
-            *(resource, -number - 1, note, seconds + 5, seconds, before + number),
+            f"INSERT INTO {database.schema}.history (resource_id, queue_position, requesting_id, access_type, weight, "
+            "program, note, requested_at, granted_at, ended_at, outcome) "
+            f"SELECT ?, ?, 'x', 'write', 1, 'p', ?, {ago}, {ago}, {ago}, 'released'",
+            *(resource, -number, note, ended + ms + 5000, ended + ms, ended),
         )
 
 
@@ -129,11 +154,11 @@ def spread(count, middle, width):
     return [middle * (1 + width * ((number * 7 % count) / count - 0.5)) for number in range(count)]
 
 
-def compare_estimates(database, coordinator, positions):
+def compare_estimates(session, coordinator, positions):
     """What SQL tells is what Python does, but for chance."""
     found = estimates(coordinator.overview())
     for position in positions:
-        ((low, likely, high, held_low, held_high, count),) = database.rows("SELECT * FROM sqlsem.estimate(?)", position)
+        ((low, likely, high, held_low, held_high, count),) = session.ask("estimate", position)
         python = found[position]
         assert (held_low, held_high, count) == pytest.approx((python.held_low, python.held_high, python.count))
         for told, other in ((low, python.low), (likely, python.likely), (high, python.high)):
@@ -142,26 +167,24 @@ def compare_estimates(database, coordinator, positions):
     return found
 
 
-@pytest.mark.engines("postgresql")
-def test_when_it_will_go_in(database, connect, name, waiting):
+def test_when_it_will_go_in(database, session, connect, name, waiting):
     one, other = connect(), connect()
     remember(database, name, spread(60, 600, 0.5))
     with one.mutex(name):
         for _ in range(4):
             waiting(other.mutex(name))
-        found = compare_estimates(database, one, [row[0] for row in database.queue(name)[1:]])
+        found = compare_estimates(session, one, [row[0] for row in database.queue(name)[1:]])
         likely = [one.likely for _, one in sorted(found.items())]
         assert likely == sorted(likely)
-        (row, *_) = told(database, database.queue(name)[1][0])[2]
+        (row, *_) = told(session, database.queue(name)[1][0])[2]
         assert re.search(r"; it goes in in about 0:\d\d:\d\d \(between 0:\d\d:\d\d and 0:\d\d:\d\d\)$", row[1])
-        assert told(database, database.queue(name)[0][0])[2][0][1] == "it has been let in"
+        assert told(session, database.queue(name)[0][0])[2][0][1] == "it has been let in"
         one.pause(name)
-        assert database.rows("SELECT * FROM sqlsem.estimate(?)", database.queue(name)[1][0]) == []
+        assert session.ask("estimate", database.queue(name)[1][0]) == []
         one.resume(name)
 
 
-@pytest.mark.engines("postgresql")
-def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, connect, name, waiting):
+def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, session, connect, name, waiting):
     one, other = connect(), connect()
     remember(database, name("l"), spread(60, 300, 1.8))
     remember(database, name("r"), spread(60, 100, 0.5))
@@ -181,24 +204,23 @@ def test_when_it_will_go_in_under_a_limit_with_readers_and_by_kinds(database, co
         waiting(other.mutex(name("k"), note="quick 5"))
         asked = [one.position for one in one.entries() if one.resource.startswith(name) and one.state == "waits"]
         assert len(asked) == 7
-        compare_estimates(database, one, asked)
+        compare_estimates(session, one, asked)
 
 
-@pytest.mark.engines("postgresql")
-def test_what_sql_does_not_know(database, connect, name, waiting):
+def test_what_sql_does_not_know(database, session, connect, name, waiting):
     one, other = connect(), connect()
     remember(database, name, [60.0] * 4)
     with one.limit(name, 3, weight=3):
         waiting(other.limit(name, 3, weight=3))
         position = database.queue(name)[1][0]
-        assert database.rows("SELECT * FROM sqlsem.estimate(?)", position) == [], "four holds are too few"
+        assert session.ask("estimate", position) == [], "four holds are too few"
         remember(database, name, [60.0] * 4, before=10)
-        assert len(database.rows("SELECT * FROM sqlsem.estimate(?)", position)) == 1
-        assert database.rows("SELECT * FROM sqlsem.estimate(?)", database.queue(name)[0][0]) == [], "it is inside"
+        assert len(session.ask("estimate", position)) == 1
+        assert session.ask("estimate", database.queue(name)[0][0]) == [], "it is inside"
         one.set_limit(name, 2)
-        assert database.rows("SELECT * FROM sqlsem.estimate(?)", position) == [], "its weight is above the cap"
+        assert session.ask("estimate", position) == [], "its weight is above the cap"
         one.set_limit(name, None)
-    assert database.rows("SELECT * FROM sqlsem.estimate(?)", 10**12) == []
+    assert session.ask("estimate", 10**12) == []
 
 
 @pytest.mark.engines("postgresql")

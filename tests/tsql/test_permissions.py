@@ -23,7 +23,7 @@ LOCKS = {"acquire", "try", "release", "renew", "assert_holding", "register", "re
          "adopt", "take_rate", "settle_rate", "take", "settle",
          "once_begin", "once_done", "once_due", "mark_once", "once_forget",
          "leave_with", "has_left", "forget_left"}  # fmt: skip
-LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations", "why",
+LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_settings", "operations", "why", "estimate",
          "guarded_tables", "rates", "priorities", "once_last"}  # fmt: skip
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",

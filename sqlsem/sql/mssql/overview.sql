@@ -111,9 +111,215 @@ END;
 GO
 
 
+-- When somebody will go in ------------------------------------------------------------------------------------------
+
+-- What holds of one kind have in common: the note but for its numbers, or else the program.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.kind_of;
+GO
+CREATE FUNCTION {schema}.kind_of(@note nvarchar(1000), @program nvarchar(255)) RETURNS nvarchar(1100) AS
+BEGIN
+    DECLARE @text nvarchar(1000) = @note, @digit int = 0;
+    IF COALESCE(DATALENGTH(@note), 0) = 0
+        RETURN CONCAT(N'program ', @program);
+    WHILE @digit < 10
+    BEGIN
+        SET @text = REPLACE(@text, CAST(@digit AS nvarchar(1)), N'#');
+        SET @digit = @digit + 1;
+    END;
+    WHILE CHARINDEX(N'##', @text) > 0
+        SET @text = REPLACE(@text, N'##', N'#');
+    RETURN CONCAT(N'note ', @text);
+END;
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Seconds as hours, minutes and seconds: 0:12:30.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.span_words;
+GO
+CREATE FUNCTION {schema}.span_words(@seconds float) RETURNS nvarchar(40) AS
+BEGIN
+    DECLARE @whole bigint = ROUND(@seconds, 0);
+    RETURN CONCAT(@whole / 3600, N':', RIGHT(CONCAT(N'0', @whole / 60 % 60), 2), N':', RIGHT(CONCAT(N'0', @whole % 60), 2));
+END;
+GO
+COMMIT TRANSACTION;
+GO
+
+-- The numbers of estimate; NULL where it tells nothing. Plays the queue forward 100 times, as `sqlsem why` does (which goes on
+-- where this ends): who is inside stays for as long as one of the recent holds that were longer, who waits goes in as soon as the
+-- rule lets it. Each row of the queue is played in all plays at once.
+IF OBJECT_ID(N'{schema}.play_forward') IS NULL EXEC (N'CREATE PROCEDURE {schema}.play_forward AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.play_forward
+    @queue_position bigint, @low float OUTPUT, @likely float OUTPUT, @high float OUTPUT, @held_low float OUTPUT,
+    @held_high float OUTPUT, @holds int OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @now datetime2(6) = SYSUTCDATETIME(), @never float = 1E300;
+    DECLARE @resource nvarchar(255), @cap int, @paused_at datetime2(6), @rows int, @place int = 0, @kind nvarchar(1100), @access nvarchar(64),
+            @limit bigint, @weight bigint, @state nvarchar(10), @held float, @left float, @doubt float, @shorter int;
+    DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
+    DECLARE @row TABLE (
+        place int NOT NULL PRIMARY KEY, access_type nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL, concurrency_limit bigint NOT NULL,
+        weight bigint NOT NULL, state nvarchar(10) NOT NULL, held float NULL, time_left float NULL, kind nvarchar(1100) NOT NULL);
+    DECLARE @hold TABLE (place int NOT NULL PRIMARY KEY, held float NOT NULL, kind nvarchar(1100) NOT NULL);
+    -- Of the row at hand: how long the holds were that are like it, in order; and when it goes in.
+    DECLARE @like TABLE (rank int NOT NULL PRIMARY KEY, held float NOT NULL);
+    DECLARE @enter TABLE (rank int NOT NULL PRIMARY KEY, play int NOT NULL, enters float NOT NULL);
+    -- Luck: how far the mean of all that comes is off in this play, in standard deviations.
+    DECLARE @play TABLE (play int NOT NULL PRIMARY KEY, luck float NOT NULL);
+    DECLARE @stay TABLE (place int NOT NULL, play int NOT NULL, leaves float NOT NULL, PRIMARY KEY (play, place));
+    SELECT @low = NULL, @likely = NULL, @high = NULL, @held_low = NULL, @held_high = NULL, @holds = NULL;
+    SELECT @resource = resource_id FROM {schema}.entry WITH (NOLOCK) WHERE queue_position = @queue_position;
+    SELECT @cap = s.cap, @paused_at = s.paused_at FROM {schema}.set_for(@resource) AS s;
+    IF @resource IS NULL OR @paused_at IS NOT NULL
+       OR 60 < (SELECT COUNT(*) FROM (SELECT TOP (61) t.queue_position FROM {schema}.entry AS t WITH (NOLOCK)
+                                      WHERE t.resource_id = @resource AND t.queue_position < @queue_position) AS a)
+        RETURN 0;
+    INSERT INTO @hold (place, held, kind)
+    SELECT ROW_NUMBER() OVER (ORDER BY h.ended_at DESC, h.queue_position DESC),
+           DATEDIFF_BIG(microsecond, h.granted_at, h.ended_at) / CAST(1000000 AS float), {schema}.kind_of(h.note, h.program)
+    FROM (SELECT TOP (200) p.queue_position, p.granted_at, p.ended_at, p.outcome, p.note, p.program
+          FROM {schema}.history AS p WITH (NOLOCK) WHERE p.resource_id = @resource ORDER BY p.ended_at DESC) AS h
+    WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL;
+    IF @@ROWCOUNT < 5
+        RETURN 0;
+    INSERT INTO @member (member_id, missing)
+    SELECT m.member_id,
+           CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
+                WHEN m.beacon IS NULL THEN 0
+                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END
+    FROM {schema}.member AS m WITH (NOLOCK)
+    WHERE m.member_id IN (SELECT t.member_id FROM {schema}.entry AS t WITH (NOLOCK)
+                          WHERE t.resource_id = @resource AND t.queue_position <= @queue_position);
+    -- (Who is dead has no time left, nor has who leaves without having been let in.)
+    INSERT INTO @row (place, access_type, concurrency_limit, weight, state, held, time_left, kind)
+    SELECT ROW_NUMBER() OVER (ORDER BY t.queue_position), t.access_type, COALESCE(t.concurrency_limit, 2147483647),
+           COALESCE(t.weight, 1), CASE WHEN t.revoked_at IS NULL AND h.holds = 0 THEN N'waits' ELSE N'holds' END,
+           DATEDIFF_BIG(microsecond, COALESCE(t.granted_at, t.requested_at), @now) / CAST(1000000 AS float),
+           CASE WHEN t.member_id IS NOT NULL AND (m.member_id IS NULL OR t.granted_at IS NULL) THEN 0
+                WHEN b.missing = 1 AND m.lease_until IS NOT NULL THEN 0
+                WHEN b.missing = 1
+                THEN DATEDIFF_BIG(microsecond, @now, DATEADD(millisecond, m.grace_ms, COALESCE(m.missing_since, m.seen_at)))
+                     / CAST(1000000 AS float) END,
+           {schema}.kind_of(t.note, m.program)
+    FROM {schema}.standing(@resource) AS h
+    JOIN {schema}.entry AS t WITH (NOLOCK) ON t.resource_id = h.resource_id AND t.queue_position = h.queue_position
+    LEFT JOIN @member AS b ON b.member_id = t.member_id
+    LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = t.member_id
+    WHERE t.queue_position <= @queue_position;
+    SET @rows = @@ROWCOUNT;
+    -- Chance that is the same each time: what is shown should not jump about.
+    INSERT INTO @play (play, luck)
+    SELECT u.play, SQRT(-2 * LOG(u.one)) * COS(2 * PI() * u.other)
+    FROM (SELECT n.play,
+                 (CAST(SUBSTRING(HASHBYTES('SHA2_256', CONCAT(N'one ', n.play)), 1, 3) AS int) + 0.5) / CAST(16777216 AS float) AS one,
+                 (CAST(SUBSTRING(HASHBYTES('SHA2_256', CONCAT(N'other ', n.play)), 1, 3) AS int) + 0.5) / CAST(16777216 AS float) AS other
+          FROM (SELECT 10 * a.n + b.n AS play
+                FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS a (n)
+                CROSS JOIN (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS b (n)) AS n) AS u;
+    WHILE @place < @rows
+    BEGIN
+        SET @place = @place + 1;
+        SELECT @access = access_type, @limit = concurrency_limit, @weight = weight, @state = state, @held = held, @left = time_left, @kind = kind
+        FROM @row WHERE place = @place;
+        DELETE FROM @like;
+        INSERT INTO @like (rank, held)
+        SELECT ROW_NUMBER() OVER (ORDER BY n.held, n.place), n.held
+        FROM (SELECT TOP (60) h.held, h.place FROM @hold AS h
+              WHERE h.kind = @kind OR 8 > (SELECT COUNT(*) FROM @hold AS k WHERE k.kind = @kind)
+              ORDER BY h.place) AS n;
+        SET @holds = @@ROWCOUNT;
+        SET @shorter = 0;
+        IF @state = N'waits'
+        BEGIN
+            SET @held = 0;
+            -- In each play the last one that leaves it no room together with those that stay for longer.
+            DELETE FROM @enter;
+            INSERT INTO @enter (rank, play, enters)
+            SELECT ROW_NUMBER() OVER (ORDER BY e.enters, e.play), e.play, e.enters
+            FROM (SELECT p.play, CASE WHEN @weight > @limit OR @weight > @cap THEN @never ELSE MAX(COALESCE(a.leaves, 0)) END AS enters
+                  FROM @play AS p
+                  LEFT JOIN (SELECT s.play, s.leaves,
+                                    SUM(COALESCE(r.weight, 0)) OVER (PARTITION BY s.play ORDER BY s.leaves DESC, s.place DESC ROWS UNBOUNDED PRECEDING) AS load,
+                                    MIN(COALESCE(r.concurrency_limit, 2147483647)) OVER (PARTITION BY s.play ORDER BY s.leaves DESC, s.place DESC
+                                                                   ROWS UNBOUNDED PRECEDING) AS declared
+                             FROM @stay AS s JOIN @row AS r ON r.place = s.place
+                             WHERE @access = N'write' OR r.access_type <> @access) AS a
+                      ON a.play = p.play AND (@weight + a.load > @limit OR @weight + a.load > @cap OR @weight + a.load > a.declared)
+                  GROUP BY p.play) AS e;
+        END
+        ELSE
+            SELECT @shorter = COUNT(*) FROM @like WHERE held <= @held;
+        IF @place < @rows
+        BEGIN
+            SELECT @doubt = CASE WHEN AVG(held) > 0 THEN STDEVP(held) / AVG(held) / SQRT(COUNT(*)) ELSE 0 END FROM @like;
+            -- How much longer it is held, where its share of those like it is shorter. Between any two of those that were longer lies the
+            -- same share, and as much below the first of them and above the last; what has lasted longer than all lasts on. (As
+            -- sqlsem/insight/estimates.py has it.)
+            INSERT INTO @stay (place, play, leaves)
+            SELECT @place, d.play,
+                   CASE WHEN @state = N'waits' THEN d.enters + d.lasts * EXP(@doubt * d.luck)
+                        WHEN @left <= 0 THEN 0 WHEN @left < d.lasts THEN @left ELSE d.lasts END
+            FROM (SELECT x.play, x.luck, x.enters,
+                         CASE WHEN above.held IS NOT NULL THEN x.below + (above.held - x.below) * x.rest
+                              ELSE CASE WHEN x.below > 0.001 THEN x.below ELSE 0.001 END
+                                   * POWER(1 - CASE WHEN x.rest < 0.98 THEN x.rest ELSE 0.98 END, -0.6) END - @held AS lasts
+                  FROM (SELECT w.play, w.luck, w.enters, w.next_rank, w.rest, COALESCE(l.held, @held) AS below
+                        FROM (SELECT v.play, v.luck, v.enters, @shorter + FLOOR(v.at) + 1 AS next_rank, v.at - FLOOR(v.at) AS rest,
+                                     CASE WHEN v.at >= 1 THEN @shorter + FLOOR(v.at) END AS last_rank
+                              FROM (SELECT p.play, p.luck, COALESCE(e.enters, 0) AS enters,
+                                           (ROW_NUMBER() OVER (ORDER BY HASHBYTES('SHA2_256', CONCAT(@place, N' ', p.play)), p.play) - 0.5)
+                                           / CAST(100 AS float) * (@holds - @shorter + 1) AS at
+                                    FROM @play AS p LEFT JOIN @enter AS e ON e.play = p.play) AS v) AS w
+                        LEFT JOIN @like AS l ON l.rank = w.last_rank) AS x
+                  LEFT JOIN @like AS above ON above.rank = x.next_rank) AS d;
+        END;
+    END;
+    IF @state <> N'waits' OR @never <= (SELECT MAX(enters) FROM @enter)
+    BEGIN
+        SET @holds = NULL;
+        RETURN 0;
+    END;
+    -- With a straight line between two values: each counts the more, the nearer its rank is.
+    SELECT @low = SUM(CASE WHEN ABS(rank - 10.9) < 1 THEN enters * (1 - ABS(rank - 10.9)) ELSE 0 END),
+           @likely = SUM(CASE WHEN ABS(rank - 50.5) < 1 THEN enters * (1 - ABS(rank - 50.5)) ELSE 0 END),
+           @high = SUM(CASE WHEN ABS(rank - 90.1) < 1 THEN enters * (1 - ABS(rank - 90.1)) ELSE 0 END)
+    FROM @enter;
+    SELECT @held_low = SUM(CASE WHEN ABS(l.low) < 1 THEN l.held * (1 - ABS(l.low)) ELSE 0 END),
+           @held_high = SUM(CASE WHEN ABS(l.high) < 1 THEN l.held * (1 - ABS(l.high)) ELSE 0 END)
+    FROM (SELECT held, rank - 1 - 0.1 * (@holds - 1) AS low, rank - 1 - 0.9 * (@holds - 1) AS high FROM @like) AS l;
+END;
+GO
+
+-- When a request that waits will be granted, in seconds from now: in eight of ten cases between low and high; and for how long
+-- such locks are held, in eight of ten cases, known from so many. No row where it does not wait, the resource is paused, fewer
+-- than five holds are known, or more than 60 requests stand before it.
+IF OBJECT_ID(N'{schema}.estimate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.estimate AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.estimate @queue_position bigint
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    DECLARE @low float, @likely float, @high float, @held_low float, @held_high float, @holds int;
+    EXEC {schema}.play_forward @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT, @holds OUTPUT;
+    SELECT @low AS low, @likely AS likely, @high AS high, @held_low AS held_low, @held_high AS held_high, @holds AS holds
+    WHERE @holds IS NOT NULL;
+END;
+GO
+
 -- Why a request waits: one row for each row that holds it back, from the head of the queue on (or one without, where nobody does);
 -- none where there is no such request. goes_on_at: with which the owner of that row waits itself; ask about that one next. The
--- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more.
+-- codes are those of `sqlsem why` (docs/cli.md), and holds, revoked or dead for those that wait no more. The reason says when it
+-- will go in, too, where enough is known; as numbers, estimate does.
 IF OBJECT_ID(N'{schema}.why') IS NULL EXEC (N'CREATE PROCEDURE {schema}.why AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.why @queue_position bigint
@@ -127,7 +333,7 @@ BEGIN
     DECLARE @resource nvarchar(255), @access nvarchar(64), @limit bigint, @weight bigint, @member bigint, @owner nvarchar(255),
             @state nvarchar(10), @cap int, @cap_by nvarchar(128), @pattern nvarchar(255), @paused_at datetime2(6), @paused_by nvarchar(128),
             @usable bigint, @room bigint = 2147483647, @edge bigint, @edge_uncapped bigint, @own bigint, @code nvarchar(20),
-            @reason nvarchar(1000), @all int = 0, @writers int = 0, @stages int = 0, @readers int = 0;
+            @low float, @likely float, @high float, @held_low float, @held_high float, @holds int, @reason nvarchar(1000), @all int = 0, @writers int = 0, @stages int = 0, @readers int = 0;
     DECLARE @entry TABLE (
         queue_position bigint NOT NULL PRIMARY KEY, access_type nvarchar(64) NULL, concurrency_limit bigint NOT NULL,
         weight bigint NOT NULL, member_id bigint NULL, owner nvarchar(255) NULL, granted int NOT NULL, state nvarchar(10) NOT NULL,
@@ -229,6 +435,11 @@ BEGIN
             ELSE CASE WHEN @room > 1 THEN CONCAT(N'the limit of ', @room, N' is full') ELSE N'somebody holds it' END END;
         IF @code = N'own_earlier'
             UPDATE @entry SET behind = 0 WHERE queue_position <> @own;
+        EXEC {schema}.play_forward @queue_position, @low OUTPUT, @likely OUTPUT, @high OUTPUT, @held_low OUTPUT, @held_high OUTPUT,
+                                   @holds OUTPUT;
+        IF @holds IS NOT NULL
+            SET @reason = CONCAT(@reason, N'; it goes in in about ', {schema}.span_words(@likely), N' (between ',
+                                 {schema}.span_words(@low), N' and ', {schema}.span_words(@high), N')');
     END;
     SELECT @code AS code, @reason AS reason, e.queue_position AS behind, e.state, e.host, e.pid, e.program, e.note,
            DATEDIFF_BIG(microsecond, e.since, @now) / CAST(1000000 AS float) AS seconds,

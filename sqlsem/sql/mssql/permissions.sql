@@ -61,7 +61,7 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'leave_with', N'uwo'), (N'has_left', N'uwo'), (N'forget_left', N'uwo'),
              (N'once_begin', N'uo'), (N'once_done', N'uo'), (N'once_due', N'uo'), (N'mark_once', N'uo'), (N'once_forget', N'uo'),
              (N'once_last', N'uor'),
-             (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
+             (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'estimate', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'resource_settings', N'uor'), (N'priorities', N'uor'), (N'operations', N'uor'),
              (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
              (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
