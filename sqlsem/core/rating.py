@@ -146,7 +146,7 @@ class Taking(Generic[R]):
         self._line: Acquisition[BaseGrant] | None = None
         self._place: BaseGrant | None = None  # first in the line
         self._unsure = False  # whether it was taken with that: the answer was lost
-        self._row_gone = False
+        self._gone: Holding | None = None  # that place, when its row has gone
         self._sleeper = _Sleeper(new_event())
         self._cars = _cars_of(process)
         # Guarded by the lock of the cars:
@@ -204,6 +204,8 @@ class Taking(Generic[R]):
 
     def _leave(self) -> int | None:
         """Want nothing any more; when something was taken, if it was."""
+        if self._gone is not None:
+            self._process.holdings.tell_released(self._gone)
         with self._cars.lock:
             self._out = True
             taken_ms, self._taken_ms = self._taken_ms, None
@@ -238,7 +240,7 @@ class Taking(Generic[R]):
         """Whether we have it, at our turn, in time. Who of the others has not by then enters anew."""
         yield from self._take(car, None)
         if self._taken_ms is None:
-            self._row_gone = False
+            self._gone = None
             if _batches(self._process):
                 self._cars.reopen(car, self._request)
             grant = yield from self._wait_in_line()
@@ -278,14 +280,14 @@ class Taking(Generic[R]):
         for one in left:
             one._sleeper.event.set()
 
-    def _take(self, car: _Car, holding: Holding | None) -> Operations[RateAnswer]:
+    def _take(self, car: _Car, place: BaseGrant | None) -> Operations[RateAnswer]:
         try:
-            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, holding), self._budget)
+            answer: RateAnswer = yield Call("rate", partial(self._take_for, car, place), self._budget)
         except Busy:  # somebody keeps the gate in an open transaction
             answer = RateAnswer(RateTurn.OTHERS_FIRST)
         return answer
 
-    def _take_for(self, car: _Car, holding: Holding | None, session: Session, member_id: int) -> RateAnswer:
+    def _take_for(self, car: _Car, place: BaseGrant | None, session: Session, member_id: int) -> RateAnswer:
         """On the main session: take for all of the car that have nothing yet, one after the other."""
         self._cars.close(car)
         with self._cars.lock:
@@ -294,7 +296,7 @@ class Taking(Generic[R]):
             waiting = [one for one in car.riders if one._taken_ms is None and not one._out]
         if not waiting:
             return RateAnswer(RateTurn.OTHERS_FIRST)
-        ticket = None if holding is None else holding.tickets[0]
+        ticket = None if place is None else place.holding.tickets[0]
         first, *others = (one._wish() for one in waiting)
         request = replace(self._request, cost=first.cost)
         try:
@@ -303,9 +305,8 @@ class Taking(Generic[R]):
             self._unsure = True
             raise
         unsure, self._unsure = self._unsure, False
-        if answer.turn is RateTurn.GONE and unsure and ticket is not None:
-            self._row_gone = True  # by the call before: what that took counts as used
-            self._process.member.forget([ticket])
+        if answer.turn is RateTurn.GONE and unsure and place is not None and ticket is not None:
+            self._row_went(place)  # by the call before: what that took counts as used
             self._process.nudge(ticket.resource)
         if answer.turn is RateTurn.TAKEN:
             now, late = monotonic(), []
@@ -320,14 +321,19 @@ class Taking(Generic[R]):
             for one in served:
                 if one is not self:
                     one._sleeper.event.set()
-            if holding is not None and ticket is not None and len(served) == len(waiting):
+            if place is not None and ticket is not None and len(served) == len(waiting):
                 # The row is gone with it, and the next one of ours may come forward.
-                self._row_gone = True
-                self._process.member.forget([ticket])
+                self._row_went(place)
                 self._process.returned(ticket, session, member_id)
             for taken_ms, cost in late:
                 session.settle_rate(request.resource, taken_ms, -cost)
         return answer
+
+    def _row_went(self, place: BaseGrant) -> None:
+        """It is in no book any more when others of ours are told so: they sleep behind what they find there."""
+        self._gone = place.holding
+        self._process.holdings.forget(place)
+        self._process.member.forget(place.holding.tickets)
 
     def _wish(self) -> Wish:
         """What it wants, and for how long it would sleep for that: not beyond its time."""
@@ -365,9 +371,8 @@ class Taking(Generic[R]):
         while True:
             holding.require()
             left = self._seconds_left()
-            answer = yield from self._take(car, holding)
-            if self._row_gone:
-                process.holdings.forget(grant)
+            answer = yield from self._take(car, grant)
+            if self._gone is not None:
                 process.holdings.tell_released(holding)
                 return
             if self._all_served(car):  # some have left

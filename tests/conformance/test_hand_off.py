@@ -1,12 +1,14 @@
 """Who sleeps in the database wakes when a row before it has left, and goes in if it may by the whole rule."""
 
 import contextlib
+import dataclasses
 import itertools
 import threading
 
 import pytest
 from support import PATIENCE, until
 
+from sqlsem.core.process import Process
 from sqlsem.model import Request
 
 #: So long it waits for what must not come. (No bound that a slow machine could miss: it is a chance to be wrong.)
@@ -116,3 +118,26 @@ def test_an_operator_takes_its_row_as_it_sleeps(party, name):
     assert holder.main.revoke(waiter.ticket.position, False) == 0
     holder.leave()
     assert answer() is None
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql", "memory")
+def test_what_has_left_is_in_no_book_when_others_of_ours_are_told(connect, name, monkeypatch):
+    """They sleep as long as what they find there keeps them out, and nobody would wake them."""
+    coordinator = connect()
+    told, found, tell = [], [], Process.returned
+
+    def returned(process, ticket, session, member_id):
+        told.append(ticket.resource)
+        found.extend(process.holdings.ahead_of(dataclasses.replace(ticket, position=ticket.position + 1)))
+        tell(process, ticket, session, member_id)
+
+    monkeypatch.setattr(Process, "returned", returned)
+    with coordinator.mutex(name("a")), coordinator.limit(name("b"), 2, weight=2), coordinator.read(name("c")):
+        pass
+    with coordinator.all_of(coordinator.write(name("a")), coordinator.stage(name("b"), 1)):
+        pass
+    rate = coordinator.rate(name("d"), 1, per="1s")
+    for _ in range(2):  # the second one in the rate's line, as it has to wait for long
+        rate.take()
+    assert {name("a"), name("b"), name("c"), f"rate:{name('d')}"} == set(told)
+    assert found == []
