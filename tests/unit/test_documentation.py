@@ -4,6 +4,7 @@ import doctest
 import importlib.util
 import pkgutil
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ def test_faults_are_found(find, text, words):
 )
 def test_what_is_right_is_left_alone(text):
     assert list(check.commands(text)) == []
+
+
+def test_commits_that_pages_name_are_there():
+    """Also after commits were made anew on the way to the main branch."""
+    top = Path(__file__).parents[2]
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=top, capture_output=True, text=True)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("not a clone with its whole history")
+    pages = [*(top / "docs").rglob("*.md"), *(top / "proof").glob("*.md"), top / "README.md"]
+    named = {found for page in pages for found in re.findall(r"`([0-9a-f]{7})`", page.read_text(encoding="utf-8"))}
+    assert len(named) > 10
+    gone = {one for one in named if git("merge-base", "--is-ancestor", one, "HEAD").returncode}
+    assert gone == set()
 
 
 def test_roles_are_known():
