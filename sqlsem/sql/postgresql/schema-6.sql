@@ -143,6 +143,9 @@ CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task
 -- (With the column that is NULL: so the planner does not take task_open for it, where it would walk past all that has a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
+-- Those alone that were put for later, or wait for their next attempt: the others cost nothing here.
+CREATE INDEX task_later ON {schema}.task (queue_name, task_order, ready_at)
+    WHERE status = 'pending' AND lock_count IS NULL AND ready_at > put_at;
 
 -- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
 CREATE TABLE {schema}.queue_setting (
