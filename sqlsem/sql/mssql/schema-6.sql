@@ -28,6 +28,10 @@ CREATE TABLE {schema}.rate_window (
     rate_limit  bigint NOT NULL CONSTRAINT rate_window_limit CHECK (rate_limit >= 1),  -- in so long, as it was declared last
     seen_ms     bigint NOT NULL,  -- when it was last taken from
     full_us     bigint NULL,      -- with a burst: when all of that may be had again
+    -- Since the window is known; only ever more.
+    taken       bigint NOT NULL CONSTRAINT rate_window_taken DEFAULT 0,
+    returned    bigint NOT NULL CONSTRAINT rate_window_returned DEFAULT 0,  -- of that, as it was less in the end
+    waits       bigint NOT NULL CONSTRAINT rate_window_waits DEFAULT 0,     -- how often it was not there at once
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
 

@@ -60,6 +60,10 @@ CREATE TABLE {schema}.rate_window (
     seen_ms     bigint NOT NULL,                          -- when it was last taken from
     full_us     bigint,                                   -- with a burst: when all of that may be had again
     promised_ms bigint,                                   -- the last moment for which something has been promised
+    -- Since the window is known; only ever more. (In the row that is written anyhow, so that counting costs nothing.)
+    taken       bigint NOT NULL DEFAULT 0,
+    returned    bigint NOT NULL DEFAULT 0,                -- of that, as it was less in the end
+    waits       bigint NOT NULL DEFAULT 0,                -- how often it was not there at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';

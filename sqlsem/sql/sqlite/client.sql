@@ -123,14 +123,14 @@ SELECT DISTINCT resource_id FROM {schema}_rate_window
 WHERE resource_id LIKE 'rate:%' AND (:resource IS NULL OR resource_id = :resource) ORDER BY resource_id
 
 -- name: rate_windows
-SELECT window_ms, rate_limit, seen_ms, full_us FROM {schema}_rate_window WHERE resource_id = ?
+SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits FROM {schema}_rate_window WHERE resource_id = ?
 
 -- name: rate_slots
 SELECT window_ms, slot, used FROM {schema}_rate_slot WHERE resource_id = ?
 
 -- name: put_rate_window
-INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us)
-VALUES (:resource, :window, :limit, :seen, :full)
+INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits)
+VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits)
 
 -- name: put_rate_slot
 INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used) VALUES (:resource, :window, :slot, :used)

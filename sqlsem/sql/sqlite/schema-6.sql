@@ -27,6 +27,10 @@ CREATE TABLE {schema}_rate_window (
     rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in so long, as it was declared last
     seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
     full_us     INTEGER,                                   -- with a burst: when all of that may be had again
+    -- Since the window is known; only ever more.
+    taken       INTEGER NOT NULL DEFAULT 0,
+    returned    INTEGER NOT NULL DEFAULT 0,                -- of that, as it was less in the end
+    waits       INTEGER NOT NULL DEFAULT 0,                -- how often it was not there at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
 
