@@ -200,6 +200,10 @@ class RateEntry:
         limit: How much may be used in it, as it was declared last.
         used: How much counts just now.
         idle: Seconds since it was last used.
+        taken: How much was ever taken while this window was known, also by settling more. It is forgotten with the
+            window, a day after that was last used.
+        returned: How much of that was given back, by settling less.
+        waits: How often it was not there at once.
     """
 
     name: str
@@ -207,6 +211,9 @@ class RateEntry:
     limit: int
     used: int
     idle: float
+    taken: int = 0
+    returned: int = 0
+    waits: int = 0
 
     @property
     def resource(self) -> str:
@@ -214,9 +221,9 @@ class RateEntry:
         return RATE_PREFIX + self.name
 
     @classmethod
-    def of_row(cls, resource: str, window_ms: int, limit: int, used: int, idle: float) -> RateEntry:
+    def of_row(cls, resource: str, window_ms: int, limit: int, used: int, idle: float, *counted: int) -> RateEntry:
         """As the routine `rates` says it."""
-        return cls(str(resource).removeprefix(RATE_PREFIX), window_ms / 1000, limit, used, float(idle))
+        return cls(str(resource).removeprefix(RATE_PREFIX), window_ms / 1000, limit, used, float(idle), *counted)
 
 
 #: A window, as programs write it: durations and limits.

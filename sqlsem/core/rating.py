@@ -21,6 +21,7 @@ from sqlsem.core.steps import Call, Operations, Sleep
 from sqlsem.engines.base import Busy, Disconnected, Session
 from sqlsem.engines.rating import RateSession
 from sqlsem.errors import LockLost, SqlsemError
+from sqlsem.events import TimedOut
 from sqlsem.model import Request, monotonic
 from sqlsem.model_rates import AHEAD_MS, RateAnswer, RateRequest, RateTurn, Wish
 
@@ -147,6 +148,7 @@ class Taking(Generic[R]):
         self._place: BaseGrant | None = None  # first in the line
         self._unsure = False  # whether it was taken with that: the answer was lost
         self._gone: Holding | None = None  # that place, when its row has gone
+        self._told = False  # that it was not had in time
         self._sleeper = _Sleeper(new_event())
         self._cars = _cars_of(process)
         # Guarded by the lock of the cars:
@@ -171,12 +173,20 @@ class Taking(Generic[R]):
                 self._get_off()
                 rides = not taken and self._seconds_left() > 0
         if not taken:
+            self._tell_late()
             return None
         while (left := self._due - monotonic()) > 0:
             self._process.require_open()
             yield Sleep(self._sleeper, left)
         assert self._taken_ms is not None
         return self._make_grant(self._request, self._taken_ms, monotonic() - self._began)
+
+    def _tell_late(self) -> None:
+        """That it was not had in time; once, as its place in the line may have told it."""
+        signals = self._process.signals
+        if self._timeout is not None and not self._told and signals.wants(TimedOut.name, TimedOut.level):
+            about = signals.about(self._request.in_line(), None, self._caller)
+            signals.tell(TimedOut(**about, waited=monotonic() - self._began, timeout=self._timeout))
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Leave the line, and give back what was taken. Repeatable. What cannot be given back now counts as used."""
@@ -360,6 +370,7 @@ class Taking(Generic[R]):
             self._new_event,
         )
         grant = yield from line.run()
+        self._told = grant is None
         if grant is not None:
             line.done()
             grant.holding.when_lost.append(self._sleeper.event.set)

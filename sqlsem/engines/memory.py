@@ -391,7 +391,7 @@ class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSessi
             if first != (None if row is None else row.position) or store.paused.get(request.resource):
                 return RateAnswer(RateTurn.OTHERS_FIRST)
             now_us = int(monotonic() * 1_000_000)
-            wait_ms = store.rates[request.resource].take(request, now_us)
+            wait_ms = store.rates[request.resource].take(request, now_us, waited=row is not None)
             if wait_ms:
                 return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)
             if row is not None:

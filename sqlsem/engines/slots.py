@@ -5,7 +5,7 @@ same in SQL; see the comments of PostgreSQL's rates.sql.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlsem.model_rates import RateEntry, RateRequest, Window
 
@@ -22,10 +22,13 @@ class Known:
     limit: int
     seen_ms: int
     full_us: int | None = None
+    taken: int = 0  # since it is known; these three only grow
+    returned: int = 0
+    waits: int = 0
     slots: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> Known:
-        return Known(self.limit, self.seen_ms, self.full_us, dict(self.slots))
+        return replace(self, slots=dict(self.slots))
 
 
 def _slot_ms(window_ms: int) -> int:
@@ -44,8 +47,8 @@ class RateState:
         first = (now_ms - window_ms) // _slot_ms(window_ms)
         return {} if known is None else {slot: known.slots[slot] for slot in sorted(known.slots) if slot >= first}
 
-    def take(self, request: RateRequest, now_us: int) -> int:
-        """Take what is asked if it is there; how many ms to wait, 0 where it was taken."""
+    def take(self, request: RateRequest, now_us: int, *, waited: bool = False) -> int:
+        """Take what is asked if it is there, which was waited for or not; how many ms to wait, 0 where it was taken."""
         now_ms = now_us // 1000
         self.begin(request.windows, now_ms)
         wait_ms = max(self._wait_ms(window, request.cost, now_ms) for window in request.windows)
@@ -59,6 +62,8 @@ class RateState:
         if wait_ms <= 0:
             for window in request.windows:
                 self.windows[window.ms].limit = window.limit
+            for known in self.windows.values():
+                known.waits += waited
             self.use(request.cost, now_us, 0)
         return max(0, wait_ms)
 
@@ -77,7 +82,14 @@ class RateState:
         """Its windows as people see them."""
         return [
             RateEntry.of_row(
-                resource, ms, known.limit, sum(self.counted(ms, now_ms).values()), max(0, now_ms - known.seen_ms) / 1000
+                resource,
+                ms,
+                known.limit,
+                sum(self.counted(ms, now_ms).values()),
+                max(0, now_ms - known.seen_ms) / 1000,
+                known.taken,
+                known.returned,
+                known.waits,
             )
             for ms, known in sorted(self.windows.items())
         ]
@@ -109,6 +121,8 @@ class RateState:
         now_ms = now_us // 1000
         for ms, known in self.windows.items():
             known.seen_ms = max(known.seen_ms, now_ms)
+            known.taken += max(0, used)
+            known.returned += max(0, -used)
             if known.full_us is not None:
                 advance = abs(used) * ms * 1000
                 if used > 0:

@@ -21,7 +21,7 @@ from sqlsem.insight.chains import Leader, is_waiting, leaders
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
-from sqlsem.model_rates import RateEntry
+from sqlsem.model_rates import RATE_PREFIX, RateEntry
 
 __all__ = ["Exporter"]
 
@@ -36,8 +36,17 @@ LONGEST_GAP_SECONDS = 300.0
 
 #: Outcomes that are nobody's wish: the owner was found dead; an operator took it away; it was lost.
 ENDS = ("reaped", "revoked", "lost")
+#: Of rates: that somebody gave up waiting.
+TIMEOUT = "timeout"
 #: So many of each are counted.
 MOST_ENDS = 1000
+
+#: What the database counts of each window of a rate: the metric's name, what it is, and where it stands.
+RATE_COUNTERS: tuple[tuple[str, str, Callable[[RateEntry], int]], ...] = (
+    ("rate_taken", "What was taken from rates, also by settling more.", lambda one: one.taken),
+    ("rate_returned", "What was given back of that, by settling less.", lambda one: one.returned),
+    ("rate_waits", "How often it was not there at once, and was had after waiting.", lambda one: one.waits),
+)
 
 #: A metric's name, what it is, its labels, and its values by these.
 _Rows = tuple[str, str, tuple[str, ...], Mapping[tuple[str, ...], float]]
@@ -71,6 +80,7 @@ class Exporter:
         self._asking = threading.Lock()  # one scrape at a time; guards all that follows
         self._answer: tuple[float, list[Metric]] | None = None
         self._once = once
+        self._most = most
         self._pattern = Patterns(patterns)
         self._few = {"resource": Few(most), "queue": Few(most), "holder": Few(most)}
         self._rates: Sequence[RateEntry] = ()
@@ -81,7 +91,10 @@ class Exporter:
         self._known_ends: set[tuple[str, int, str]] | None = (
             None  # those of them that were counted, or were there before
         )
-        self._counted: Counter[tuple[str, ...]] = Counter()  # by their labels, since this exporter began
+        #: What the database says of each window, at the last look.
+        self._known_rates: Mapping[tuple[str, float], RateEntry] | None = None
+        # By metric and labels, since this exporter began.
+        self._counted: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._told: set[tuple[str, ...]] = set()
         #: Why the last look failed.
         self.trouble: SqlsemError | None = None
@@ -104,15 +117,16 @@ class Exporter:
             return iter(self._answer[1])
 
     def count_ends(self) -> None:
-        """Count what has ended as it should not within the last hour, for the scrapes that follow: three statements.
+        """Count what has ended as it should not within the last hour, for the scrapes that follow: four statements.
         Whoever serves does this once a minute. Where it fails, the numbers are left out.
         """
         with self._asking:
             found: dict[tuple[str, int, str], tuple[str, str]] = {}
             try:
-                for outcome in ENDS:
+                for outcome in (*ENDS, TIMEOUT):
                     for one in self._ask(partial(_ended, outcome=outcome)):
-                        found[one.resource, one.position, outcome] = self._pattern(one.resource), outcome
+                        if outcome in ENDS or one.resource.startswith(RATE_PREFIX):
+                            found[one.resource, one.position, outcome] = self._pattern(one.resource), outcome
             except SqlsemError as exc:
                 self.trouble, self._ends = exc, None
                 return
@@ -120,8 +134,10 @@ class Exporter:
             if self._known_ends is not None:
                 for key in found.keys() - self._known_ends:
                     pattern, outcome = found[key]
-                    labels = *self._few["resource"].of(pattern), outcome
-                    self._counted[labels] += 1
+                    if outcome == TIMEOUT:
+                        self._count("rate_timeouts", pattern, 1)
+                    else:
+                        self._count("ended", pattern, 1, outcome)
             self._known_ends = set(found)
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -166,7 +182,8 @@ class Exporter:
                 found.append(_gauge(name, what, labels, values))
             if not self._once:
                 self._add_blame(leaders(overview), began)
-                found += [self._told_blame(), self._told_counted()]
+                self._add_rates()
+                found += [self._told_blame(), *self._told_counted()]
         found.append(_gauge("scrape_seconds", "Seconds that this look took.", (), {(): monotonic() - began}))
         return found
 
@@ -217,6 +234,7 @@ class Exporter:
                         *(
                             ((*self._few["resource"].of(pattern), outcome), float(number))
                             for (pattern, outcome), number in self._ends.items()
+                            if outcome in ENDS
                         ),
                     ]
                 ),
@@ -259,18 +277,53 @@ class Exporter:
             family.add_metric(labels, seconds)
         return family
 
-    def _told_counted(self) -> Metric:
-        family = CounterMetricFamily(
-            "sqlsem_ended",
-            "Requests that ended as they should not, since this exporter began; counted once a minute.",
-            labels=["resource", "outcome"],
-        )
+    def _count(self, name: str, pattern: str, number: int, *more: str) -> None:
+        """Counts for ever are of as few labels as all that is told, whatever has come and gone meanwhile."""
+        counted = self._counted[name]
+        labels = *self._few["resource"].of(pattern), *more
+        if labels not in counted and len({one for one, *_ in counted} - {OTHER}) >= self._most:
+            labels = OTHER, *more
+        counted[labels] += number
+
+    def _add_rates(self) -> None:
+        """What was taken since the last look. (A window that nobody uses is forgotten, and begins anew later: what is
+        told must not go down with it.)
+        """
+        known = {(one.resource, one.window): one for one in self._rates}
+        for name, _, number in RATE_COUNTERS:
+            more: dict[str, int] = {}  # of each rate: whatever is taken counts in all its windows
+            for key, one in known.items():
+                before = None if self._known_rates is None else self._known_rates.get(key)
+                increase = number(one)
+                if before is not None and number(before) <= increase:
+                    increase -= number(before)
+                more[one.resource] = max(more.get(one.resource, 0), increase)
+            for resource, increase in more.items():
+                self._count(name, self._pattern(resource), 0 if self._known_rates is None else increase)
+        self._known_rates = known
+
+    def _told_counted(self) -> Iterator[Metric]:
         for outcome in ENDS:
-            self._counted.setdefault((OTHER, outcome), 0)
-        for labels, number in self._counted.items():
+            self._counted["ended"].setdefault((OTHER, outcome), 0)
+        yield self._counter(
+            "ended",
+            "Requests that ended as they should not, since this exporter began; counted once a minute.",
+            ("resource", "outcome"),
+        )
+        for name, what, _ in RATE_COUNTERS:
+            yield self._counter(name, f"{what} Since this exporter began.", ("resource",))
+        yield self._counter(
+            "rate_timeouts",
+            "Takes that gave up waiting in the line of a rate, since this exporter began; counted once a minute.",
+            ("resource",),
+        )
+
+    def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Metric:
+        family = CounterMetricFamily(f"sqlsem_{name}", what, labels=labels)
+        for one, number in self._counted[name].items():
             # First 0: of a counter that begins with what it has counted, nobody would see the increase.
-            family.add_metric(labels, number if labels in self._told else 0)
-        self._told.update(self._counted)
+            family.add_metric(one, number if (name, *one) in self._told else 0)
+            self._told.add((name, *one))
         return family
 
 

@@ -46,6 +46,33 @@ def test_a_window_slides(connect, name):
     assert all(third - first >= 300 for first, third in zip(taken, taken[2:], strict=False)), taken
 
 
+def test_what_is_taken_given_back_and_waited_for_is_counted(connect, name):
+    """By every window for as long as it is known; what is refused counts as nothing."""
+    one, other = connect(), connect()
+    told = []
+    one.on("timeout", lambda event: told.append((event.resource, event.timeout)))
+
+    def counted():
+        return {entry.window: (entry.taken, entry.returned, entry.waits) for entry in one.rates(name)}
+
+    grant = one.rate(name, 5, per=LONG, cost=4).take()
+    grant.settle(5)
+    assert counted() == {3600: (5, 0, 0)}
+    assert one.rate(name, 5, per=LONG).take(False) is None
+    assert one.rate(name, 5, per=LONG).take(timeout=0.05) is None
+    assert counted() == {3600: (5, 0, 0)}
+    until(lambda: len(told) == 2, "it is told")
+    assert told == [(f"rate:{name}", 0), (f"rate:{name}", 0.05)]
+    waiter = threading.Thread(target=other.rate(name, {LONG: 5, "2h": 100}, cost=3).take)
+    waiter.start()
+    until(lambda: one.entries(f"rate:{name}"), "it waits")
+    grant.settle(1)
+    waiter.join(PATIENCE)
+    assert counted()[3600] == (8, 4, 1)
+    taken, _, waits = counted()[7200]
+    assert (taken, waits) == (3, 1), "from when it is known"
+
+
 def test_several_windows_at_once(connect, name):
     coordinator = connect()
     rate = coordinator.rate(name, {"1s": 100, LONG: 3})

@@ -91,6 +91,20 @@ def test_of_many_keys_none_is_forgotten(database, queue):
         task.finish()
 
 
+def test_keys_are_compared_byte_by_byte(queue):
+    """Those that run, too: each one has its limit, however much they look alike."""
+    keys = ["a", "A", "ä", "a\u0308", "a.", ".a", "aa", "ﬀ", "ff"]
+    queue.set_key_limit(1)
+    for key in keys * 2:
+        queue.put(key, key=key)
+    claimed = [queue.try_claim() for _ in keys]
+    assert sorted(task.body for task in claimed) == sorted(keys)
+    assert queue.try_claim() is None
+    for task in claimed:
+        task.finish()
+    assert sorted(drain(queue)) == sorted(keys)
+
+
 @pytest.mark.engines("sqlite")  # (elsewhere the claims of a queue with limits follow each other)
 def test_a_claim_looks_at_one_instant(queue, connect, monkeypatch):
     """Of two keys one is free all the time; while it is looked for, others take it, and let go of the other one."""

@@ -5,22 +5,48 @@ import itertools
 
 
 def cost_of_turns(database, queue, *, finds, times=10):
-    """Of so many looks for the task whose turn it is in a queue, that find one, or none: steps of SQLite's machine; on
-    PostgreSQL looks into indexes, and rows that these have found.
-    """
+    """Of so many looks for the task whose turn it is in a queue, that find one, or none."""
+
+    def look(session):
+        assert (session.next_pending(queue) is not None) == finds
+
+    def found(row):
+        assert (row[0] is not None) == finds
+
+    return _cost(database, look, f"SELECT {database.schema}.task_of_turn(%s, 1)", queue, found, times)
+
+
+def cost_of_next_ready(database, queue, between, *, times=10):
+    """Of so many questions when the next task of a queue may run: so many seconds from now, or None."""
+
+    def check(seconds):
+        assert seconds is None if between is None else between[0] <= seconds <= between[1], seconds
+
+    return _cost(
+        database,
+        lambda session: check(session.next_ready(queue)),
+        f"SELECT {database.schema}.next_ready(%s)",
+        queue,
+        lambda row: check(row[0]),
+        times,
+    )
+
+
+def _cost(database, look, query, queue, found, times):
+    """Of so many looks: steps of SQLite's machine; on PostgreSQL looks into indexes, and rows that these have found."""
     if database.engine == "sqlite":
         with contextlib.closing(database.session(grace=600)) as session:
             steps = itertools.count()
             session.connection.set_progress_handler(lambda: next(steps) and None, 1)
             for _ in range(times):
-                assert (session.next_pending(queue) is not None) == finds
+                look(session)
             session.connection.set_progress_handler(None, 1)
             return next(steps)
     with contextlib.closing(database.raw(autocommit=False)) as raw:
         cursor = raw.cursor()
         for _ in range(times):
-            cursor.execute(f"SELECT {database.schema}.task_of_turn(%s, 1)", (queue,))
-            assert (cursor.fetchone()[0] is not None) == finds
+            cursor.execute(query, (queue,))
+            found(cursor.fetchone())
         cursor.execute(
             "SELECT sum(pg_stat_get_xact_numscans(oid) + pg_stat_get_xact_tuples_returned(oid)) FROM pg_class "
             "WHERE relkind = 'i' AND relnamespace = %s::regnamespace",

@@ -44,7 +44,10 @@ def test_rates(tmp_path, monkeypatch):
     ]
     found = json.loads(call("mail", "--json").stdout)
     assert [{**one, "idle": None} for one in found] == [
-        {"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0}
+        {
+            **{"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0},
+            **{"taken": 1, "returned": 0, "waits": 0},
+        }
     ]
 
 

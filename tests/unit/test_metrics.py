@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import threading
 import urllib.request
@@ -320,6 +322,51 @@ def test_what_ends_as_it_should_not_is_counted(url):
         "what was there before is not ours"
     )
     assert not [name for name, _ in found if name == "sqlsem_ended_last_hour"]
+
+
+def test_what_is_taken_from_rates_is_counted(url):
+    """Of those that share a pattern together, and it never goes down: not with a window that is forgotten."""
+
+    def look():
+        exporter._answer = None
+        found = values(exporter)
+        return [
+            of(found, f"sqlsem_rate_{what}_total", resource="rate:api-*")
+            for what in ("taken", "returned", "waits", "timeouts")
+        ]
+
+    def forget(name):
+        with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as raw:
+            raw.execute("DELETE FROM sqlsem_rate_window WHERE resource_id = ?", (f"rate:{name}",))
+
+    with sqlsem.connect(url) as locks:
+        locks.rate("api-1", 10, per="1h", cost=7).take()
+        exporter = Exporter(locks)
+        exporter.count_ends()
+        assert look() == [0, 0, 0, None], "what was before is not ours"
+        locks.rate("api-1", {"1h": 10, "1d": 100}, cost=2).take().settle(1)
+        locks.rate("api-2", 10, per="1h", cost=10).take()
+        assert locks.rate("api-2", 10, per="1h").take(timeout=0.05) is None
+        assert locks.rate("api-2", 10, per="1h").take(timeout=0) is None
+        exporter.count_ends()
+        assert look() == [12, 1, 0, 0]
+        assert look() == [12, 1, 0, 1]
+        forget("api-2")
+        assert look()[0] == 12
+        locks.rate("api-2", 10, per="1h", cost=3).take()
+        assert look()[0] == 15
+        forget("api-1")
+        locks.rate("api-1", 100, per="1h", cost=4).take()
+        assert look()[0] == 19, "less than before: it has begun anew"
+        for number in range(200):
+            locks.rate(f"other{chr(97 + number // 26)}{chr(97 + number % 26)}", 10, per="1h").take()
+        look()
+        exporter._answer = None
+        found = values(exporter)
+        exporter.close()
+    labels = [dict(key)["resource"] for name, key in found if name == "sqlsem_rate_taken_total"]
+    assert len(labels) <= 101
+    assert sum(of(found, "sqlsem_rate_taken_total", resource=one) for one in labels) == 219
 
 
 # -- the command

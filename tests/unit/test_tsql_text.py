@@ -20,6 +20,12 @@ NEVER_NULL = frozenset(
 )
 #: It leaves a task the settings of its session; what it calls sets it.
 WITHOUT_ROWCOUNT = frozenset({"work"})
+#: Table variables without a key that others are compared with all the same, and why that is no matter.
+WITHOUT_KEY = {
+    "@edge": "a knot of some requests, looked at once",
+    "@role": "the five roles",
+    "@right": "an installation",
+}
 
 
 def text_of(name: str) -> str:
@@ -170,3 +176,35 @@ def test_the_table_of_roles_on_the_page():
             assert (name, rights[other.get(name, name)]) == (name, letters)
             seen += 1
     assert seen > 30
+
+
+def table_variables(text: str) -> Iterator[tuple[str, str]]:
+    for match in re.finditer(r"DECLARE (@\w+) TABLE \(", text):
+        yield match[1], arguments(text, match.end() - 1)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_is_looked_up_in_a_table_variable_has_a_key(name):
+    """Else each look reads all of it, and as many looks as it has rows that many times as much."""
+    for part in re.split(r"(?m)^GO$", text_of(name)):
+        for variable, columns in table_variables(part):
+            compared = re.search(rf"(IN|EXISTS|ANY) \(SELECT [^()]* FROM {variable}\b|JOIN {variable}\b", part)
+            if compared and variable not in WITHOUT_KEY:
+                assert "PRIMARY KEY" in columns, f"{variable}: {compared[0]}"
+
+
+def test_a_function_is_never_missing():
+    """What is run again drops one only in the transaction that makes it anew (or for good), and none whose values stand
+    in rows.
+    """
+    texts = [text_of(name) for name in SCRIPTS]
+    dropped = []
+    for text in texts:
+        for part in re.split(r"(?m)^(?=BEGIN TRANSACTION;$)", text):
+            inside = part.partition("COMMIT TRANSACTION;")[0] if part.startswith("BEGIN TRANSACTION;") else ""
+            for one in re.findall(r"(?m)^DROP FUNCTION IF EXISTS sqlsem\.(\w+);", part):
+                dropped.append(one)
+                named = sum(len(re.findall(rf"sqlsem\.{one}\b", text)) for text in texts)
+                assert named == 1 or f"CREATE FUNCTION sqlsem.{one}" in inside, one
+    assert "clock_us" in dropped
+    assert "turn_of" not in dropped

@@ -38,7 +38,7 @@ class SqliteRates(SqliteLocks, SqliteUsed, RateSession):
             return RateAnswer(RateTurn.OTHERS_FIRST)
         state, now_us = self.rate_state(request.resource), self.now_us()
         before = {ms: known.copy() for ms, known in state.windows.items()}
-        wait_ms = state.take(request, now_us)
+        wait_ms = state.take(request, now_us, waited=ticket is not None)
         self.write_rate(request.resource, before, state)
         if wait_ms:
             return RateAnswer(RateTurn.TOO_EARLY, seconds=wait_ms / 1000)

@@ -196,8 +196,7 @@ class SqliteTasks(SqliteTurns, TaskSession):
             return self.run("recover_tasks", {"queue": queue}).rowcount
 
     def next_ready(self, queue: str) -> float | None:
-        waits = self.row("waits", {"queue": queue}) is not None
-        seconds: float | None = self.row("next_start" if waits else "next_ready", {"queue": queue})["seconds"]
+        seconds: float | None = self.row("next_ready", {"queue": queue})["seconds"]
         return seconds
 
     def listen(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from sqlsem.engines.slots import Known, RateState
 from sqlsem.engines.sqlite.executing import SqliteExecuting
@@ -18,7 +19,9 @@ class SqliteUsed(SqliteExecuting):
     def rate_state(self, resource: str) -> RateState:
         """What is known of it."""
         windows = {
-            int(row["window_ms"]): Known(int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"])
+            int(row["window_ms"]): Known(
+                int(row["rate_limit"]), int(row["seen_ms"]), row["full_us"], row["taken"], row["returned"], row["waits"]
+            )
             for row in self.rows("rate_windows", (resource,))
         }
         for row in self.rows("rate_slots", (resource,)):
@@ -31,9 +34,10 @@ class SqliteUsed(SqliteExecuting):
         for ms, known in state.windows.items():
             old = before.get(ms, Known(0, 0))
             key = {"resource": resource, "window": ms}
-            if (old.limit, old.seen_ms, old.full_us) != (known.limit, known.seen_ms, known.full_us):
+            if replace(old, slots={}) != replace(known, slots={}):
                 values = {"limit": known.limit, "seen": known.seen_ms, "full": known.full_us}
-                self.run("put_rate_window", {**key, **values})
+                counters = {"taken": known.taken, "returned": known.returned, "waits": known.waits}
+                self.run("put_rate_window", {**key, **values, **counters})
             for slot in old.slots.keys() - known.slots.keys():
                 self.run("drop_rate_slot", {**key, "slot": slot})
             for slot, used in known.slots.items():

@@ -247,7 +247,7 @@ BEGIN
                          note nvarchar(1000) NULL, lock_count int NOT NULL);
     DECLARE @place int = 0, @before int, @count int = 0, @task bigint, @key nvarchar(255), @note nvarchar(1000), @locks int, @number int,
             @gate nvarchar(255), @code int, @resource nvarchar(255), @named int, @position bigint;
-    DECLARE @full TABLE (key_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);  -- keys without room
+    DECLARE @full TABLE (key_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);  -- keys without room
     INSERT INTO @line (task_id, task_key, note, lock_count)
     SELECT t.task_id, t.task_key, t.note, t.lock_count
     FROM {schema}.task_lock AS l JOIN {schema}.task AS t ON t.task_id = l.task_id

@@ -125,10 +125,11 @@ BEGIN
 END;
 GO
 
--- Writes down that so much was used now (or, negative, given back of what was used then), for all windows of a rate.
+-- Writes down that so much was used now (or, negative, given back of what was used then), for all windows of a rate, by @waits that had
+-- to wait for it.
 IF OBJECT_ID(N'{schema}.use_rate') IS NULL EXEC (N'CREATE PROCEDURE {schema}.use_rate AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.use_rate @resource nvarchar(255), @used bigint, @now_us bigint, @then bigint
+ALTER PROCEDURE {schema}.use_rate @resource nvarchar(255), @used bigint, @now_us bigint, @then bigint, @waits int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -136,6 +137,9 @@ BEGIN
     SET @leaked = CASE WHEN @then < @now THEN @now_us - @then * 1000 ELSE 0 END;  -- since then, in microseconds
     UPDATE {schema}.rate_window
     SET seen_ms = CASE WHEN seen_ms < @now THEN @now ELSE seen_ms END,
+        taken = taken + CASE WHEN @used > 0 THEN @used ELSE 0 END,
+        returned = returned - CASE WHEN @used < 0 THEN @used ELSE 0 END,
+        waits = waits + @waits,
         full_us = CASE WHEN @used > 0
                        THEN CASE WHEN CASE WHEN full_us < @now_us THEN @now_us ELSE full_us END
                                       + CEILING(CAST(@used AS decimal(19, 0)) * window_ms * 1000 / rate_limit) < 4611686018427387904
@@ -169,12 +173,12 @@ GO
 
 -- Takes from a rate, in a transaction that has the gate of its resource (or another lock that all who take from it have):
 -- @wait_ms, how many ms to wait (0: it was taken), and @taken_ms, when that was, by the server's clock. Takes nothing where
--- @only_look is 1.
+-- @only_look is 1. @waits: 1 where it was waited for until now.
 IF OBJECT_ID(N'{schema}.take_tokens') IS NULL EXEC (N'CREATE PROCEDURE {schema}.take_tokens AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.take_tokens
     @resource nvarchar(255), @cost bigint, @windows nvarchar(1000), @burst bigint = NULL, @only_look bit = 0,
-    @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT
+    @wait_ms bigint = NULL OUTPUT, @taken_ms bigint = NULL OUTPUT, @waits int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -225,7 +229,7 @@ BEGIN
     SET rate_limit = (SELECT d.rate_limit FROM @declared AS d WHERE d.window_ms = rate_window.window_ms)
     WHERE resource_id = @resource
       AND EXISTS (SELECT 1 FROM @declared AS d WHERE d.window_ms = rate_window.window_ms AND d.rate_limit <> rate_window.rate_limit);
-    EXEC {schema}.use_rate @resource, @cost, @us, NULL;
+    EXEC {schema}.use_rate @resource, @cost, @us, NULL, @waits;
 END;
 GO
 
@@ -250,6 +254,7 @@ BEGIN
         SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @got int, @first bigint,
+            @waits int = CASE WHEN @position IS NULL THEN 0 ELSE 1 END,
             @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255);
     EXEC {schema}.check_rate @resource, @cost, @windows, @burst;
     SET @wait_ms = NULL;
@@ -272,7 +277,7 @@ BEGIN
                 SET @code = -1;
             ELSE
             BEGIN
-                EXEC {schema}.take_tokens @resource, @cost, @windows, @burst, 0, @wait_ms OUTPUT, @taken_ms OUTPUT;
+                EXEC {schema}.take_tokens @resource, @cost, @windows, @burst, 0, @wait_ms OUTPUT, @taken_ms OUTPUT, @waits;
                 SET @code = CASE WHEN @wait_ms > 0 THEN 1 ELSE 0 END;
                 SET @taken_ms = CASE WHEN @code = 0 THEN @taken_ms END;
             END;
@@ -342,7 +347,8 @@ BEGIN
 END;
 GO
 
--- Every rate's windows, and how much of each is used just now.
+-- Every rate's windows, and how much of each is used just now; what was taken and given back, and how often somebody had to wait, since
+-- the window is known.
 IF OBJECT_ID(N'{schema}.rates') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rates AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL
@@ -355,7 +361,7 @@ BEGIN
            COALESCE((SELECT SUM(s.used) FROM {schema}.rate_slot AS s
                      WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
                        AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)), 0) AS used,
-           CASE WHEN w.seen_ms < @now THEN (@now - w.seen_ms) / 1000e0 ELSE 0e0 END AS idle
+           CASE WHEN w.seen_ms < @now THEN (@now - w.seen_ms) / 1000e0 ELSE 0e0 END AS idle, w.taken, w.returned, w.waits
     FROM {schema}.rate_window AS w
     WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)  -- (not what starts of tasks are)
     ORDER BY w.resource_id, w.window_ms;

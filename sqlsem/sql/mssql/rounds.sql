@@ -88,7 +88,7 @@ BEGIN
     DECLARE @gone TABLE (member_id bigint NOT NULL PRIMARY KEY);
     DECLARE @found TABLE (round_id bigint NOT NULL, round_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
                           member_id bigint NOT NULL);
-    DECLARE @dead TABLE (round_id bigint NOT NULL);
+    DECLARE @dead TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @member bigint = -1, @before bigint, @round bigint = 0, @round_before bigint, @round_name nvarchar(255),
             @told nvarchar(1000), @message nvarchar(2000);
     INSERT INTO @part (round_id, part)

@@ -28,6 +28,10 @@ CREATE TABLE {schema}.rate_window (
     rate_limit  bigint NOT NULL CONSTRAINT rate_window_limit CHECK (rate_limit >= 1),  -- in so long, as it was declared last
     seen_ms     bigint NOT NULL,  -- when it was last taken from
     full_us     bigint NULL,      -- with a burst: when all of that may be had again
+    -- Since the window is known; only ever more.
+    taken       bigint NOT NULL CONSTRAINT rate_window_taken DEFAULT 0,
+    returned    bigint NOT NULL CONSTRAINT rate_window_returned DEFAULT 0,  -- of that, as it was less in the end
+    waits       bigint NOT NULL CONSTRAINT rate_window_waits DEFAULT 0,     -- how often it was not there at once
     CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
 );
 
@@ -86,7 +90,7 @@ CREATE INDEX handover_given ON {schema}.handover (given_at);
 -- priorities; NULL: put as in any other queue.
 ALTER TABLE {schema}.task ADD task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL;
 ALTER TABLE {schema}.task ADD task_priority int NOT NULL CONSTRAINT task_task_priority DEFAULT 0;  -- of its key's; lower ones first
--- The key behind eight digits of its hash: in no order that anyone chose.
+-- The key behind eight digits of its hash (turn_of).
 ALTER TABLE {schema}.task ADD task_turn nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL;
 -- Of a task with locks (parked.sql): it is ready at the end of time (the year 9999), so that only those claim it who know of locks.
 ALTER TABLE {schema}.task ADD lock_count int NULL;     -- how many; NULL: none
@@ -95,6 +99,14 @@ ALTER TABLE {schema}.task ADD asks_at datetime2(6) NULL;  -- when it may stand i
 GO
 ALTER TABLE {schema}.task ADD CONSTRAINT task_turn_of_key
     CHECK (task_key IS NULL AND task_turn IS NULL OR task_key IS NOT NULL AND task_turn IS NOT NULL);
+GO
+-- What a key is sorted by: in no order that anyone chose, and each at its own place. It stands in the rows, so it never changes, and is
+-- not made anew with the procedures, which run meanwhile.
+CREATE FUNCTION {schema}.turn_of(@key nvarchar(255)) RETURNS nvarchar(263) AS
+BEGIN
+    RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
+END;
+GO
 -- (With lock_count in front: claims look among those where it is NULL, and so do not pass the parked ones. No filter: an index with
 -- one refuses the rows of every client that has other SET options.)
 CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority, task_id)

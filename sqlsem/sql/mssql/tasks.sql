@@ -70,18 +70,6 @@ BEGIN
 END;
 GO
 
--- What a key is sorted by: in no order that anyone chose, and each at its own place.
-BEGIN TRANSACTION;
-DROP FUNCTION IF EXISTS {schema}.turn_of;
-GO
-CREATE FUNCTION {schema}.turn_of(@key nvarchar(255)) RETURNS nvarchar(263) AS
-BEGIN
-    RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
-END;
-GO
-COMMIT TRANSACTION;
-GO
-
 -- put_task in the name of a login, of what check_work has let pass.
 IF OBJECT_ID(N'{schema}.put_task_by') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put_task_by AS RETURN 0');
 GO
@@ -339,7 +327,7 @@ ALTER PROCEDURE {schema}.task_of_turn @queue nvarchar(400), @order int, @turns b
 AS
 BEGIN
     SET NOCOUNT ON;
-    DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, many int NOT NULL);
+    DECLARE @running TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY, many int NOT NULL);
     -- near: found on the way; each of these stands for as many as are not looked at.
     DECLARE @draw TABLE (task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL, near int NOT NULL);
     -- rated: 2 where the rate was found used up, 3 where there is nothing to start.

@@ -91,7 +91,7 @@ FROM {schema}.take_rate(%s, %s, %s::bigint[], %s::bigint[], %s, %s, %s, %s::bigi
 SELECT {schema}.settle_rate(%s, %s, %s)
 
 -- name: rates
-SELECT resource_id, window_ms, rate_limit, used, idle FROM {schema}.rates(%s)
+SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits FROM {schema}.rates(%s)
 
 -- name: hand_over
 SELECT {schema}.hand_over_rows(%s, %s::bigint[], %s, %s, %s)

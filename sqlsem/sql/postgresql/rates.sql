@@ -120,9 +120,9 @@ END
 $$;
 
 -- Writes down that so much is used at p_at_us, now or soon (or, negative, given back of what was used then), for all windows of
--- a rate.
-CREATE OR REPLACE FUNCTION {schema}.use_rate(p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint)
-RETURNS void
+-- a rate, by p_waits that had to wait for it.
+CREATE OR REPLACE FUNCTION {schema}.use_rate(
+    p_resource varchar, p_used bigint, p_now_us bigint, p_then bigint, p_at_us bigint, p_waits integer) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -131,6 +131,7 @@ DECLARE
 BEGIN
     UPDATE {schema}.rate_window AS w
     SET seen_ms = greatest(w.seen_ms, v_now),
+        taken = w.taken + greatest(0, p_used), returned = w.returned + greatest(0, -p_used), waits = w.waits + p_waits,
         promised_ms = CASE WHEN v_at > v_now THEN greatest(w.promised_ms, v_at) ELSE w.promised_ms END,
         full_us = CASE WHEN p_used > 0
                        THEN CASE WHEN w.full_us IS NOT NULL
@@ -211,10 +212,11 @@ $$;
 -- Takes from a rate, for several, one after the other: as many as may have it at once, or as soon as each of them may be
 -- promised it (p_ahead, ms). times: when, for each of those that were served, by the clock of the server, in ms; wait_ms: how long
 -- the first one has to wait, or whoever was first and got nothing. To be called under the gate of its resource (or another lock that all
--- who take from it hold), in a statement after that one. Takes nothing where p_only_look.
+-- who take from it hold), in a statement after that one. Takes nothing where p_only_look. p_waited: they have waited until now.
 CREATE OR REPLACE FUNCTION {schema}.take_tokens(
     p_resource varchar, p_costs bigint[], p_limits bigint[], p_windows bigint[], p_burst bigint DEFAULT NULL,
-    p_only_look boolean DEFAULT false, p_ahead bigint[] DEFAULT '{}', OUT wait_ms bigint, OUT times bigint[])
+    p_only_look boolean DEFAULT false, p_ahead bigint[] DEFAULT '{}', p_waited boolean DEFAULT false,
+    OUT wait_ms bigint, OUT times bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -245,7 +247,8 @@ BEGIN
                 v_next := v_next + 1;
             END LOOP;
         END IF;
-        PERFORM {schema}.use_rate(p_resource, v_total, v_us, NULL, v_us + v_wait * 1000);
+        PERFORM {schema}.use_rate(p_resource, v_total, v_us, NULL, v_us + v_wait * 1000,
+                                  CASE WHEN p_waited OR v_wait > 0 THEN v_next - v_first ELSE 0 END);
         times := times || array_fill(v_us / 1000 + v_wait, ARRAY[v_next - v_first]);
         v_first := v_next;
     END LOOP;
@@ -299,7 +302,8 @@ BEGIN
         SELECT t.wait_ms, t.times INTO wait_ms, times
         FROM {schema}.take_tokens(p_resource, array_prepend(p_cost, p_more), p_limits, p_windows, p_burst, false,
                                   -- (At most so long: else nobody could say who waits, nor take a place away.)
-                                  ARRAY(SELECT least(a.ms, 500) FROM unnest(p_ahead) WITH ORDINALITY AS a (ms, nr) ORDER BY a.nr)) AS t;
+                                  ARRAY(SELECT least(a.ms, 500) FROM unnest(p_ahead) WITH ORDINALITY AS a (ms, nr) ORDER BY a.nr),
+                                  p_position IS NOT NULL) AS t;
         code := CASE WHEN times = '{}' THEN 1 ELSE 0 END;
         IF cardinality(times) > cardinality(p_more) AND p_position IS NOT NULL THEN
             PERFORM {schema}.release(p_resource, p_position, p_requesting_id, 'released'::varchar);
@@ -329,23 +333,25 @@ BEGIN
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource));
     v_us := floor(extract(epoch FROM clock_timestamp()) * 1000000);
     PERFORM {schema}.begin_rate(p_resource, '{}', '{}', v_us / 1000);
-    PERFORM {schema}.use_rate(p_resource, p_more, v_us, p_taken_ms, v_us);
+    PERFORM {schema}.use_rate(p_resource, p_more, v_us, p_taken_ms, v_us, 0);
 END
 $$;
 
--- Every rate's windows, and how much of each is used just now.
+-- Every rate's windows, and how much of each is used just now; what was taken and given back, and how often somebody had to wait, since
+-- the window is known.
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
-RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float)
+RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
+               waits bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT w.resource_id, w.window_ms, w.rate_limit, coalesce(sum(s.used), 0)::bigint,
-           greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float
+           greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float, w.taken, w.returned, w.waits
     FROM {schema}.rate_window AS w
     CROSS JOIN (SELECT {schema}.clock_ms() AS now_ms) AS n
     LEFT JOIN {schema}.rate_slot AS s ON s.resource_id = w.resource_id AND s.window_ms = w.window_ms
                                          AND s.slot >= (n.now_ms - w.window_ms) / {schema}.slot_ms(w.window_ms)
     WHERE w.resource_id LIKE 'rate:%' AND (p_resource IS NULL OR w.resource_id = p_resource)  -- (not what starts of tasks are)
-    GROUP BY w.resource_id, w.window_ms, w.rate_limit, w.seen_ms, n.now_ms
+    GROUP BY w.resource_id, w.window_ms, n.now_ms
     ORDER BY w.resource_id, w.window_ms
 $$;
 

@@ -60,6 +60,10 @@ CREATE TABLE {schema}.rate_window (
     seen_ms     bigint NOT NULL,                          -- when it was last taken from
     full_us     bigint,                                   -- with a burst: when all of that may be had again
     promised_ms bigint,                                   -- the last moment for which something has been promised
+    -- Since the window is known; only ever more. (In the row that is written anyhow, so that counting costs nothing.)
+    taken       bigint NOT NULL DEFAULT 0,
+    returned    bigint NOT NULL DEFAULT 0,                -- of that, as it was less in the end
+    waits       bigint NOT NULL DEFAULT 0,                -- how often it was not there at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';
@@ -143,6 +147,9 @@ CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task
 -- (With the column that is NULL: so the planner does not take task_open for it, where it would walk past all that has a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
+-- Those alone that were put for later, or wait for their next attempt: the others cost nothing here.
+CREATE INDEX task_later ON {schema}.task (queue_name, task_order, ready_at)
+    WHERE status = 'pending' AND lock_count IS NULL AND ready_at > put_at;
 
 -- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
 CREATE TABLE {schema}.queue_setting (

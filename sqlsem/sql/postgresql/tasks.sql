@@ -1255,50 +1255,37 @@ BEGIN
 END
 $$;
 
--- Seconds until a task that waits for its time may run: the first of the lowest open order that does; NULL where none does. Of one that
--- waits for locks: until it shall be looked at again, as nobody tells. Where a rate is used up: until there is room in it.
+-- Seconds until a task that waits for its time may run: the first of the lowest open order that does (task_later); NULL where none does.
+-- What has been due for longer waits for something else. Of one that waits for locks: until it shall be looked at again, as nobody
+-- tells. Where a rate is used up: until there is room in it.
 CREATE OR REPLACE FUNCTION {schema}.next_ready(p_queue varchar) RETURNS float
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE
-    v_look   record;
-    v_now    constant bigint := {schema}.clock_ms();
-    v_free   bigint;
-    v_parked float;
+    v_now   constant bigint := {schema}.clock_ms();
+    v_order constant integer := (SELECT f.task_order FROM {schema}.first_task(p_queue, -1) AS f);
+    v_all   bigint;  -- until then the rate of the queue is used up
+    v_key   bigint;  -- and that of the first key
+    v_since float := v_now - 10000;
+    v_next  float;
 BEGIN
-    SELECT f.* INTO v_look FROM {schema}.first_task(p_queue, 0) AS f;
-    v_parked := CASE WHEN EXISTS (SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open
-                                  AND t.status = 'pending' AND t.lock_count IS NOT NULL) THEN 0.25 END;
-    IF EXISTS (SELECT FROM {schema}.queue_wait AS w WHERE w.queue_name = p_queue AND v_now >= w.since_ms AND v_now < w.free_ms + 100) THEN
-        -- What could have run before waits for something else, and is not looked at. The others are found among the first ones:
-        -- a backlog is not read again and again.
-        v_free := coalesce((SELECT w.free_ms FROM {schema}.queue_wait AS w
-                            WHERE w.queue_name = p_queue AND w.task_key = '' AND v_now >= w.since_ms), 0);
-        RETURN (
-            SELECT least(greatest(min(n.free_ms) - v_now, 0) / 1000.0::float, v_parked)
-            FROM (SELECT greatest(w.free_ms, v_free) AS free_ms FROM {schema}.queue_wait AS w
-                  WHERE w.queue_name = p_queue AND v_now >= w.since_ms
-                  UNION ALL
-                  SELECT greatest(extract(epoch FROM t.ready_at) * 1000, v_free)::bigint FROM {schema}.task AS t
-                  WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending' AND t.lock_count IS NULL
-                  UNION ALL
-                  (SELECT greatest(extract(epoch FROM t.ready_at) * 1000, v_free)::bigint FROM {schema}.task AS t
-                   WHERE t.is_open AND t.status = 'pending' AND t.lock_count IS NULL
-                     AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
-                     AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)
-                   ORDER BY t.queue_name, t.task_order, t.task_id LIMIT 1000)) AS n
-            WHERE n.free_ms > v_now - 100);
+    SELECT min(w.free_ms) FILTER (WHERE w.task_key = ''), min(w.free_ms) INTO v_all, v_key FROM {schema}.queue_wait AS w
+    WHERE w.queue_name = p_queue AND v_now >= w.since_ms AND v_now < w.free_ms + 100;
+    IF v_key IS NOT NULL THEN
+        v_since := v_now - 100;  -- what could have run before has no room
     END IF;
-    RETURN (
-        SELECT least(extract(epoch FROM greatest(min(r.ready_at) - clock_timestamp(), interval '0'))::float, v_parked)
-        FROM (SELECT t.ready_at FROM {schema}.task AS t
-              WHERE t.task_id = ANY (v_look.survivors) AND coalesce(t.is_open, false) AND t.status = 'pending'
-              UNION ALL
-              SELECT t.ready_at FROM {schema}.task AS t
-              WHERE t.is_open AND t.status = 'pending'
-                AND (t.queue_name, t.task_order, t.task_id) >= (p_queue, v_look.task_order, v_look.beyond)
-                AND (t.queue_name, t.task_order) <= (p_queue, v_look.task_order)) AS r);
+    IF v_all IS NULL THEN
+        v_next := least(v_key, (
+            SELECT extract(epoch FROM t.ready_at) * 1000 FROM {schema}.task AS t
+            WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.ready_at > t.put_at
+              AND t.queue_name = p_queue AND t.task_order = v_order AND t.ready_at > to_timestamp(v_since / 1000)
+            ORDER BY t.queue_name, t.task_order, t.ready_at LIMIT 1)::float);
+    END IF;
+    v_next := coalesce(v_all, v_next) - v_now;
+    RETURN least(CASE WHEN v_next < 0 THEN 0 ELSE v_next / 1000 END, CASE WHEN EXISTS (
+        SELECT FROM {schema}.task AS t WHERE t.queue_name = p_queue AND t.is_open AND t.status = 'pending' AND t.lock_count IS NOT NULL)
+        THEN 0.25 END);
 END
 $$;
 

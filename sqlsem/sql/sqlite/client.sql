@@ -123,14 +123,14 @@ SELECT DISTINCT resource_id FROM {schema}_rate_window
 WHERE resource_id LIKE 'rate:%' AND (:resource IS NULL OR resource_id = :resource) ORDER BY resource_id
 
 -- name: rate_windows
-SELECT window_ms, rate_limit, seen_ms, full_us FROM {schema}_rate_window WHERE resource_id = ?
+SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits FROM {schema}_rate_window WHERE resource_id = ?
 
 -- name: rate_slots
 SELECT window_ms, slot, used FROM {schema}_rate_slot WHERE resource_id = ?
 
 -- name: put_rate_window
-INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us)
-VALUES (:resource, :window, :limit, :seen, :full)
+INSERT OR REPLACE INTO {schema}_rate_window (resource_id, window_ms, rate_limit, seen_ms, full_us, taken, returned, waits)
+VALUES (:resource, :window, :limit, :seen, :full, :taken, :returned, :waits)
 
 -- name: put_rate_slot
 INSERT OR REPLACE INTO {schema}_rate_slot (resource_id, window_ms, slot, used) VALUES (:resource, :window, :slot, :used)
@@ -889,37 +889,25 @@ SET status = CASE WHEN cancel_asked_at IS NOT NULL THEN 'cancelled' WHEN losses 
 WHERE (:queue IS NULL OR queue_name = :queue) AND status = 'running'
   AND member_id NOT IN (SELECT member_id FROM {schema}_member)
 
--- name: waits
-SELECT 1 FROM {schema}_queue_wait
-WHERE queue_name = :queue AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms + 100 LIMIT 1
-
--- name: next_start
--- The same where a rate is used up: see PostgreSQL's next_ready.
-WITH barrier AS (
-    SELECT min(task_order) AS task_order FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open),
-waits AS (
-    SELECT task_key, free_ms / 1000.0 AS free_at FROM {schema}_queue_wait WHERE queue_name = :queue AND {clock} * 1000 >= since_ms),
-of_queue AS (SELECT coalesce(max(free_at), 0) AS free_at FROM waits WHERE task_key = ''),
-times AS (
-    SELECT max(w.free_at, q.free_at) AS free_at FROM waits AS w CROSS JOIN of_queue AS q
-    UNION ALL
-    SELECT max(t.ready_at, q.free_at)
-    FROM (SELECT ready_at FROM {schema}_task INDEXED BY {schema}_task_open
-          WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL
-            AND task_order = (SELECT task_order FROM barrier) ORDER BY task_id LIMIT 1000) AS t CROSS JOIN of_queue AS q)
-SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
-                         WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
-            THEN min(0.25, coalesce(n.seconds, 0.25)) ELSE n.seconds END AS seconds
-FROM (SELECT max(0.0, min(free_at) - {clock}) AS seconds FROM times WHERE free_at > {clock} - 0.1) AS n
-
 -- name: next_ready
--- Of one that waits for locks: until it shall be looked at again, as nobody tells.
+-- See PostgreSQL's.
+WITH waits AS (
+    SELECT task_key, free_ms / 1000.0 AS free_at FROM {schema}_queue_wait
+    WHERE queue_name = :queue AND {clock} * 1000 >= since_ms AND {clock} * 1000 < free_ms + 100),
+later AS (
+    SELECT ready_at FROM {schema}_task INDEXED BY {schema}_task_later
+    WHERE queue_name = :queue AND status = 'pending' AND lock_count IS NULL AND ready_at > put_at
+      AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
+      AND ready_at > {clock} - CASE WHEN EXISTS (SELECT 1 FROM waits) THEN 0.1 ELSE 10 END
+    ORDER BY ready_at LIMIT 1),
+next AS (
+    SELECT max(0.0, coalesce((SELECT free_at FROM waits WHERE task_key = ''),
+                             (SELECT min(free_at) FROM (SELECT free_at FROM waits UNION ALL SELECT ready_at FROM later))) - {clock})
+           AS seconds)
 SELECT CASE WHEN EXISTS (SELECT 1 FROM {schema}_task INDEXED BY {schema}_task_parked
                          WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL)
-            THEN min(0.25, seconds) ELSE seconds END AS seconds
-FROM (SELECT max(0.0, min(ready_at) - {clock}) AS seconds FROM {schema}_task INDEXED BY {schema}_task_open
-      WHERE queue_name = :queue AND is_open AND status = 'pending'
-        AND task_order = (SELECT min(task_order) FROM {schema}_task WHERE queue_name = :queue AND is_open))
+            THEN min(0.25, coalesce(seconds, 0.25)) ELSE seconds END AS seconds
+FROM next
 
 -- name: queue_state
 SELECT EXISTS (SELECT 1 FROM {schema}_task WHERE queue_name = :queue AND is_open AND status = 'pending'),

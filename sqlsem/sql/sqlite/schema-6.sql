@@ -27,6 +27,10 @@ CREATE TABLE {schema}_rate_window (
     rate_limit  INTEGER NOT NULL CHECK (rate_limit >= 1),  -- in so long, as it was declared last
     seen_ms     INTEGER NOT NULL,                          -- when it was last taken from
     full_us     INTEGER,                                   -- with a burst: when all of that may be had again
+    -- Since the window is known; only ever more.
+    taken       INTEGER NOT NULL DEFAULT 0,
+    returned    INTEGER NOT NULL DEFAULT 0,                -- of that, as it was less in the end
+    waits       INTEGER NOT NULL DEFAULT 0,                -- how often it was not there at once
     PRIMARY KEY (resource_id, window_ms)
 ) WITHOUT ROWID;
 
@@ -93,6 +97,9 @@ CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_t
     WHERE is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
 CREATE INDEX {schema}_task_plain ON {schema}_task (queue_name, task_order, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
+-- Those alone that were put for later, or wait for their next attempt: the others cost nothing here.
+CREATE INDEX {schema}_task_later ON {schema}_task (queue_name, task_order, ready_at)
+    WHERE status = 'pending' AND lock_count IS NULL AND ready_at > put_at;
 
 -- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
 CREATE TABLE {schema}_queue_setting (
