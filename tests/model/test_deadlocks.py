@@ -1,6 +1,7 @@
 """Deadlocks are found exactly where there are some: compared with letting everybody finish who can."""
 
 import dataclasses
+import gc
 import random
 import time
 
@@ -249,7 +250,8 @@ def test_twice_as_many_take_about_twice_as_long(number):
     def seconds(size):
         name, expected, rows = list(crowds(size))[number]
         best = float("inf")
-        for _ in range(7):
+        for _ in range(3 if size > 1000 else 7):
+            gc.collect()  # what others have left is not counted
             began = time.process_time()
             found = find(rows)
             cycle = found[0].cycle() if found else []
@@ -258,8 +260,10 @@ def test_twice_as_many_take_about_twice_as_long(number):
             assert not found or cycle[0][0] == found[0].victim
         return best
 
-    few, many = seconds(500), seconds(2000)
-    assert many < 12 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"  # the square would be sixteen times
+    # Sixteen times as many: what does not fit into the processor's caches any more takes up to twice as long each, the
+    # square would be 256 times.
+    few, many = seconds(500), seconds(8000)
+    assert many < 100 * few, f"{few * 1000:.0f} ms, {many * 1000:.0f} ms"
 
 
 def test_the_words():
