@@ -119,6 +119,17 @@ def test_who_sleeps_may_lose_and_only_who_says_so():
     assert judge([{**refused, "holders": [3]}], happened)
 
 
+def test_who_was_told_may_still_wait_for_the_database():
+    told = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
+    refused = {"what": "refused", "resource": "r", "at": 5.0, "holders": [1], "pid": 2}
+    left = {"what": "releasing", "position": 1, "pid": 1}
+    assert judge([told, refused, left]) == []
+    assert judge([refused, told, left])  # too late
+    assert judge([told, left, refused])  # it has left, and is in again
+    assert judge([{**told, "pid": 3}, refused, left])
+    assert judge([{**told, "resource": "s"}, refused, left])
+
+
 def test_a_leader_that_was_killed_led_until_then():
     words = [term("started", 1, 0), term("started", 2, 5, pid=2), term("stopped", 2, 6, pid=2)]
     assert judge(words, Happened(killed={1: 4.0})) == []

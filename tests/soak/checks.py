@@ -67,9 +67,20 @@ def told(words: Sequence[Words], happened: Happened) -> list[str]:
 
 
 def doors(words: Sequence[Words], happened: Happened) -> list[str]:
-    """The kernel's judgement: nobody is refused at a door, but by one who slept and does not know yet."""
+    """The kernel's judgement: nobody is refused at a door, but by one who slept and does not know yet, or who was told
+    before that it has lost its lock, and waits for the database before it can leave.
+    """
     found = []
-    for one in _of(words, "refused"):
+    leaving: dict[tuple[int, str], Words] = {}  # by process and resource
+    for one in _of(words, "refused", "told", "releasing"):
+        if one["what"] == "told":
+            leaving[one["pid"], one["resource"]] = one
+        if one["what"] == "releasing":
+            leaving = {key: other for key, other in leaving.items() if other["position"] != one["position"]}
+        if one["what"] != "refused":
+            continue
+        if one["holders"] and all((pid, one["resource"]) in leaving for pid in one["holders"]):
+            continue
         suspects = {one["pid"], *one["holders"]} if one["holders"] else None
         # Whoever has a session and not the library is not told when that is ended: it finds out by its next statement.
         cut = "-sql-" in one["resource"] and any(at <= one["at"] <= at + WAKING_SECONDS for at in happened.cuts)

@@ -368,8 +368,12 @@ class Jobs:
         resource = self.resource("departure")
         asked = time.monotonic()
         commits = self.rng.random() < 0.6
+
+        def told(grant: sqlsem.Grant) -> None:  # who waits for the database hears it, and cannot leave
+            self.book.note(what="told", resource=resource, position=grant.position, at=time.monotonic())
+
         try:
-            with self.coordinator.mutex(resource, timeout=PATIENCE) as grant:
+            with self.coordinator.mutex(resource, timeout=PATIENCE, on_lost=told) as grant:
                 try:
                     self._depart(grant, resource, asked, commits)
                 except BaseException:
