@@ -31,14 +31,27 @@ INSERT INTO {schema}.added DEFAULT VALUES;
 
 
 @pytest.fixture
-def empty(postgres_server):
+def new_empty(postgres_server):
+    """Makes databases with nothing in them."""
+    made = []
+
+    def new():
+        name = random_name()
+        with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        made.append(name)
+        return Database("postgresql", postgres_server.url(name), {}, postgres_server)
+
+    yield new
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        for name in made:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def empty(new_empty):
     """A database with nothing in it."""
-    name = random_name()
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield Database("postgresql", postgres_server.url(name), {}, postgres_server)
-    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    return new_empty()
 
 
 @pytest.fixture
@@ -416,24 +429,33 @@ def test_a_new_installation_gives_nobody_a_role(empty, login_on):
     assert empty.rows("SELECT pg_has_role(?, 'sqlsem_worker', 'MEMBER')", name) == [(False,)]
 
 
-@pytest.mark.parametrize(("version", "table"), [(2, "ProcessControl"), (3, "ProcessControl"), (4, "task")])
-def test_init_gives_up_behind_a_lock(empty, name, version, table):
-    """Who waits for a table has everybody else wait behind it."""
-    install_older(empty, version)
-    with empty.raw(autocommit=False) as dump:
-        dump.execute(f"LOCK TABLE sqlsem.{table} IN ACCESS SHARE MODE")
+def test_init_gives_up_behind_a_lock(new_empty, name, threads):
+    """Who waits for a table has everybody else wait behind it. (From each version in a database of its own, all at the
+    same time: it tries for 20 s.)
+    """
+
+    def give_up(version, table):
+        empty = new_empty()
+        install_older(empty, version)
+        with empty.raw(autocommit=False) as dump:
+            dump.execute(f"LOCK TABLE sqlsem.{table} IN ACCESS SHARE MODE")
+            process = init(empty)
+            output, _ = process.communicate(timeout=2 * PATIENCE)
+            assert process.returncode == 69, (version, output)
+            assert "open transaction (a dump, VACUUM FULL?)" in output, version
+            dump.rollback()
+        assert settings(empty)["schema_version"] == str(version)
+        with empty.raw() as session:
+            acquired = session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()
+            assert acquired[0] == 0, version
+            session.execute("SELECT sqlsem.release(%s)", (name,))
         process = init(empty)
-        output, _ = process.communicate(timeout=2 * PATIENCE)
-        assert process.returncode == 69, output
-        assert "open transaction (a dump, VACUUM FULL?)" in output
-        dump.rollback()
-    assert settings(empty)["schema_version"] == str(version)
-    with empty.raw() as session:
-        assert session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()[0] == 0
-        session.execute("SELECT sqlsem.release(%s)", (name,))
-    process = init(empty)
-    output, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, output
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, (version, output)
+
+    for version, table in ((2, "ProcessControl"), (3, "ProcessControl"), (4, "task")):
+        threads.start(give_up, version, table)
+    threads.join(4 * PATIENCE)
 
 
 def test_what_is_put_while_the_tables_are_upgraded_is_not_passed_by(empty, threads):

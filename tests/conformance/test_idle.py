@@ -3,11 +3,13 @@
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 from support import PATIENCE, until
 
 import sqlsem
+from sqlsem.core.pauses import pauses
 from sqlsem.tasks import Worker, claiming
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
@@ -31,11 +33,12 @@ def fail_once(number):
 def seldom(monkeypatch):
     """Nobody looks by himself before a test has given up: who begins was told, or knew when."""
     monkeypatch.setattr(claiming, "RECOVER_SECONDS", (4 * PATIENCE, 4 * PATIENCE))
+    monkeypatch.setattr(claiming, "pauses", partial(pauses, first=4 * PATIENCE))
 
 
 @pytest.fixture
-def idle(connect, name):
-    """The queue of a worker that has had nothing to do for a while."""
+def working(connect, name):
+    """The queue of a worker that has nothing to do."""
     begun.clear()
     queue = connect().queue(name)
     worker = Worker(queue, threads=4)
@@ -43,15 +46,31 @@ def idle(connect, name):
     thread.start()
     process = queue.claiming.process
     until(lambda: process.news.heard, "somebody listens")
-    time.sleep(5)
     yield queue
     worker.stop()
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
-def test_idle_workers_cost_one_statement_a_second(idle):
-    session, made = idle.claiming.process.member.main.session, Counter()
+@pytest.fixture
+def idle(seldom, working, monkeypatch):
+    """The same, when the worker has gone to sleep for longer than any test waits."""
+    bell, rests = working.claiming.process.bell, []
+    wait_changed = bell.wait_changed
+
+    def noted(version, timeout):
+        rests.append(timeout)
+        wait_changed(version, timeout)
+
+    monkeypatch.setattr(bell, "wait_changed", noted)
+    bell.notify()  # it may sleep already
+    until(lambda: rests and rests[-1] > PATIENCE, "the worker sleeps")
+    return working
+
+
+def test_idle_workers_cost_one_statement_a_second(working):
+    time.sleep(5)  # its pauses have grown by then, which is no condition to wait for
+    session, made = working.claiming.process.member.main.session, Counter()
 
     def watched(name, call):
         def counted(*arguments):

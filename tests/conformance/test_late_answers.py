@@ -115,6 +115,7 @@ def test_what_was_granted_by_priority_and_taken_away_is_not_found_again(connect,
             assert not lock.acquire(blocking=False)
         assert len(answers) == 2
         assert answers[1].ticket is None
+        coordinator.process.member.ping()  # as the pulse does, three times in a grace
         until(lambda: not operator.entries(name))
     finally:
         operator.set_priorities(name, None)

@@ -236,19 +236,25 @@ def test_who_was_given_up_is_handed_nothing(member, how):
 # -- members of every kind, over the whole client
 
 
-@pytest.mark.parametrize("kind", [{"lease": 1.0}, {"grace": 1.0}, {"grace": 0.0}], ids=["lease", "beacon", "grace 0"])
-def test_whoever_has_rested_is_let_in_alone(connect, name, kind):
+def test_whoever_has_rested_is_let_in_alone(connect, name, threads):
+    """Members of every kind, which rest at the same time, and know nothing of each other."""
     life = slack(1.5)  # which a busy machine must not outlive by itself
-    kind = {word: value * life for word, value in kind.items()}
-    one, two = connect(**kind), connect(**kind)
-    with one.mutex(name):
-        pass
-    time.sleep(2 * life)  # this long nobody wants anything, which is no condition to wait for
-    with one.mutex(name) as grant:
-        lock = two.mutex(name)
-        assert not lock.acquire(timeout=1.5 * life)
-        assert not grant.lost
-        grant.check()
+
+    def rest(kind, options):
+        resource = name(kind)
+        one, two = connect(**options), connect(**options)
+        with one.mutex(resource):
+            pass
+        time.sleep(2 * life)  # this long nobody wants anything, which is no condition to wait for
+        with one.mutex(resource) as grant:
+            lock = two.mutex(resource)
+            assert not lock.acquire(timeout=1.5 * life), kind
+            assert not grant.lost, kind
+            grant.check()
+
+    for kind, options in {"lease": {"lease": life}, "beacon": {"grace": life}, "grace 0": {"grace": 0.0}}.items():
+        threads.start(rest, kind, options)
+    threads.join(PATIENCE + 10 * life)
 
 
 @pytest.mark.parametrize("age", ["fresh", "rested", "resumed"])

@@ -21,6 +21,12 @@ pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 LONG = "1h"
 
 
+@pytest.fixture
+def looks_often(monkeypatch):
+    """Whoever is first in a line does not sleep for seconds when something is given back."""
+    monkeypatch.setattr(rating, "LOOK_SECONDS", 0.2)
+
+
 def used(coordinator, name):
     return {one.window: one.used for one in coordinator.rates(name)}
 
@@ -144,7 +150,7 @@ def test_what_others_declare_is_counted_too(connect, name):
     assert one.rate(name, 6, per=LONG).take(False) is not None, "each goes by its own numbers"
 
 
-def test_first_come_first_served(connect, name):
+def test_first_come_first_served(looks_often, connect, name):
     """Who wants much is not overtaken by who wants little."""
     one, other = connect(), connect()
     resource, grants = f"rate:{name}", []
@@ -322,7 +328,7 @@ def test_locks_and_rates_together(connect, name):
     assert used(one, name("t")) == {}
 
 
-def test_a_waiter_that_gives_up_leaves_no_row(connect, name):
+def test_a_waiter_that_gives_up_leaves_no_row(looks_often, connect, name):
     one, other = connect(), connect()
     resource = f"rate:{name}"
     grant = one.rate(name, 1, per=LONG).take()
