@@ -49,7 +49,7 @@ def looks(monkeypatch):
 
 
 def without_sessions(coordinator, monkeypatch):
-    monkeypatch.setattr(coordinator.process.waiting_room, "_places", 0)
+    monkeypatch.setattr(coordinator.process.waiting_room._places, "most", 0)
 
 
 def waiters(coordinator):
