@@ -1,8 +1,11 @@
 """An interrupt as a thread of ours is begun leaves the process whole: the next one who needs it has it."""
 
+import asyncio
+import gc
 import itertools
 import sys
 import threading
+import time
 
 import sqlsem
 from sqlsem.core.lookout import Lookout
@@ -78,3 +81,22 @@ def test_somebody_searches_after_an_interrupt(tmp_path):
             if not struck:
                 break
     assert number > 4
+
+
+def test_tasks_keep_their_places_to_wait_in(tmp_path):
+    with sqlsem.connect(tmp_path / "locks.db") as other, sqlsem.connect(tmp_path / "locks.db") as coordinator:
+        other.mutex("a").acquire()
+
+        async def wait():
+            return await coordinator.aio.mutex("a").acquire(timeout=0.03)
+
+        for number in itertools.count(1):
+            if not interrupted(number, "_wait_in_thread", "driver.py", lambda: asyncio.run(wait())):
+                break
+        assert number > 5
+        gc.collect()
+        places = coordinator.process.loops.places
+        deadline = time.monotonic() + 60
+        while len(places) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(places) == 0
