@@ -29,6 +29,7 @@ import tenacity
 from sqlsem.core.callers import Caller, new_number
 from sqlsem.core.holdings import BaseGrant, abandon
 from sqlsem.core.main_session import unavailable
+from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
@@ -280,15 +281,16 @@ class Driver:
                 timer.cancel()
 
     async def _wait_in_thread(self, operation: WaitFor) -> Any:
-        if not self._places.acquire(blocking=False):
+        place = Token()  # which the job keeps, until it ends or is dropped
+        if not self._places.take(place):
             return NO_ROOM
+
+        def perform(operation: WaitFor, place: Token = place) -> Any:
+            return self.process.perform(operation)
+
+        job = self.process.loops.submit("waits", perform, operation)
         try:
-            job = self.process.loops.submit("waits", self.process.perform, operation)
-        except BaseException:
-            self._places.release()
-            raise
-        job.add_done_callback(lambda _: self._places.release())
-        try:
+            job.add_done_callback(lambda _: self._places.give_back(place))
             await self._end_of(job)
         except BaseException:
             job.cancel()
@@ -298,17 +300,18 @@ class Driver:
 
     async def _wait(self, operation: WaitFor) -> Any:
         process = self.process
-        if not self._places.acquire(blocking=False):
-            return NO_ROOM
-        session = self.idle.pop() if self.idle else None
+        place, session = Token(), None
         try:
+            if not self._places.take(place):
+                return NO_ROOM
+            session = self.idle.pop() if self.idle else None
             if session is None:
                 session = await process.engine.connect_async("wait")
             with process.waiting_room.awaiting(session, operation.timeout):
                 wait = session.upgrade if operation.upgrade else session.wait
                 return await wait(operation.ticket, operation.timeout)
         finally:
-            self._places.release()
+            self._places.give_back(place)
             if session is not None:
                 room = len(self.idle) < MOST_IDLE_SESSIONS and not self._ended and not process.closed
                 if room and session.usable:

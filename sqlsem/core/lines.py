@@ -296,7 +296,9 @@ class Lines:
             log.debug("Could not look for the next one of %r: %s", resource, exc)
         finally:
             if not chosen or chosen[0].answer is False:
-                line.strangers = NOT_AT_HOME if chosen else line.strangers
+                if chosen:
+                    with self._state_lock:
+                        line.strangers = NOT_AT_HOME
                 self.nudge(resource)
 
     # -- looks at those that stand ------------------------------------------------------------------------------

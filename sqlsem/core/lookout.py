@@ -40,6 +40,7 @@ class Lookout(abc.ABC):
         self.state_lock = member.state_lock
         self.thread: runtime.Thread | None = None
         self._session: Session | None = None
+        self._looks = False  # there is a thread, and it has begun
 
     @abc.abstractmethod
     def cares(self) -> bool:
@@ -52,21 +53,29 @@ class Lookout(abc.ABC):
     def begin(self) -> None:
         """Somebody cares."""
         if self.thread is None and not self.member.closing.is_set():
-            self.thread = runtime.current().thread(self.run, self.name)
+            thread = runtime.current().thread(self.run, self.name)
             try:
-                self.thread.start()
-            except RuntimeError as exc:  # no more threads, or this process is ending
+                self.thread = thread
+                thread.start()
+            except BaseException as exc:  # no more threads, or this process is ending, or an interrupt
                 self.thread = None
+                if not isinstance(exc, RuntimeError):
+                    raise
                 log.warning("Nobody looks for %s of this process: %s", self.what, exc)
 
     def run(self) -> None:
         """Thread: look, until nobody is left for whom."""
+        with self.state_lock:
+            if self._looks:  # an interrupt has kept it from being known
+                return
+            self._looks = True
         while True:
             self.member.closing.wait(self.every)
             with self.state_lock:
                 if self.member.closing.is_set() or not self.cares():
                     # In one go: the next who cares makes a new one.
                     session, self._session, self.thread = self._session, None, None
+                    self._looks = False
                     break
             try:
                 if self._session is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from sqlsem.core import ending
 from sqlsem.core.membership import Membership
+from sqlsem.core.places import Places
 from sqlsem.engines.base import AsyncSession, Wire
 
 __all__ = ["LoopDriver", "Loops"]
@@ -35,7 +35,7 @@ class Loops:
     def __init__(self, member: Membership) -> None:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
-        self.places = threading.Semaphore(member.engine.async_sessions)  # to wait in the database
+        self.places = Places(member.engine.async_sessions)  # to wait in the database
         self._pools: dict[str, ThreadPoolExecutor] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:

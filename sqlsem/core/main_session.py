@@ -204,8 +204,13 @@ class MainSession:
             session.close()
             raise
         came_back = self.member_id == member_id
-        self.member_id, self.session = member_id, session
-        self._member.entered(began, came_back)
+        try:
+            self.member_id, self.session = member_id, session
+            self._member.entered(began, came_back)
+        except BaseException:  # an interrupt, for one: who is in only half comes in again
+            self.session = None
+            session.close()
+            raise
 
     def given_up(self) -> Disconnected:
         """The database knows this member no more: what the call that found it out raises, to come back as a new one."""

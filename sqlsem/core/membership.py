@@ -29,6 +29,7 @@ from typing import Protocol, TypeVar
 
 from sqlsem import runtime
 from sqlsem.core.main_session import MainSession
+from sqlsem.core.places import Places, Token
 from sqlsem.core.retention import Retention
 from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Busy, Disconnected, Engine, Session
@@ -106,13 +107,13 @@ class Membership:
         self._activity = 0
         self._retention = Retention(engine, self.main, self._ping_every / 3)
         self._runtime = runtime.current()
-        self._threads: list[runtime.Thread] = []
+        self._threads: dict[str, runtime.Thread] = {}
         self._beat = runtime.event()  # wakes the pulse
         self._resting = False  # the pulse sleeps long: wake it when there is something to look after
         self._urgent = False  # ping at once
         self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
         self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
-        self._doubting = 0
+        self._doubting = Places()
 
     @property
     def member_id(self) -> int | None:
@@ -135,12 +136,15 @@ class Membership:
             # A server that took over, or was restored, may not know all that we believe.
             self.leftovers.extend(self._owner.undone())
             self.urge()
-        if not self._threads:
-            jobs = [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]
-            for name, job in jobs:
+        for name, job in [("pulse", self._pulse), *([("watch", self._watch)] if self.trust else [])]:
+            if name not in self._threads:
                 thread = self._runtime.thread(job, f"sqlsem-{name}")
-                self._threads.append(thread)
-                thread.start()
+                try:
+                    self._threads[name] = thread
+                    thread.start()
+                except BaseException:  # an interrupt, for one: whoever enters next tries again
+                    self._threads.pop(name, None)
+                    raise
 
     # -- our rows -----------------------------------------------------------------------------------------------
 
@@ -353,10 +357,13 @@ class Membership:
             return
         asked = monotonic()
         self.urge()
-        with self._proofs:
-            self._doubting += 1
-            self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
-            self._doubting -= 1
+        doubting = Token()
+        try:
+            self._doubting.take(doubting)
+            with self._proofs:
+                self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
+        finally:
+            self._doubting.give_back(doubting)
         if self._proved < asked and not self.closing.is_set():
             self._give_up()
 
@@ -382,6 +389,6 @@ class Membership:
         deadline = monotonic() + CLOSE_JOIN_SECONDS
         if not self.main.leave(waiting, CLOSE_JOIN_SECONDS):
             return
-        for thread in self._threads:
+        for thread in list(self._threads.values()):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))

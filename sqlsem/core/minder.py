@@ -92,10 +92,15 @@ class Minder:
         if self._wanted.is_set():
             return
         with self._lock:
-            self._wanted.set()
             if self._thread is None and not self._member.closing.is_set():
-                self._thread = runtime.current().thread(self._work, "sqlsem-minder")
-                self._thread.start()
+                thread = runtime.current().thread(self._work, "sqlsem-minder")
+                try:
+                    self._thread = thread
+                    thread.start()
+                except BaseException:  # an interrupt, for one: the next who is claimed tries again
+                    self._thread = None
+                    raise
+            self._wanted.set()
 
     def close(self) -> None:
         """End the thread; ``closing`` is set."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from sqlsem.core.bell import Bell
+from sqlsem.core.places import Places, Token
 from sqlsem.engines.base import Engine, Session
 from sqlsem.errors import SqlsemError
 
@@ -33,23 +34,24 @@ class News:
         self._bell = bell
         self._closing = closing
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._waiting = Places()  # those who wait
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
 
     @contextlib.contextmanager
     def wanted(self) -> Iterator[None]:
         """Somebody waits meanwhile."""
-        with self._lock:
-            self._waiting += 1
-            if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(target=self._listen, name="sqlsem-news", daemon=True)
-                self._thread.start()
+        place = Token()
         try:
+            self._waiting.take(place)
+            with self._lock:
+                # (Where an interrupt came in between, one is named that was never started.)
+                if (self._thread is None or self._thread.ident is None) and not self._closing.is_set():
+                    self._thread = threading.Thread(target=self._listen, name="sqlsem-news", daemon=True)
+                    self._thread.start()
             yield
         finally:
-            with self._lock:
-                self._waiting -= 1
+            self._waiting.give_back(place)
 
     def sessions(self) -> list[Session]:
         """Its connection, if it has one."""
@@ -60,7 +62,7 @@ class News:
         thread, session = self._thread, self._session
         if session is not None:
             session.interrupt()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(CLOSE_SECONDS)
 
     def _listen(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Iterator
 
 from sqlsem.core.membership import Membership
+from sqlsem.core.places import Places, Token
 from sqlsem.engines.base import Session, Wire
 from sqlsem.model import monotonic
 
@@ -30,21 +32,19 @@ class WaitingRoom:
         self._engine = member.engine
         self._state_lock = member.state_lock
         self._idle: list[Session] = []
-        self._due: dict[Wire, float] = {}  # sessions that wait, and until when the answer is due
-        self._places = MOST_WAITING_SESSIONS
+        #: Sessions that wait, and until when the answer is due. (What an interrupt leaves of one is not kept here.)
+        self._due: weakref.WeakKeyDictionary[Wire, float] = weakref.WeakKeyDictionary()
+        self._places = Places(MOST_WAITING_SESSIONS)
 
     @contextlib.contextmanager
     def session(self, timeout: float) -> Iterator[Session | None]:
         """A session to wait in, or None when too many of ours wait already."""
-        with self._state_lock:
-            room = self._places > 0
-            session = self._idle.pop() if room and self._idle else None
-            self._places -= room
-        if not room:
-            yield None
-            return
-        sound = False
+        place, session, sound = Token(), None, False
         try:
+            if not self._places.take(place):
+                yield None
+                return
+            session = self.idle_session()
             if session is None:
                 session = self._engine.connect("wait")
             self._await(session, timeout)
@@ -53,7 +53,7 @@ class WaitingRoom:
         finally:
             # (All in one, as the grant that ends a wait is not its owner's before.)
             with self._state_lock:
-                self._places += 1
+                self._places.give_back(place)
                 if session is not None:
                     self._due.pop(session, None)
                     sound = sound and self._keep(session)

@@ -245,6 +245,6 @@ def test_an_old_snapshot_makes_nothing_dearer(bench, often):
             if left < 1000:  # from then on the planner knows how little is open, and that nothing runs
                 bench.database.rows("ANALYZE sqlsem.task")
         after = costs(bench, held)
-    # What has ended makes some 6,000 entries in the index of the open ones. Between two marks there are some 200, by chance
-    # some hundreds more.
+    # What has ended makes some 6,000 entries in the index of the open ones. Between two marks there are some 200, by
+    # chance some hundreds more.
     assert {what: number for what, number in after.items() if number > 1.3 * before[what] + 1500} == {}

@@ -17,6 +17,7 @@ import pytest
 from support import until
 
 import sqlsem
+from sqlsem.core.waiting import MOST_WAITING_SESSIONS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
@@ -161,7 +162,11 @@ def put(coordinator, resource):
     coordinator.queue(resource).put("work")
 
 
-DONE = {"lock": lock, "group": group, "upgrade": upgrade, "put": put}
+def wait(coordinator, resource):
+    assert not coordinator.mutex(f"{resource.rpartition('-')[0]}-busy-keep").acquire(timeout=0.03)
+
+
+DONE = {"lock": lock, "group": group, "upgrade": upgrade, "put": put, "wait": wait}
 
 
 def strike_every_line(channel, url, options, name, what):
@@ -174,6 +179,9 @@ def strike_every_line(channel, url, options, name, what):
     keep.acquire()
     with coordinator.mutex(f"{name}-warm"):
         pass
+    other = sqlsem.connect(url, **options, grace=60)
+    busy = other.mutex(f"{name}-busy-keep")
+    busy.acquire()
 
     def strikes(number):
         seen = 0
@@ -229,8 +237,13 @@ def strike_every_line(channel, url, options, name, what):
     channel.tell("done")
     channel.ask()
     keep.grant.check()
+    busy.grant.check()
     with coordinator.mutex(f"{name}-after"):
         pass
+    # All places to wait in are there.
+    with contextlib.ExitStack() as waiting:
+        for _ in range(MOST_WAITING_SESSIONS):
+            assert waiting.enter_context(coordinator.process.waiting_room.session(1.0)) is not None
     channel.tell("well")
     channel.ask()
 

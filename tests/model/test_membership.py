@@ -176,7 +176,9 @@ class Machine(RuleBasedStateMachine):
             connect=lambda purpose: Session(self),
         )
         self.member = Membership(engine, self, retry=1.0)
-        self.member._threads = [threading.current_thread()]  # none of its own: see `pass_time`
+        self.member._threads = dict.fromkeys(
+            ("pulse", "watch"), threading.current_thread()
+        )  # none of its own: see `pass_time`
 
     # -- what the membership tells its owner
 

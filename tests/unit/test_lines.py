@@ -49,7 +49,7 @@ def looks(monkeypatch):
 
 
 def without_sessions(coordinator, monkeypatch):
-    monkeypatch.setattr(coordinator.process.waiting_room, "_places", 0)
+    monkeypatch.setattr(coordinator.process.waiting_room._places, "most", 0)
 
 
 def waiters(coordinator):
@@ -117,7 +117,7 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
             pass
 
     async def main():
-        monkeypatch.setattr(other.process.loops.places, "_value", 0)
+        monkeypatch.setattr(other.process.loops.places, "most", 0)
         tasks = [asyncio.create_task(enter(name)) for name in names]
         while waiters(other) < resources:
             await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ def test_where_there_is_no_room_idle_sessions_stay(process, monkeypatch):
     room = process.waiting_room
     with room.session(1.0) as kept:
         pass
-    monkeypatch.setattr(room, "_places", 0)
+    monkeypatch.setattr(room._places, "most", 0)
     with room.session(1.0) as session:
         assert session is None
     monkeypatch.undo()

@@ -1,0 +1,102 @@
+"""An interrupt as a thread of ours is begun leaves the process whole: the next one who needs it has it."""
+
+import asyncio
+import gc
+import itertools
+import sys
+import threading
+import time
+
+import sqlsem
+from sqlsem.core.lookout import Lookout
+
+
+def interrupted(number, function, file, do):
+    """Whether a KeyboardInterrupt struck at the line of that number that ``function`` runs through."""
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        if frame.f_code.co_name != function or not frame.f_code.co_filename.endswith(file):
+            return None
+        if event == "line":
+            seen += 1
+            if seen == number:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):
+    ours = ("sqlsem-pulse", "sqlsem-watch")
+
+    def running():
+        return sorted(thread.name for thread in threading.enumerate() if thread.name in ours)
+
+    before = running()
+    for number in itertools.count(1):
+        with sqlsem.connect(tmp_path / "locks.db", lease=10) as coordinator:
+            struck = interrupted(number, "entered", "membership.py", coordinator.mutex("a").acquire)
+            with coordinator.mutex("b"):
+                assert running() == sorted([*before, *ours]), f"struck at line {number}"
+        if not struck:
+            break
+    assert number > 8
+
+
+def test_somebody_searches_after_an_interrupt(tmp_path):
+    class Searching(Lookout):
+        name, every, what = "sqlsem-test", 0.001, "nothing"
+
+        def __init__(self, process):
+            super().__init__(process.member, process.waiting_room)
+            self.looked = threading.Event()
+
+        def cares(self):
+            return not self.looked.is_set()
+
+        def look(self, session):
+            self.looked.set()
+
+    def begin(lookout):
+        with lookout.state_lock:
+            lookout.begin()
+
+    with sqlsem.connect(tmp_path / "locks.db") as coordinator:
+        coordinator.mutex("a").acquire()
+        for number in itertools.count(1):
+            lookout = Searching(coordinator.process)
+            struck = interrupted(number, "begin", "lookout.py", lambda lookout=lookout: begin(lookout))
+            begin(lookout)
+            assert lookout.looked.wait(60), f"struck at line {number}"
+            lookout.close()
+            if not struck:
+                break
+    assert number > 4
+
+
+def test_tasks_keep_their_places_to_wait_in(tmp_path):
+    with sqlsem.connect(tmp_path / "locks.db") as other, sqlsem.connect(tmp_path / "locks.db") as coordinator:
+        other.mutex("a").acquire()
+
+        async def wait():
+            return await coordinator.aio.mutex("a").acquire(timeout=0.03)
+
+        for number in itertools.count(1):
+            if not interrupted(number, "_wait_in_thread", "driver.py", lambda: asyncio.run(wait())):
+                break
+        assert number > 5
+        gc.collect()
+        places = coordinator.process.loops.places
+        deadline = time.monotonic() + 60
+        while len(places) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(places) == 0
