@@ -1,5 +1,6 @@
 """The soak (``python tests/soak``): its judges find what they should, and a short one in every place."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -162,6 +163,26 @@ def test_a_rate_that_was_passed():
     takes = [{"what": "take", "entered": at, "left": at + 0.1, "pid": 1} for at in (0.0, 0.5, 1.0, 2.2)]
     assert checks.rates(takes, NOTHING, 3, 2.0) == []
     assert checks.rates(takes, NOTHING, 2, 2.0)
+
+
+def test_who_leaves_one_door_and_takes_another_is_counted_once(tmp_path, monkeypatch):
+    """Two doors, and two who move through them: while one of them looks at the second one, the other is in no third."""
+    book = Book(tmp_path / "book")
+    one, other = Doors(tmp_path, book), Doors(tmp_path, book)
+    first = iter([0, 0, 1])
+    monkeypatch.setattr(random, "randrange", lambda _: next(first))
+    with contextlib.ExitStack() as moving:
+        inside = moving.enter_context(contextlib.ExitStack())
+        inside.enter_context(other.enter("l", places=2))
+
+        def move(descriptor):
+            inside.close()
+            inside.enter_context(other.enter("l", places=2))
+            return [1]
+
+        monkeypatch.setattr("soak.doors.holders", move)
+        with one.enter("l", places=2):
+            assert (tmp_path / "book").read_text() == ""
 
 
 def test_doors_tell_who_is_inside(tmp_path):

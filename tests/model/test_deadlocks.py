@@ -1,14 +1,13 @@
 """Deadlocks are found exactly where there are some: compared with letting everybody finish who can."""
 
 import dataclasses
-import gc
 import random
-import time
 
 import knots
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from support import processor_seconds
 
 from sqlsem import deadlocks
 from sqlsem.deadlocks import UPGRADE, Row, find
@@ -249,16 +248,14 @@ def crowds(size):
 def test_twice_as_many_take_about_twice_as_long(number):
     def seconds(size):
         name, expected, rows = list(crowds(size))[number]
-        best = float("inf")
-        for _ in range(3 if size > 1000 else 7):
-            gc.collect()  # what others have left is not counted
-            began = time.process_time()
+
+        def search():
             found = find(rows)
             cycle = found[0].cycle() if found else []
-            best = min(best, time.process_time() - began)
             assert len(found) == expected, name
             assert not found or cycle[0][0] == found[0].victim
-        return best
+
+        return processor_seconds(search, 3 if size > 1000 else 7)
 
     # Sixteen times as many: what does not fit into the processor's caches any more takes up to twice as long each, the
     # square would be 256 times.

@@ -46,20 +46,22 @@ def test_a_cancel_at_any_instant_leaves_nothing(database, name, routine):
                     session.execute(f"SELECT {database.schema}.release(%s, %s)", (resource, row[1]))
                     released = True
 
-        for number in range(60):
+        number = 0
+        while number < 60 or not cancelled:
+            assert number < 3000, "no cancel came in time"
+            number += 1
             limit = rng.randint(1, 30) if number % 2 else 0
             sessions[0].execute(f"SET statement_timeout = {limit}")
             threads = [threading.Thread(target=call, args=(one,)) for one in sessions]
             for thread in threads:
                 thread.start()
             if not limit:
-                time.sleep(rng.uniform(0, 0.03))
+                time.sleep(rng.uniform(0, rng.choice([0.003, 0.03])))  # machines are fast and slow
                 operator.execute("SELECT pg_cancel_backend(%s)", (pids[0],))
             for thread in threads:
                 thread.join(PATIENCE)
             sessions[0].execute("SET statement_timeout = 0")
         assert failed == []
-        assert cancelled  # how many, is the machine's affair
         # All sessions live on. What a cancelled wait has left goes by itself, as nobody attends to it.
         with database.coordinator() as coordinator:
             until(lambda: coordinator.reap() is not None and database.queue(resource) == [], "no row is left")

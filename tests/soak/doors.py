@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+#: For so long an entrant waits for those before it to have tried all files.
+TURNSTILE_SECONDS = 0.5
+
 
 class Book:
     """One line a write, so that no kill can tear it; times on a clock that all processes of this host share."""
@@ -40,6 +43,9 @@ class Doors:
 
     A limit of three is three files, of which one must be free; readers share one. What is refused is written down, and
     the section goes on: who is to blame is found out afterwards, when it is known who was asleep.
+
+    Several files are tried one after the other. Who takes one has the turnstile meanwhile: so those that are found
+    taken were all taken when the first of them was tried.
     """
 
     def __init__(self, folder: str | Path, book: Book) -> None:
@@ -49,25 +55,52 @@ class Doors:
 
     @contextlib.contextmanager
     def enter(self, resource: str, *, access: str = "write", places: int = 1) -> Iterator[None]:
-        how = (fcntl.LOCK_SH if access == "read" else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        how = fcntl.LOCK_SH if access == "read" else fcntl.LOCK_EX
+        with self._turnstile(resource) if places > 1 else contextlib.nullcontext(True) as alone:
+            found = self._take(resource, how, places) if alone else None
+        if found is None:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._leave(*found)
+
+    def _take(self, resource: str, how: int, places: int) -> tuple[str, int] | None:
+        """One that is free; None where all are taken, which is written down."""
         first, refused = random.randrange(places), []
         for number in range(places):
             file = f"{resource}.{(first + number) % places}"
             descriptor = self._open(file)
             try:
-                fcntl.flock(descriptor, how)
+                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             except BlockingIOError:
                 refused += holders(descriptor)
                 self._close(file, descriptor)
                 continue
-            try:
-                yield
-            finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-                self._close(file, descriptor)
-            return
+            return file, descriptor
         self._book.note(what="refused", resource=resource, at=time.monotonic(), holders=refused)
-        yield
+        return None
+
+    def _leave(self, file: str, descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self._close(file, descriptor)
+
+    @contextlib.contextmanager
+    def _turnstile(self, resource: str) -> Iterator[bool]:
+        """Whether this one had it soon. (Who has it may be asleep. Then this section goes without a judge.)"""
+        file = f"{resource}.turnstile"
+        descriptor, alone, deadline = self._open(file), False, time.monotonic() + TURNSTILE_SECONDS
+        while not alone and time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                time.sleep(0.001)
+        try:
+            yield alone
+        finally:
+            self._leave(file, descriptor)
 
     def _open(self, file: str) -> int:
         with self._guard:

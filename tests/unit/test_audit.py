@@ -2,16 +2,16 @@
 
 import random
 import sys
-import time
 import tracemalloc
 import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import nights
+from support import nights, processor_seconds
 from support.nights import entry, past
 
 from sqlsem.insight import audit as module
@@ -402,13 +402,11 @@ def test_the_time_grows_with_the_rows_and_not_with_their_square():
         waiters = [past("b", n, 0, None, rng.randrange(10, 10**6), limit=2) for n in range(1, number)]
         return nights.newest_first([*readers, *waiters])
 
-    def took(rows):
-        begun = time.process_time()
+    def look(rows):
         assert module.audit(rows).ok
-        return time.process_time() - begun
 
-    few, many = crowd(2_000), crowd(20_000)
-    assert min(took(many) for _ in range(2)) < 40 * min(took(few) for _ in range(3))
+    few, many = (partial(look, crowd(number)) for number in (2_000, 20_000))
+    assert processor_seconds(many, 2) < 40 * processor_seconds(few, 3)
 
 
 #: Faults that somebody may put into the checker: each must be seen by the cases above.

@@ -1,13 +1,13 @@
 """The night again: as it was when nothing is changed, and as the rule makes it when something is."""
 
 import random
-import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import nights
+from support import nights, processor_seconds
 from support.nights import Ask, entry, past
 
 from sqlsem.errors import ConfigurationError
@@ -234,11 +234,9 @@ def test_the_time_grows_with_the_requests_and_not_with_their_square():
             rows.append(past("ab"[n % 2], n, asked, asked, asked + held, access, 1 if access == "read" else 4, weight))
         return rows
 
-    def took(rows):
-        begun = time.process_time()
+    def play(rows):
         # Ten times more is asked than there is room for: nearly all wait at the same time.
         assert replay(rows).everything.would.let_in == len(rows)
-        return time.process_time() - begun
 
-    few, many = night(1_000), night(10_000)
-    assert min(took(many) for _ in range(2)) < 40 * min(took(few) for _ in range(3))
+    few, many = (partial(play, night(number)) for number in (1_000, 10_000))
+    assert processor_seconds(many, 2) < 40 * processor_seconds(few, 3)
