@@ -285,7 +285,7 @@ def riders(coordinator):
 def test_an_answer_that_is_lost_costs_the_place_and_no_more(connect, name, monkeypatch):
     """What it took may count as used, and it asks anew."""
     coordinator = connect(retry=PATIENCE)
-    rate = coordinator.rate(name, 2, per=1.5, cost=2)
+    rate = coordinator.rate(name, 2, per=4, cost=2)  # (for what comes soon it would not stand in the line)
     rate.take()
     session_class = type(coordinator.process.member.main.session)
     take_rate, lost = session_class.take_rate, []
