@@ -44,7 +44,7 @@ INTERNAL = {"acquire_ranked", "refuse_unranked",
             "find_table", "check_locks", "check_may_lock", "keep_locks", "park_task", "end_rows", "leave_lines",
             "parking_member", "has_room", "ask_for_locks", "look_at_lines", "parked_task", "suspect_lines",
             "check_rate", "check_rate_name", "use_rate", "begin_window", "take_tokens", "turn_back_rate",
-            "check_task_options", "may_start"}  # fmt: skip
+            "check_task_options", "may_start", "play_forward"}  # fmt: skip
 TENDS = {"recover_tasks", "tend_queue"}
 CHANGES = {"set_task", "cancel_task", "set_schedule"}
 EVERY = MEMBERS | LOCKS | LOOKS | PUTS | WORKS | TASKS | OPERATORS | TENDS | CHANGES | GUARDS | ASKED
