@@ -69,8 +69,9 @@ def look_at_bare_ones(database, cursor, operator, words, cap, paused):
 
 
 @pytest.mark.engines("postgresql")
-def test_a_page_of_history_is_found_by_an_index(database):
+def test_a_page_of_history_is_found_by_an_index(make_database, postgres_server):
     """Whatever is asked for: what is read is what is shown, and not the rest."""
+    database = make_database(postgres_server)  # where nothing is that others have left
     database.rows(
         "INSERT INTO sqlsem.history (resource_id, queue_position, requesting_id, access_type, weight, requested_at, "
         "ended_at, outcome) SELECT CASE WHEN mod(g, 500) = 0 THEN 'rare' ELSE 'usual' END, g, 'x', 'write', 1, now(), "
