@@ -5,6 +5,7 @@ import itertools
 import json
 
 import pytest
+from support import pages
 
 from sqlsem.model import End, NewTask
 
@@ -192,36 +193,24 @@ def test_marks_survive_a_dump(bench, make_database, postgres_server, name):
 # -- what a claim costs ----------------------------------------------------------------------------------------------
 
 
-def cost(bench, statement, *parameters):
-    """How many pages a call visits. It is undone."""
-    import psycopg
-
-    with psycopg.connect(bench.database.url) as connection:
-        for _ in range(2):  # until the catalog is known
-            ((plan,),) = connection.execute(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
-            ).fetchall()
-            connection.rollback()
-    found = plan[0]["Plan"]
-    return found["Shared Hit Blocks"] + found["Shared Read Blocks"]
-
-
 def costs(bench, held):
+    """How many pages each call looks at."""
     bench.session.ping(bench.member)
     end = json.dumps([{"task": held.task_id, "attempt": held.attempt, "outcome": "finished"}])
     claim = "SELECT * FROM sqlsem.claim_task(%s, %s, 'test', 'uid', %s)"
-    group = "SELECT * FROM sqlsem.next_tasks(%s, '[]', %s, 'test', 'uid', %s, 20)"
-    return {
-        "claim": cost(bench, claim, bench.member, bench.queue, False),
-        "claim again": cost(bench, claim, bench.member, bench.queue, True),
-        "group": cost(bench, group, bench.member, bench.queue, False),
-        "end": cost(bench, "SELECT sqlsem.end_task(%s, %s, 1, 'finished', NULL, NULL)", bench.member, held.task_id),
-        "end of a group": cost(
-            bench, group.replace("'[]'", "%s").replace("20", "0"), bench.member, end, bench.queue, False
-        ),
-        "recovery": cost(bench, "SELECT sqlsem.recover_tasks(%s, %s)", bench.queue, bench.member),
-        "what a lost claim left": cost(bench, "SELECT sqlsem.return_claim(%s, %s, 'x')", bench.member, bench.queue),
+    group = "SELECT * FROM sqlsem.next_tasks(%s, %s, %s, 'test', 'uid', %s, %s)"
+    member, queue, task = bench.member, bench.queue, held.task_id
+    calls = {
+        "claim": (claim, member, queue, False),
+        "claim again": (claim, member, queue, True),
+        "group": (group, member, "[]", queue, False, 20),
+        "end": ("SELECT sqlsem.end_task(%s, %s, 1, 'finished', NULL, NULL)", member, task),
+        "end of a group": (group, member, end, queue, False, 0),
+        "recovery": ("SELECT sqlsem.recover_tasks(%s, %s)", queue, member),
+        "what a lost claim left": ("SELECT sqlsem.return_claim(%s, %s, 'x')", member, queue),
     }
+    with contextlib.closing(bench.database.raw()) as raw:
+        return {what: pages(raw, *call) for what, call in calls.items()}
 
 
 @pytest.mark.parametrize("often", [True, False], ids=["every claim", "now and then"])

@@ -4,7 +4,6 @@ by who looks. Here a mark is written by every registration and every grant, not 
 
 import collections
 import itertools
-import json
 import random
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from model.test_rule import NEVER, Machine
-from support import PATIENCE, have_postgres, until
+from support import PATIENCE, have_postgres, pages, until
 
 from sqlsem.errors import SqlsemError
 from sqlsem.model import Request, Ticket, Upgrading
@@ -332,14 +331,6 @@ BEGIN
 END $$"""
 
 
-def buffers(connection, statement, *parameters):
-    """Pages that a statement looks at, those of the functions that it calls too: a dead row is a look at a page."""
-    for _ in range(3):  # what is planned, or read from the catalogue, is so at first
-        ((plan,),) = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters).fetchall()
-    plan = plan if isinstance(plan, list) else json.loads(plan)
-    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
-
-
 def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     """By count, not by the clock: 3,000 pairs under a snapshot leave 3,000 dead entries in front of who looks."""
     database = make_database(postgres_server)  # and marks as seldom as ever
@@ -360,7 +351,7 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     count = itertools.count()
 
     def registering(resource, trying):
-        return buffers(
+        return pages(
             raw,
             f"SELECT * FROM sqlsem.register(%s, 'me', 'owner', 'more {next(count)}' || random(), {trying},"
             f" '{resource}', 'write', 1, 1, NULL)",
@@ -370,16 +361,14 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
     seen = {
         "a try in vain": registering("r", True),
         "a registration that waits": registering("r", False),
-        "a wait": buffers(raw, "SELECT sqlsem.wait('r', %s, 0)", last.position),
-        "a look at all": buffers(
-            raw, "SELECT sqlsem.look_all(%s, ARRAY['r'], ARRAY[%s::bigint])", member, last.position
-        ),
-        "a ping": buffers(raw, "SELECT * FROM sqlsem.rows_of(%s)", member),
-        "the rule": buffers(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 1, 1, NULL)", last.position),
-        "the rule, where all is free": buffers(
+        "a wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last.position),
+        "a look at all": pages(raw, "SELECT sqlsem.look_all(%s, ARRAY['r'], ARRAY[%s::bigint])", member, last.position),
+        "a ping": pages(raw, "SELECT * FROM sqlsem.rows_of(%s)", member),
+        "the rule": pages(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 1, 1, NULL)", last.position),
+        "the rule, where all is free": pages(
             raw, "SELECT * FROM sqlsem.ahead('free', 10000000000, 'write', 1, 1, NULL)"
         ),
-        "a cancel": buffers(raw, "SELECT sqlsem.cancel(%s, 'nothing', 'cancelled')", member),
+        "a cancel": pages(raw, "SELECT sqlsem.cancel(%s, 'nothing', 'cancelled')", member),
     }
     report.rollback()
     print(seen)
@@ -406,11 +395,11 @@ def test_a_registration_reads_no_more_than_decides(postgres_server, make_databas
         )
         ((last,),) = raw.execute("SELECT max(queue_position) FROM sqlsem.ProcessControl").fetchall()
         seen[number] = {
-            "try": buffers(
+            "try": pages(
                 raw, "SELECT * FROM sqlsem.register(%s, 'me', 'o', 'x', true, 'r', 'write', 3, 1, NULL)", member
             ),
-            "wait": buffers(raw, "SELECT sqlsem.wait('r', %s, 0)", last),
-            "rule": buffers(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 3, 1, NULL)", last),
+            "wait": pages(raw, "SELECT sqlsem.wait('r', %s, 0)", last),
+            "rule": pages(raw, "SELECT * FROM sqlsem.ahead('r', %s, 'write', 3, 1, NULL)", last),
         }
     print(seen)
     for what, few in seen[50].items():

@@ -23,6 +23,22 @@ def processor_seconds(call, times):
     return min(took)
 
 
+def pages(connection, statement, *parameters, times=6):
+    """Pages that PostgreSQL looks at for a statement, and for the functions that it calls: a dead row is a look at one.
+
+    What the statement does is undone. It is the least of several times: a session reads the catalogue and plans anew
+    whenever other sessions, or autovacuum, make it forget what it knew, and pages are looked at for that as well.
+    """
+    found = []
+    for _ in range(times):
+        with connection.transaction(force_rollback=True):
+            ((plan,),) = connection.execute(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+            ).fetchall()
+        found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+    return min(found)
+
+
 def cost_of_turns(database, queue, *, finds, times=10):
     """Of so many looks for the task whose turn it is in a queue, that find one, or none."""
 
