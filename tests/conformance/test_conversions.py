@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support import PATIENCE, Attempt, slack, until
+from support import PATIENCE, Attempt, promptly, slack, until
 
 import sqlsem
 from sqlsem.core import steps
@@ -17,6 +17,8 @@ from sqlsem.engines.base import Disconnected
 from sqlsem.model import Request, Ticket, Upgrading
 
 READ, WRITE = "read", "write"
+#: Who is woken goes on at once; who is not looks by itself, some seconds after it fell asleep.
+WOKEN = 1.5
 
 
 class Later:
@@ -174,16 +176,21 @@ def test_a_lone_reader_becomes_the_writer_at_once(member):
 @pytest.mark.parametrize("first", [True, False], ids=["the reader ahead", "the reader behind"])
 def test_an_upgrade_waits_for_every_other_reader(member, first):
     one, other = member(), member()
-    tickets = {True: one.read(), False: other.read()} if first else {False: other.read(), True: one.read()}
-    waiting = one.upgrade(tickets[True])
-    assert one.state(tickets[True]) == ("upgrade", "holds")
-    time.sleep(0.2)
-    assert waiting.waits
-    left = time.monotonic()
-    assert other.release(tickets[False])
-    assert waiting.get() is True
-    assert waiting.ended - left < 1.5, "it was not woken"
-    assert one.state(tickets[True]) == (WRITE, "holds")
+
+    def woken_after():
+        tickets = {True: one.read(), False: other.read()} if first else {False: other.read(), True: one.read()}
+        waiting = one.upgrade(tickets[True])
+        assert one.state(tickets[True]) == ("upgrade", "holds")
+        time.sleep(0.2)
+        assert waiting.waits
+        left = time.monotonic()
+        assert other.release(tickets[False])
+        assert waiting.get() is True
+        assert one.state(tickets[True]) == (WRITE, "holds")
+        one.release(tickets[True])
+        return waiting.ended - left
+
+    promptly(woken_after, WOKEN, "it was not woken")
 
 
 def test_an_upgrade_waits_for_its_own_members_other_readers(member):
@@ -250,20 +257,24 @@ def test_the_second_upgrader_gets_deadlock_at_once(member):
 def test_an_upgrade_that_gives_up_is_a_reader_again(member):
     one, other = member(), member()
     mine, theirs = one.read(), other.read()
-    assert one.upgrade(mine, timeout=0.3).get() is False
-    assert one.state(mine) == ("upgrade", "holds")
-    late = other.ask(READ)
-    waiting = other.wait(late)
-    time.sleep(0.3)
-    assert waiting.waits
-    back = time.monotonic()
-    assert one.downgrade(mine)
-    assert waiting.get() is True
-    assert waiting.ended - back < 1.5, "it was not woken"
-    assert one.state(mine) == (READ, "holds")
-    assert one.outcomes(mine) == []
+
+    def woken_after():
+        assert one.upgrade(mine, timeout=0.3).get() is False
+        assert one.state(mine) == ("upgrade", "holds")
+        late = other.ask(READ)
+        waiting = other.wait(late)
+        time.sleep(0.3)
+        assert waiting.waits
+        back = time.monotonic()
+        assert one.downgrade(mine)
+        assert waiting.get() is True
+        assert one.state(mine) == (READ, "holds")
+        assert one.outcomes(mine) == []
+        other.release(late)
+        return waiting.ended - back
+
+    promptly(woken_after, WOKEN, "it was not woken")
     # And another may try.
-    other.release(late)
     again = other.upgrade(theirs)
     one.release(mine)
     assert again.get() is True
@@ -342,7 +353,8 @@ def test_a_reader_who_may_enter_but_has_not_looked_is_let_in(member, database):
 
 def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
     one, other, third = member(), member(), member()
-    for _ in range(10):
+
+    def woken_after():
         mine = one.read()
         writer = third.ask(WRITE)
         late = other.ask(READ)
@@ -351,10 +363,13 @@ def test_a_reader_asleep_is_woken_when_it_is_let_in(member):
         upgrading = one.upgrade(mine)
         left = time.monotonic()
         assert waiting.get() is True
-        assert waiting.ended - left < 1.5, "it slept on"
         other.release(late)
         assert upgrading.get() is True
         one.release(mine)
+        return waiting.ended - left
+
+    for _ in range(10):
+        promptly(woken_after, WOKEN, "it slept on")
 
 
 @pytest.mark.engines("postgresql")
@@ -465,36 +480,47 @@ def test_a_reader_ahead_that_a_pause_held_up_is_waited_for(member):
 
 def test_readers_behind_enter_when_the_writer_becomes_a_reader(member):
     one, other, third = member(), member(), member()
-    mine = one.ask(WRITE)
-    assert mine.granted
-    first, second, writer, last = other.ask(READ), third.ask(READ), third.ask(WRITE), other.ask(READ)
-    waiting = [other.wait(first), third.wait(second)]
-    behind = [third.wait(writer, timeout=2), other.wait(last, timeout=2)]
-    time.sleep(0.3)
-    assert all(one.waits for one in waiting)
-    began = time.monotonic()
-    assert one.downgrade(mine)
-    assert [one.get() for one in waiting] == [True, True]
-    assert max(one.ended for one in waiting) - began < slack(1.5), "they were not woken"
-    assert [one.get() for one in behind] == [False, False]
-    assert one.state(mine) == (READ, "holds")
-    assert one.outcomes(mine) == [(WRITE, "downgraded")]
+
+    def woken_after():
+        mine = one.ask(WRITE)
+        assert mine.granted
+        first, second, writer, last = other.ask(READ), third.ask(READ), third.ask(WRITE), other.ask(READ)
+        waiting = [other.wait(first), third.wait(second)]
+        behind = [third.wait(writer, timeout=2), other.wait(last, timeout=2)]
+        time.sleep(0.3)
+        assert all(one.waits for one in waiting)
+        began = time.monotonic()
+        assert one.downgrade(mine)
+        assert [one.get() for one in waiting] == [True, True]
+        assert [one.get() for one in behind] == [False, False]
+        assert one.state(mine) == (READ, "holds")
+        assert one.outcomes(mine) == [(WRITE, "downgraded")]
+        for session, ticket in ((one, mine), (other, first), (third, second), (third, writer), (other, last)):
+            session.release(ticket)
+        return max(one.ended for one in waiting) - began
+
+    promptly(woken_after, WOKEN, "they were not woken")
 
 
 def test_who_waits_behind_one_that_was_downgraded_is_woken_by_its_release(member):
     """The entry lock is there again."""
     one, other = member(), member()
-    mine = one.ask(WRITE)
-    writer = other.ask(WRITE)
-    waiting = other.wait(writer)
-    time.sleep(0.2)
-    assert one.downgrade(mine)
-    time.sleep(0.3)
-    assert waiting.waits
-    left = time.monotonic()
-    one.release(mine)
-    assert waiting.get() is True
-    assert waiting.ended - left < 1.5
+
+    def woken_after():
+        mine = one.ask(WRITE)
+        writer = other.ask(WRITE)
+        waiting = other.wait(writer)
+        time.sleep(0.2)
+        assert one.downgrade(mine)
+        time.sleep(0.3)
+        assert waiting.waits
+        left = time.monotonic()
+        one.release(mine)
+        assert waiting.get() is True
+        other.release(writer)
+        return waiting.ended - left
+
+    promptly(woken_after, WOKEN, "it was not woken")
 
 
 def test_down_and_up_again(member):

@@ -522,21 +522,28 @@ def test_whoever_takes_locks_in_any_order_gets_through(database, connect, name, 
                     told.append(str(exc))
             done.append(seed)
 
-    for seed in range(4):
-        threads.start(work, coordinators[seed % 2], seed)
-    threads.join()
-    assert sorted(done) == sorted(list(range(4)) * rounds)
-    assert told, "they never met"
+    seeds = itertools.count()
+
+    def met():
+        done.clear()
+        those = list(itertools.islice(seeds, 4))
+        for seed in those:
+            threads.start(work, coordinators[seed % 2], seed)
+        threads.join()
+        assert sorted(done) == sorted(those * rounds)
+        return told
+
+    until(met, "two of them meet")
     assert all(text.startswith("Deadlock: ") for text in told)
 
 
 def test_a_row_that_nobody_knows_any_more_is_no_deadlock(database, connect, name):
     """A call of this very thread was broken off and has left it: a ping removes it, and who waits behind it goes on."""
-    coordinator = connect(grace=60)  # no ping comes by itself meanwhile
+    coordinator = connect(grace=1800)  # no ping comes by itself meanwhile
     with coordinator.mutex(name("before")):
         (mine,) = coordinator.entries(name("before"))
     session = database.session()
     session.register(mine.member_id, mine.requesting_id, mine.owner, "left.1", [Request(name)], False)
     session.close()
-    with sqlsem.all_of(coordinator.mutex(name), coordinator.mutex(name("other")), timeout=PATIENCE) as grant:
-        assert grant.waited < 15  # a ping comes each 20 s
+    with sqlsem.all_of(coordinator.mutex(name), coordinator.mutex(name("other")), timeout=PATIENCE):
+        pass

@@ -37,8 +37,9 @@ def test_waited_counts_the_wait(connect, name):
     one, other = connect(), connect()
     with one.mutex(name):
         waiting = Attempt(other.mutex(name))
+        until(lambda: len(one.entries(name)) == 2, "it stands in the queue")
         assert waiting.waits(0.5)
-    assert waiting.granted().waited >= 0.45  # its thread may have begun a moment later
+    assert waiting.granted().waited >= 0.45
     waiting.leave()
 
 
@@ -286,7 +287,7 @@ def test_assert_held_with_a_dictionary_cursor(connect, database, name):
 @pytest.mark.engines("postgresql")
 def test_a_row_asserted_by_a_transaction_that_is_still_open_when_the_block_ends(connect, database, name, transaction):
     """The block ends before the transaction: the row stays until then, and goes by itself."""
-    coordinator = connect(grace=2)
+    coordinator = connect(grace=6)
     cursor = transaction()
     with coordinator.mutex(name) as grant:
         grant.assert_held(cursor)

@@ -82,10 +82,11 @@ def test_idle_workers_cost_one_statement_a_second(working):
     names = ("claim_task", "next_task", "next_tasks", "end_task", "tend_queue", "next_ready", "ping", "asked_of_tasks")
     for name in names:
         setattr(session, name, watched(name, getattr(session, name)))
+    began = time.monotonic()
     time.sleep(8)
     for name in names:
         delattr(session, name)
-    assert 0 < sum(made.values()) <= 9, made
+    assert 0 < sum(made.values()) <= 1 + time.monotonic() - began, made
 
 
 def test_what_others_put_is_taken_up_at_once(seldom, idle, connect, name):

@@ -247,19 +247,17 @@ def test_one_call_serves_those_that_ask_at_one_moment(connect, name, monkeypatch
 
 
 @pytest.mark.engines("postgresql")
-def test_who_has_what_it_wants_does_not_wait_for_others(connect, name):
+def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, name):
     """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
-    coordinator, length, limit = connect(), 4, 800
+    coordinator = connect()
     main = coordinator.process.member.main
-    rate = coordinator.rate(name, limit, per=length)
-    rate.take()
-    time.sleep(length / 2)
-    coordinator.rate(name, limit, per=length, cost=limit - 1).take()
+    rate = coordinator.rate(name, 800, per=LONG)
+    taken = [rate.take() for _ in range(3)]
+    assert coordinator.rate(name, 800, per=LONG, cost=797).take(False)
     went, threads = [], []
 
     def take():
-        waited = rate.take(timeout=PATIENCE).waited
-        went.append(waited)
+        went.append(rate.take(timeout=PATIENCE))
 
     with main._lock:  # so that they ask together
         for number in range(3):
@@ -267,13 +265,15 @@ def test_who_has_what_it_wants_does_not_wait_for_others(connect, name):
             threads[-1].start()
             until(lambda number=number: riders(coordinator) == number + 1, "it rides with the others")
     until(lambda: len(connect().entries(f"rate:{name}")) == 1, "they share one place")
-    until(lambda: went, "the first one is served")
-    assert len(connect().entries(f"rate:{name}")) == 1, "the place is the next one's"
+    for number, grant in enumerate(taken, 1):
+        assert len(connect().entries(f"rate:{name}")) == 1, "the place is the next one's"
+        grant.settle(0)
+        until(lambda number=number: len(went) == number, "one is served, and goes")
     for thread in threads:
         thread.join(PATIENCE)
-    assert len(went) == 3
-    assert went[0] < length / 2 + 0.9 < went[1], went
+    assert None not in went
     assert connect().entries(f"rate:{name}") == []
+    went[0].settle(0)
     assert rate.take(timeout=PATIENCE) is not None
     assert coordinator.process.holdings.grants() == []
 
@@ -282,11 +282,11 @@ def riders(coordinator):
     return sum(len(car.riders) for car in rating._cars_of(coordinator.process)._open.values())
 
 
-def test_an_answer_that_is_lost_costs_the_place_and_no_more(connect, name, monkeypatch):
+def test_an_answer_that_is_lost_costs_the_place_and_no_more(looks_often, connect, name, monkeypatch):
     """What it took may count as used, and it asks anew."""
     coordinator = connect(retry=PATIENCE)
-    rate = coordinator.rate(name, 2, per=4, cost=2)  # (for what comes soon it would not stand in the line)
-    rate.take()
+    rate = coordinator.rate(name, 4, per=LONG, cost=2)  # (for what comes soon it would not stand in the line)
+    before = [rate.take() for _ in range(2)]
     session_class = type(coordinator.process.member.main.session)
     take_rate, lost = session_class.take_rate, []
 
@@ -298,8 +298,15 @@ def test_an_answer_that_is_lost_costs_the_place_and_no_more(connect, name, monke
         return answer
 
     monkeypatch.setattr(session_class, "take_rate", lose_the_first_answer)
-    assert rate.take(timeout=PATIENCE) is not None
-    assert lost
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(rate.take(timeout=PATIENCE)))
+    waiting.start()
+    until(lambda: coordinator.entries(f"rate:{name}"), "it stands in the line")
+    before[0].settle(0)
+    until(lambda: lost, "it has taken, and does not hear of it")
+    before[1].settle(0)
+    waiting.join(PATIENCE)
+    assert taken not in ([], [None])
     assert coordinator.entries(f"rate:{name}") == []
 
 

@@ -4,18 +4,14 @@ import threading
 import time
 
 import pytest
-from support import Attempt, slack, until
+from support import Attempt, slack, started_since, until
 
 import sqlsem
 
 
-def threads_of_ours():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sqlsem")]
-
-
 def test_close_ends_waiters_and_holders(connect, database, name):
     name = str(name)
-    others = threads_of_ours()
+    before = threading.enumerate()
     coordinator = connect(grace=60)
     told = []
     holder = Attempt(coordinator.mutex(f"{name}-a", on_lost=lambda grant: told.append(grant)))
@@ -28,7 +24,7 @@ def test_close_ends_waiters_and_holders(connect, database, name):
     coordinator.close()
     assert time.monotonic() - began < slack(20)
     assert database.queue(name) == []
-    assert threads_of_ours() == others
+    until(lambda: not started_since(before, "sqlsem"), "no thread is left")
     for waiter in waiters:
         if not waiter.inside:
             assert isinstance(waiter.failed(20), sqlsem.SqlsemError)
@@ -64,7 +60,7 @@ def test_close_ends_who_waits_for_another_process(agents, connect, database, nam
 def test_close_while_threads_come_and_go(connect, database, name):
     """At any moment of acquiring and releasing."""
     name = str(name)
-    others = threads_of_ours()
+    before = threading.enumerate()
     for round_number in range(12):
         coordinator = connect(grace=60)
         errors = []
@@ -88,7 +84,7 @@ def test_close_while_threads_come_and_go(connect, database, name):
         assert all(isinstance(error, sqlsem.SqlsemError) for error in errors), errors
         assert len(errors) == 4
         assert database.queue(name) == []
-    assert threads_of_ours() == others
+    until(lambda: not started_since(before, "sqlsem"), "no thread is left")
 
 
 def test_two_threads_close_at_once(connect, database, name):
@@ -105,7 +101,7 @@ def test_two_threads_close_at_once(connect, database, name):
 
 @pytest.mark.engines("postgresql")
 def test_close_while_the_database_never_answers(proxied, proxy, name):
-    others = threads_of_ours()
+    before = threading.enumerate()
     coordinator = proxied.coordinator(grace=60, retry=5)
     holder = Attempt(coordinator.mutex(str(name)))
     holder.granted()
@@ -121,7 +117,7 @@ def test_close_while_the_database_never_answers(proxied, proxy, name):
     assert waiter.failed(30)
     with pytest.raises(sqlsem.LockLost, match="closed"):
         holder.leave()
-    assert threads_of_ours() == others
+    until(lambda: not started_since(before, "sqlsem"), "no thread is left")
 
 
 @pytest.mark.engines("postgresql")

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from support import Recorder, check_history, until
+from support import Recorder, check_history, started_since, until
 
 from sqlsem import all_of
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS, MOST_WAITING_SESSIONS
@@ -87,7 +87,7 @@ def connections(database):
 def test_many_coordinators_in_one_process(connect, database, name, threads):
     """Each is a member of its own, and they exclude each other as processes do."""
     recorder = Recorder()
-    before = threading.active_count()
+    before = threading.enumerate()
     files = psutil.Process().num_fds() if hasattr(psutil.Process(), "num_fds") else 0
 
     def work(number):
@@ -101,7 +101,7 @@ def test_many_coordinators_in_one_process(connect, database, name, threads):
     threads.join()
     assert check_history(recorder.stays) == 50
     assert database.queue(name) == []
-    until(lambda: threading.active_count() <= before, "no thread is left")
+    until(lambda: not started_since(before), "no thread is left")
     if files:
         until(lambda: psutil.Process().num_fds() <= files + 3, "no file is left open")
 

@@ -6,13 +6,14 @@ from support.costs import cost_of_next_ready, cost_of_turns, pages, processor_se
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
-from support.patience import AMPLE, PATIENCE, remains, slack, until
+from support.patience import AMPLE, PATIENCE, STEADY, promptly, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres
-from support.threads import Attempt, Threads
+from support.threads import Attempt, Threads, started_since
 
 __all__ = [
     "AMPLE",
     "PATIENCE",
+    "STEADY",
     "TESTS",
     "Attempt",
     "Channel",
@@ -36,10 +37,12 @@ __all__ = [
     "overlap",
     "pages",
     "processor_seconds",
+    "promptly",
     "random_name",
     "remains",
     "session",
     "slack",
+    "started_since",
     "until",
     "with_database",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import sqlsem
 from sqlsem.engines import of_url
 from sqlsem.engines.base import Engine, Options, Session
-from support.patience import PATIENCE
+from support.patience import PATIENCE, STEADY
 from support.postgres import PostgresServer
 
 
@@ -33,7 +33,8 @@ class Database:
     server: PostgresServer | None = None
 
     def coordinator(self, **options: Any) -> sqlsem.Coordinator:
-        return sqlsem.connect(self.url, **{**self.options, **options})
+        usual = {} if "lease" in options else {"grace": STEADY}
+        return sqlsem.connect(self.url, **{**self.options, **usual, **options})
 
     def make_engine(self, **options: Any) -> Engine:
         return of_url(self.url)(self.url, Options(**{**self.options, **options}))

@@ -12,6 +12,9 @@ from typing import Any
 PATIENCE = float(os.environ.get("SQLSEM_TEST_PATIENCE", "60"))
 #: A grace (and a time to try again) of whoever must lose nothing in a test, however slow the machine is.
 AMPLE = {"grace": 90.0, "retry": 90.0}
+#: The grace of coordinators of tests that say nothing of it, in place of the usual one, which a machine that stands
+#: still for some seconds can use up; not so long that what is told by the next ping takes long.
+STEADY = 15.0
 
 
 def slack(seconds: float) -> float:
@@ -33,6 +36,17 @@ def until(condition: Callable[[], Any], what: str = "the condition", timeout: fl
             return value
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout:g} s"
         time.sleep(0.01)
+
+
+def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int = 5) -> None:
+    """Assert that something takes less than so long: ``attempt()`` does it once, and tells how long that took.
+
+    A machine that stands still makes one attempt slow; what is slow by itself is slow each time.
+    """
+    took: list[float] = []
+    while not took or took[-1] >= seconds:
+        assert len(took) < times, f"{what}: it took {', '.join(f'{one:.1f}' for one in took)} s"
+        took.append(attempt())
 
 
 def remains(condition: Callable[[], bool], seconds: float, what: str) -> None:

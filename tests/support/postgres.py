@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -177,9 +178,14 @@ class PostgresServer:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody listens on, and that the system gives to no connection meanwhile: a server that restarts has it
+    again. (So not one of those that it gives away, which begin at 32768 or later.)
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)  # (tests seed `random`)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def binaries() -> Path:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import sqlsem
 from support.patience import PATIENCE
+
+
+def started_since(before: Collection[threading.Thread], prefix: str = "") -> list[str]:
+    """The names of threads that are not among those before. (Of those, which other tests have left, some may end
+    meanwhile; the one that tells of events is the whole process's.)
+    """
+    found = [one.name for one in threading.enumerate() if one not in before and one.name != "sqlsem-events"]
+    return sorted(name for name in found if name.startswith(prefix))
 
 
 class Threads:
@@ -45,8 +53,11 @@ class Threads:
 class Attempt:
     """A thread that acquires a lock, stays until told, and releases."""
 
-    def __init__(self, lock: sqlsem.Lock, timeout: float | None = PATIENCE) -> None:
+    def __init__(
+        self, lock: sqlsem.Lock, timeout: float | None = PATIENCE, *, entering: Callable[[], Any] = lambda: None
+    ) -> None:
         self._lock = lock
+        self._entering = entering  # called by its thread as soon as it is granted
         self._timeout = timeout
         self._done = threading.Event()
         self._leave = threading.Event()
@@ -59,6 +70,7 @@ class Attempt:
     def _run(self) -> None:
         try:
             if self._lock.acquire(timeout=self._timeout):
+                self._entering()
                 self.entered = time.monotonic()
                 self.grant = self._lock.grant
         except BaseException as exc:
