@@ -220,6 +220,7 @@ def test_a_wait_of_many_slices(session, name):
     two.start(name)
     three.start(name, timeout_ms=6500)
     assert two.waits(7)
+    until(lambda: three.answer is not None, "its time is up")
     assert three.answer == (-1, None, None)
     one.release(name)
     two.granted()
@@ -525,7 +526,7 @@ def test_deadlock_between_sessions(database, session, name):
 
 def test_a_lease_runs_out(database, session, name):
     one, two = session(), session()
-    code, position, _ = one.acquire(name, lease_seconds=1)
+    code, position, _ = one.acquire(name, lease_seconds=4)
     assert code == 0
     assert two.try_(name)[0] == -1
     began = time.monotonic()
@@ -540,9 +541,9 @@ def test_a_lease_runs_out(database, session, name):
 def test_a_lease_outlives_its_connection(database, session, name):
     """Three calls on three connections, as of a pooler."""
     one, other = session(), session()
-    position = one.acquire(name, lease_seconds=1.5, requesting_id="the job")[1]
+    position = one.acquire(name, lease_seconds=6, requesting_id="the job")[1]
     one.close()
-    ends = time.monotonic() + 4
+    ends = time.monotonic() + 9
     while time.monotonic() < ends:
         renewing = session()
         assert renewing.renew(name, position, "the job") == 0
@@ -562,8 +563,8 @@ def test_a_lease_outlives_its_connection(database, session, name):
 def test_a_wait_longer_than_the_lease(session, name):
     one, two = session(), session()
     one.acquire(name)
-    two.start(name, lease_seconds=0.5)
-    assert two.waits(2)
+    two.start(name, lease_seconds=4)
+    assert two.waits(6)
     one.release(name)
     position = two.granted()
     assert two.renew(name, position) == 0

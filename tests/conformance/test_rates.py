@@ -251,9 +251,10 @@ def test_who_has_what_it_wants_does_not_wait_for_others(looks_often, connect, na
     """Threads that share a place in the line: the first one goes when it is served, and the place is the next one's."""
     coordinator = connect()
     main = coordinator.process.member.main
-    rate = coordinator.rate(name, 800, per=LONG)
+    limit = 10**6  # as many ride together as may be used in an instant
+    rate = coordinator.rate(name, limit, per=LONG)
     taken = [rate.take() for _ in range(3)]
-    assert coordinator.rate(name, 800, per=LONG, cost=797).take(False)
+    assert coordinator.rate(name, limit, per=LONG, cost=limit - 3).take(False)
     went, threads = [], []
 
     def take():

@@ -162,7 +162,7 @@ def test_not_before_its_time(queue):
     queue.put("now")
     began = time.monotonic()
     found = []
-    for task in queue.claim(wait=5):
+    for task in queue.claim(wait=PATIENCE):
         with task:
             found.append(task.body)
         if len(found) == 2:
@@ -186,7 +186,7 @@ def test_a_clock_that_stepped_back_holds_nothing_up(database, queue):
     assert queue.try_claim() is None, "what is to wait for its time waits"
     move_clock(database, queue, 3600)
     for body in ("later", "failed"):
-        with next(queue.claim(wait=5)) as task:
+        with next(queue.claim(wait=PATIENCE)) as task:
             assert task.body == body
     assert task.id == failed
 
@@ -272,7 +272,7 @@ def test_an_interrupt_gives_the_task_back_at_once(queue):
 def test_tried_again_with_growing_pauses(queue):
     number = queue.put("x", max_attempts=3, backoff=0.2)
     ends = []
-    for task in queue.claim(wait=5):
+    for task in queue.claim(wait=PATIENCE):
         with pytest.raises(RuntimeError), task:
             ends.append(time.monotonic())
             raise RuntimeError(f"attempt {task.attempt}")
@@ -452,7 +452,7 @@ def test_a_task_to_be_tried_again_holds_up_later_orders(queue):
         raise ValueError("once")
     assert queue.try_claim() is None
     found = []
-    for task in queue.claim(wait=5):
+    for task in queue.claim(wait=PATIENCE):
         with task:
             found.append(task.body)
         if len(found) == 2:
@@ -590,12 +590,13 @@ def test_sql_with_transactions_of_its_own(database, connect, queue, name):
 
 
 def test_a_worker_is_stopped_in_order(queue):
-    queue.put_many([sqlsem.Call(note, str(n), 0.3) for n in range(4)])
+    queue.put_many([sqlsem.Call(note_late, str(n)) for n in range(4)])
     worker = Worker(queue, threads=2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     until(lambda: len(worker.running) == 2)
     worker.stop()
+    late.set()
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(done) == 2

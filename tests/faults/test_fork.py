@@ -18,6 +18,8 @@ import sqlsem
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 #: A grace so long that nothing in these tests is owed to it.
 GRACE = 60.0
+#: That of a parent that dies, and of its child, which must not use it up where the machine stands still.
+CHILDS = 5.0
 
 
 def what_a_child_finds(coordinator, lock, grant, name):
@@ -101,7 +103,7 @@ def test_a_child_has_no_part_in_its_parents_locks(spawn, agents, database, name,
 
 def fork_and_wait(channel, url, options, name, use):
     """Holds, forks a child that outlives it; the child holds a lock of its own where ``use`` says so."""
-    coordinator = sqlsem.connect(url, **options, grace=1)
+    coordinator = sqlsem.connect(url, **options, grace=CHILDS)
     coordinator.mutex(name).acquire()
     read, write = os.pipe()
     pid = os.fork()
@@ -131,7 +133,7 @@ def test_a_living_child_does_not_keep_its_dead_parents_locks(spawn, agents, data
         waiter.release()
         if use:
             own = waiter.ask("mutex", name("own"))
-            remains(lambda: not own.ready, 3, "the child's own lock is held")
+            remains(lambda: not own.ready, 1.5 * CHILDS, "the child's own lock is held")
             os.kill(child, signal.SIGKILL)
             own.get()
             waiter.release()

@@ -84,20 +84,20 @@ def test_nobody_is_asked_whom_one_waits_behind_unless_somebody_wants_to_know(tmp
         entries = session.entries
         monkeypatch.setattr(session, "entries", lambda self, name: looks.append(name) or entries(self, name))
 
-        def wait():
-            assert not two.mutex("etl").acquire(timeout=0.1)
+        def wait(seconds=0.1):
+            assert not two.mutex("etl").acquire(timeout=seconds)
 
         caplog.set_level(logging.WARNING, "sqlsem")
         with one.mutex("etl"):
             wait()
             assert looks == []
             with two.on("waiting", print):
-                wait()
+                wait(4)  # (it is told when it waits, and not when its time is up by then)
             assert looks == ["etl"]
             wait()
             assert looks == ["etl"]
             caplog.set_level(logging.INFO, "sqlsem")
-            wait()
+            wait(4)
             assert looks == ["etl"] * 2
 
 
