@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import MAX_NAME, MAX_SECONDS, Duration, Request, check_count, check_duration, check_name
@@ -204,6 +205,8 @@ class RateEntry:
             window, a day after that was last used.
         returned: How much of that was given back, by settling less.
         waits: How often it was not there at once.
+        free_in: Seconds until there is room in it for 1 more; 0 where there is now. Who waits in line has that first,
+            and a burst may let nobody have it even then.
     """
 
     name: str
@@ -214,6 +217,7 @@ class RateEntry:
     taken: int = 0
     returned: int = 0
     waits: int = 0
+    free_in: float = 0.0
 
     @property
     def resource(self) -> str:
@@ -221,9 +225,25 @@ class RateEntry:
         return RATE_PREFIX + self.name
 
     @classmethod
-    def of_row(cls, resource: str, window_ms: int, limit: int, used: int, idle: float, *counted: int) -> RateEntry:
+    def of_row(
+        cls,
+        resource: str,
+        window_ms: int,
+        limit: int,
+        used: int,
+        idle: float,
+        taken: int,
+        returned: int,
+        waits: int,
+        free_in: float,
+    ) -> RateEntry:
         """As the routine `rates` says it."""
-        return cls(str(resource).removeprefix(RATE_PREFIX), window_ms / 1000, limit, used, float(idle), *counted)
+        name, counted = str(resource).removeprefix(RATE_PREFIX), (taken, returned, waits)
+        return cls(name, window_ms / 1000, limit, used, float(idle), *counted, free_in=float(free_in))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready values."""
+        return asdict(self)
 
 
 #: A window, as programs write it: durations and limits.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 
 from sqlsem.cli.connecting import Connecting, connecting
@@ -22,7 +20,8 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
     """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
 
     LIMIT is what a program declared last. USED may be more than that after a cost was settled, and has in it what is
-    promised for soon. LAST says how long ago anything was used. Who waits, and until when: sqlsem why rate:NAME.
+    promised for soon. ROOM IN says when there is room for 1 more, where there is none now, which who waits in line has
+    first. LAST says how long ago anything was used. Who waits, and until when: sqlsem why rate:NAME.
 
     \b
     Examples:
@@ -36,7 +35,7 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
         found = coordinator.rates(name)
         waiting = {resource: len(coordinator.entries(resource)) for resource in {one.resource for one in found}}
     if as_json:
-        output.print_json([{**dataclasses.asdict(one), "waiting": waiting[one.resource]} for one in found])
+        output.print_json([{**one.as_dict(), "waiting": waiting[one.resource]} for one in found])
     else:
         console = output.console()
         output.show(console, render_rates(found, waiting, console.width, name))

@@ -90,6 +90,7 @@ class RateState:
                 known.taken,
                 known.returned,
                 known.waits,
+                self._wait_ms(Window(ms, known.limit), 1, now_ms) / 1000,
             )
             for ms, known in sorted(self.windows.items())
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from sqlsem.insight.chains import leaders
 from sqlsem.insight.consequences import INSIDE, Kind
 from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
+from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, seconds_in_words, who_is
 from sqlsem.model import WRITE, Entry, QueueCounts, Resource, RoundEntry
+from sqlsem.model_rates import RateEntry
 from sqlsem.printable import clean
 
-__all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "summary"]
+__all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered", "summary"]
 
 #: The order of a view that has not been sorted by anything: of the queues, that in which they stand.
 ORDER = "order"
@@ -99,6 +102,7 @@ class View:
     lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_Line]]
     nothing: str
     headings: bool = False  # in their own order, rows stand below lines of their resources
+    optional: bool = False  # it is not offered while there is nothing in it
 
     @property
     def sorts(self) -> tuple[str, ...]:
@@ -136,6 +140,15 @@ def listing(
         columns = columns[:at] + columns[at + 1 :]
         rows = tuple(row if row.heading else _without(row, at) for row in rows)
     return Listing(one, columns, rows, sort, len(lines), total)
+
+
+def offered(overview: Overview | None, here: str) -> list[View]:
+    """The views to choose from, of which ``here`` is shown."""
+    return [
+        one
+        for one in VIEWS.values()
+        if not one.optional or one.key == here or (overview is not None and any(one.lines(overview, {})))
+    ]
 
 
 def _without(row: Row, at: int) -> Row:
@@ -213,19 +226,37 @@ def _why(entry: Entry, told: str) -> str:
 
 def _queues(overview: Overview, why: Mapping[int, Reason]) -> Iterator[_Line]:
     paused = {one.resource: one.paused for one in overview.resources}
+    rates = _by_resource(overview.rates)
+    before: Counter[str] = Counter()
     for entry in overview.entries:
-        yield _request(entry, why.get(entry.position), paused.get(entry.resource, False))
+        windows = rates.get(entry.resource, ())
+        yield _request(
+            entry, why.get(entry.position), paused.get(entry.resource, False), windows, before[entry.resource]
+        )
+        before[entry.resource] += 1
 
 
-def _request(entry: Entry, reason: Reason | None, paused: bool) -> _Line:
+def _by_resource(rates: Iterable[RateEntry]) -> dict[str, list[RateEntry]]:
+    found: dict[str, list[RateEntry]] = {}
+    for one in rates:
+        found.setdefault(one.resource, []).append(one)
+    return found
+
+
+def _request(entry: Entry, reason: Reason | None, paused: bool, windows: Sequence[RateEntry], before: int) -> _Line:
+    """``windows``: of a rate, in whose line it has so many before it; nobody holds it, so the first one waits, too."""
     who = who_is(entry.host, entry.pid, entry.requesting_id)
     enters = None if reason is None or reason.enters is None else reason.enters.likely
+    short, words = ("", "") if reason is None else (reason.short, reason.words)
+    if windows and not paused:
+        enters = goes_in(before, windows)
+        short, words = short or used_words(windows), rate_words(before, windows)
     cells = (
         *(entry.resource, str(entry.position), entry.state, seconds_in_words(entry.seconds), _access(entry), who),
-        *(_why(entry, "" if reason is None else reason.short), "" if enters is None else clock(enters)),
+        *(_why(entry, short), "" if enters is None else clock(enters)),
         *(_owner(entry), entry.note or ""),
     )
-    told = _why(entry, "" if reason is None else reason.words)
+    told = _why(entry, words)
     details = [
         f"{entry.position} {entry.state} {entry.resource} for {cells[3]}: {_access(entry)}, {who}"
         + "".join(f", {one}" for one in (_owner(entry),) if one),
@@ -256,9 +287,10 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
         states = counts.setdefault(entry.resource, {})
         states[entry.state] = states.get(entry.state, 0) + 1
     known = {one.resource: one for one in overview.resources}
+    rates = _by_resource(overview.rates)
     for name in sorted({*grouped, *known}):
         one = known.get(name) or Resource(name, None, False, None, 0, 0)
-        told = _heading(one, counts.get(name, {}))
+        told = _heading(one, counts.get(name, {}), rates.get(name, ()))
         is_set = one.paused or one.cap is not None or one.stale_after is not None
         if name in grouped or (is_set and all(word in told.casefold() for word in words)):
             state = "paused" if one.paused else ""
@@ -267,8 +299,10 @@ def _with_headings(overview: Overview, rows: Sequence[Row], words: Sequence[str]
             yield from grouped.get(name, ())
 
 
-def _heading(one: Resource, states: dict[str, int]) -> str:
+def _heading(one: Resource, states: dict[str, int], windows: Sequence[RateEntry]) -> str:
     parts = [f"{sum(states.get(state, 0) for state in INSIDE)} in, {states.get('waits', 0)} waiting"]
+    if windows:
+        parts = [f"{_in_line(states)} in line", used_words(windows)]
     if states.get("dead"):
         parts[0] += f", {states['dead']} dead"
     if one.paused:
@@ -278,6 +312,11 @@ def _heading(one: Resource, states: dict[str, int]) -> str:
     if one.stale_after is not None:
         parts.append(f"stale after {seconds_in_words(one.stale_after)}")
     return clean(f"{one.resource}  {'  '.join(parts)}")
+
+
+def _in_line(states: Mapping[str, int]) -> int:
+    """How many wait for a rate: the first of its line waits, too, though it has the turn."""
+    return sum(number for state, number in states.items() if state != "dead")
 
 
 def _by(login: str | None) -> str:
@@ -408,6 +447,34 @@ def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
         yield _Line(Row(f"t{name}", _clean(cells), "", _clean(details), resource=name), by)
 
 
+def _rates(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
+    paused = {one.resource: one.paused for one in overview.resources}
+    in_line = Counter(one.resource for one in overview.entries if one.state != "dead")
+    for one in overview.rates:
+        stopped, waiting = paused.get(one.resource, False), in_line[one.resource]
+        state = "paused" if stopped else "waits" if waiting else ""
+        numbers = (one.limit, one.used, max(0, one.limit - one.used))
+        counted = (one.taken, one.returned, one.waits)
+        cells = (
+            *(one.name, seconds_in_words(one.window), *(f"{number:,}" for number in numbers)),
+            *(seconds_in_words(one.free_in) if one.free_in else "", str(waiting), "paused" if stopped else ""),
+            *(seconds_in_words(one.idle), *(f"{number:,}" for number in counted)),
+        )
+        values = (one.name, one.window, *numbers, one.free_in or None, waiting, cells[7], one.idle, *counted)
+        details = (
+            f"rate {one.name!r}: {used_words([one])}; {waiting} in line{', PAUSED' if stopped else ''}; last used "
+            f"{seconds_in_words(one.idle)} ago",
+            f"Since this window is known: {one.taken:,} taken, {one.returned:,} of that given back, "
+            f"{one.waits:,} times waited for",
+        )
+        row = Row(
+            *(f"w{one.window:g} {one.name}", _clean(cells), state, _clean(details)),
+            resource=one.resource,
+            actions=("resume" if stopped else "pause",),
+        )
+        yield _Line(row, _by_column(RATES, values), one.resource)
+
+
 def _percentiles(times: Percentiles) -> tuple[float, ...]:
     return times.p10, times.p50, times.p90, times.p99
 
@@ -460,6 +527,13 @@ TIMES = (
         _number("waited99", "99%"),
     ),
 )
+RATES = (
+    *(Column("rate", "RATE", elastic=True), _number("window", "WINDOW"), _number("limit", "LIMIT")),
+    *(_number("used", "USED"), _number("left", "LEFT"), _number("free", "ROOM IN"), _number("waiting", "WAITING")),
+    *(Column("state", "STATE"), Column("idle", "LAST", right=True)),
+    *(_number("taken", "TAKEN", extra=True), _number("returned", "RETURNED", extra=True)),
+    _number("waits", "WAITS", extra=True),
+)
 
 #: All of them, by key, in the order of their numbers.
 VIEWS: dict[str, View] = {
@@ -471,5 +545,6 @@ VIEWS: dict[str, View] = {
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
         View("rounds", "Rounds", ROUNDS, _rounds, "No round is open, and none has failed."),
         View("times", "Times", TIMES, _times, "Nothing has finished yet."),
+        View("rates", "Rates", RATES, _rates, "No rate has been used of late.", optional=True),
     )
 }

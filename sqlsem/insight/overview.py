@@ -6,13 +6,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import Entry, QueueCounts, Resource, RoundEntry
+from sqlsem.model_rates import RateEntry
 from sqlsem.model_tasks import plain
 
 __all__ = ["Hold", "HoldTimes", "MemberEntry", "Overview", "Percentiles", "percentile"]
@@ -102,9 +103,10 @@ class HoldTimes:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All queues, members, work queues and open rounds at one instant (`sqlsem.Coordinator.overview`).
+    """All queues, members, work queues, open rounds and rates at one instant (`sqlsem.Coordinator.overview`).
 
-    ``holds`` has those resources for which somebody holds or waits, the most wanted ones if they are many.
+    ``holds`` has those resources for which somebody holds or waits, the most wanted ones if they are many; ``rates``
+    the windows of rates: of those for which most wait, or that were used last, if they are many.
     """
 
     taken_at: datetime  # by the database's clock
@@ -114,6 +116,7 @@ class Overview:
     queues: list[QueueCounts]
     rounds: list[RoundEntry]  # open, or failed and not begun anew, or with a continuation that has not finished
     holds: dict[str, HoldTimes]
+    rates: list[RateEntry] = field(default_factory=list)  # in order by name and length
 
     @classmethod
     def of_rows(
@@ -125,6 +128,7 @@ class Overview:
         queues: list[QueueCounts],
         rounds: list[RoundEntry],
         holds: Iterable[Sequence[Any]],
+        rates: list[RateEntry],
     ) -> Overview:
         """From what an engine has read; settings and holds as rows.
 
@@ -136,6 +140,7 @@ class Overview:
             queues: The work queues.
             rounds: Those that have not ended well.
             holds: Resource, held, waited, note, program; the newest of each resource first.
+            rates: Windows.
         """
         samples: dict[str, list[Hold]] = {}
         for resource, *hold in holds:
@@ -148,6 +153,7 @@ class Overview:
             queues,
             rounds,
             {resource: HoldTimes(tuple(found)) for resource, found in samples.items()},
+            rates,
         )
 
     def only(self, resource: str) -> Overview:
@@ -157,6 +163,7 @@ class Overview:
             resources=[one for one in self.resources if one.resource == resource],
             entries=[one for one in self.entries if one.resource == resource],
             holds={name: times for name, times in self.holds.items() if name == resource},
+            rates=[one for one in self.rates if one.resource == resource],
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -165,7 +172,7 @@ class Overview:
             "taken_at": self.taken_at.isoformat(),
             **{
                 name: [one.as_dict() for one in getattr(self, name)]
-                for name in ("resources", "entries", "members", "queues", "rounds")
+                for name in ("resources", "entries", "members", "queues", "rounds", "rates")
             },
             "holds": {resource: times.as_dict() for resource, times in self.holds.items()},
         }

@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from sqlsem.errors import SqlsemError
-from sqlsem.insight.board import ORDER, VIEWS, listing, summary
+from sqlsem.insight.board import ORDER, VIEWS, listing, offered, summary
 from sqlsem.insight.consequences import Action, Kind
 from sqlsem.insight.words import seconds_in_words
 from sqlsem.live import Live, Seen, in_a_line
@@ -21,7 +21,7 @@ from sqlsem.tui.grid import Grid
 
 __all__ = ["Top"]
 
-KEYS = "1-6 view  / filter  s sort  p pause  r resume  c cap  x release  t retry  ? help"
+KEYS = "1-7 view  / filter  s sort  p pause  r resume  c cap  x release  t retry  ? help"
 
 
 class Top(App[None]):
@@ -133,9 +133,13 @@ class Top(App[None]):
 
     def _tell_views(self, count: str) -> None:
         text = Text(no_wrap=True, overflow="ellipsis")
-        for number, view in enumerate(VIEWS.values(), 1):
+        after = " "  # the one before
+        for number, view in enumerate(offered(self._seen.overview, self._view), 1):
             here = view.key == self._view
-            text.append(f"[{number} {view.title}]" if here else f" {number} {view.title} ", "bold" if here else "dim")
+            text.append("[" if here else after, "bold")
+            text.append(f"{number} {view.title}", "bold" if here else "dim")
+            after = "]" if here else " "
+        text.append(after, "bold")
         sort = self._sorts[self._view]
         notes = [count]
         if sort != ORDER:
@@ -160,7 +164,7 @@ class Top(App[None]):
 
     def action_next_view(self, by: int) -> None:
         """The next one."""
-        keys = list(VIEWS)
+        keys = [view.key for view in offered(self._seen.overview, self._view)]
         if len(self.screen_stack) == 1:
             self.action_view(keys[(keys.index(self._view) + by) % len(keys)])
 

@@ -1,11 +1,12 @@
 """All that is there at one instant, in one look."""
 
 import dataclasses
+import threading
 import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from support import Attempt, until
+from support import PATIENCE, Attempt, until
 
 from sqlsem.insight.overview import Percentiles
 
@@ -145,14 +146,92 @@ def test_work_queues_and_rounds(connect, name):
     assert failed.parts[0].error
 
 
+def rated(overview, name):
+    return [one for one in overview.rates if one.name.startswith(name)]
+
+
+@TABLES
+def test_rates(connect, database, name):
+    coordinator = connect()
+    assert rated(coordinator.overview(), name) == []
+    windows = {"1h": 5, "2h": 9}
+    coordinator.rate(name, windows, cost=3).take()
+    with coordinator.rate(name, windows, cost=2) as grant:
+        grant.settle(1)
+    taken = coordinator.rate(name("b"), 1, per="1h").take()
+    late = threading.Thread(target=coordinator.rate(name("b"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
+    late.start()
+    until(lambda: database.queue(f"rate:{name('b')}"), "it waits")
+    found, told = coordinator.overview(), coordinator.rates()
+    mine = rated(found, name)
+    assert [(one.name, one.window, one.limit, one.used) for one in mine] == [
+        *((name, 3600, 5, 4), (name, 7200, 9, 4), (name("b"), 3600, 1, 1)),
+    ]
+    assert [(one.taken, one.returned, one.waits) for one in mine[:2]] == [(5, 1, 0)] * 2
+    assert [one.free_in > 3500 for one in mine] == [False, False, True]
+    assert mine[0].free_in == mine[1].free_in == 0
+    assert mine[2].free_in <= 3637, "with the part of the window in which it was taken"
+    alone = [one for one in told if one.name.startswith(name)]
+    passing = {"idle": 0, "free_in": 0}
+    assert [dataclasses.replace(one, **passing) for one in mine] == [
+        dataclasses.replace(one, **passing) for one in alone
+    ]
+    assert all(abs(one.free_in - other.free_in) < 60 for one, other in zip(mine, alone, strict=True))
+    assert [one.name for one in coordinator.rates(name)] == [name] * 2
+    assert found.only(f"rate:{name}").rates == mine[:2]
+    assert mine[0].as_dict() in found.as_dict()["rates"]
+    taken.settle(0)
+    late.join(PATIENCE)
+
+
+@TABLES
+def test_when_there_is_room_again(connect, name):
+    """Slot after slot leaves the window: there is room when the first one has, or as many as a debt takes."""
+    coordinator = connect()
+    rate = coordinator.rate(name, 2, per="100s")
+    rate.take()
+    until(lambda: rated(coordinator.overview(), name)[0].idle > 2.5, "time passes")
+    second = rate.take()
+    (one,) = rated(coordinator.overview(), name)
+    assert 0 < one.free_in <= 101 - 1.5, "when the first one leaves"
+    before = one.free_in
+    second.settle(9)
+    (one,) = rated(coordinator.overview(), name)
+    assert (one.limit, one.used) == (2, 10)
+    assert one.free_in > before, "when the second one leaves, too"
+
+
+@TABLES
+@pytest.mark.leaves_rows
+def test_of_many_rates_those_that_are_waited_for_or_were_used_last(connect, database, name):
+    coordinator = connect()
+    taken = coordinator.rate(name("waited"), 1, per="1h").take()
+    late = threading.Thread(target=coordinator.rate(name("waited"), 1, per="1h").take, kwargs={"timeout": PATIENCE})
+    late.start()
+    until(lambda: database.queue(f"rate:{name('waited')}"), "it waits")
+    now = int(database.rows(f"SELECT MAX(seen_ms) FROM {database.beside('rate_window')}")[0][0])
+    table = database.beside("rate_window")
+    rows = [(f"rate:{name(str(number))}", 1000, 7, now + 1000 + number) for number in range(202)]
+    for row in rows:
+        database.rows(f"INSERT INTO {table} (resource_id, window_ms, rate_limit, seen_ms) VALUES (?, ?, ?, ?)", *row)
+    found = coordinator.overview().rates
+    database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
+    taken.settle(0)  # and it goes
+    late.join(PATIENCE)
+    assert {one.name for one in found} == {name("waited"), *(name(str(number)) for number in range(3, 202))}
+    assert len(found) == 200
+
+
 @pytest.mark.engines("postgresql", "mssql")
-def test_two_statements(database, monkeypatch):
+def test_two_statements(connect, database, monkeypatch, name):
+    connect().rate(name, 5, per="1h").take()
     session = database.session()
     asked = []
     rows = session.rows
     monkeypatch.setattr(session, "rows", lambda name, *rest: asked.append(name) or rows(name, *rest))
-    session.overview()
+    found = session.overview()
     session.close()
+    assert len(rated(found, name)) == 1
     assert asked == ["entries", "overview"]
 
 

@@ -97,6 +97,19 @@ def test_queues_below_their_resources(client):
     assert "4 waits 16m00s limit 3 db1:804" in told
 
 
+def test_rates_where_there_are_some(client):
+    told = text(client.get("/?view=rates"))
+    assert "7 Rates" in told
+    assert "api 1m00s 100 103 0 12s 0 0.4s 5,210 40 31 mail" in told
+    page = text(client.get("/row", params={"view": "rates", "key": "w60 api"}))
+    assert "rate 'api': 103 of 100 used in 1m00s, room in 12s; 0 in line" in page
+    assert "Pause the resource" in page
+    assert "Cap it" not in page
+    without = client_of(FakeLive(overview([entry(1, "holds")])))
+    assert "Rates" not in text(without.get("/"))
+    assert "No rate has been used of late." in text(without.get("/?view=rates"))
+
+
 def test_sorted_and_filtered(client):
     told = text(client.get("/?sort=seconds&q=db2"))
     assert "1 of 9 rows have “db2” in them." in told

@@ -380,6 +380,30 @@ def test_an_old_snapshot_costs_nothing(postgres_server, make_database):
         one.close()
 
 
+def test_what_a_look_reads_of_rates(postgres_server, make_database):
+    """Not what the starts of tasks have used, which stands in the same tables: there may be thousands of keys."""
+    database = make_database(postgres_server)
+    raw = database.raw()
+    seen = []
+    for resource, number in (("rate:r", 5), ("tasks:few", 2000), ("tasks:many", 20000)):
+        raw.execute(
+            "INSERT INTO sqlsem.rate_window (resource_id, window_ms, rate_limit, seen_ms)"
+            " SELECT %s || n, 60000, 9, sqlsem.clock_ms() FROM generate_series(1, %s::integer) AS n",
+            (resource, number),
+        )
+        raw.execute(
+            "INSERT INTO sqlsem.rate_slot (resource_id, window_ms, slot, used) SELECT resource_id, window_ms,"
+            " seen_ms / 600 + 50, 1 FROM sqlsem.rate_window WHERE resource_id LIKE %s || '%%'",
+            (resource,),
+        )
+        raw.execute("ANALYZE sqlsem.rate_window, sqlsem.rate_slot")
+        assert len(raw.execute("SELECT sqlsem.overview_rates()").fetchone()[0]) == 5
+        seen.append(buffers(raw, "SELECT sqlsem.overview_rates()"))
+    raw.close()
+    print(seen)
+    assert seen[2] < seen[1] * 1.5 + 30, seen
+
+
 def test_a_registration_reads_no_more_than_decides(postgres_server, make_database):
     database = make_database(postgres_server)
     session = database.session(grace=600)

@@ -12,6 +12,7 @@ from sqlsem.insight.overview import Hold, HoldTimes, MemberEntry, Overview
 from sqlsem.insight.reasons import reasons
 from sqlsem.live import Seen
 from sqlsem.model import Entry, PartEntry, QueueCounts, Resource, RoundEntry
+from sqlsem.model_rates import RateEntry
 
 #: The database's clock.
 NOW = datetime(2026, 11, 22, 3, 12, 5, tzinfo=timezone.utc)
@@ -80,7 +81,12 @@ def a_night() -> Overview:
         RoundEntry(31, "close", "open", 3600.0, NOW, None, 300.0, "pending", "sql", "SELECT 1", 0, *[None] * 5, parts)
     ]
     holds = {"etl": HoldTimes(tuple(Hold(60.0 * number, float(number), None, None) for number in range(1, 12)))}
-    return overview(entries, resources, members=members, queues=queues, rounds=rounds, holds=holds)
+    rates = [
+        RateEntry("api", 1.0, 10, 3, 0.4, 5210, 40, 31),
+        RateEntry("api", 60.0, 100, 103, 0.4, 5210, 40, 31, 12.0),
+        RateEntry("mail", 3600.0, 1000, 12, 754.0, 18, 0, 0),
+    ]
+    return overview(entries, resources, members=members, queues=queues, rounds=rounds, holds=holds, rates=rates)
 
 
 class FakeLive:

@@ -192,9 +192,31 @@ def test_sorting_goes_through_the_columns_and_back():
 def test_views_in_turn():
     async def script(app, press):
         assert "[2 Leaders]" in await press("tab")
-        assert "[6 Times]" in await press("shift+tab", "shift+tab")
+        assert "[7 Rates]" in await press("shift+tab", "shift+tab")
 
     drive(FakeLive(a_night()), script)
+
+
+def test_rates_are_there_where_any_is_used():
+    live = FakeLive(overview([entry(1, "holds")]))
+
+    async def script(app, press):
+        text = await press()
+        assert "6 Times" in text
+        assert "7 Rates" not in text
+        assert "[6 Times]" in await press("shift+tab"), "it is not gone to"
+        assert "No rate has been used of late." in await press("7")
+        live.see(Seen(dataclasses.replace(overview(in_line()), rates=a_night().rates), NOW))
+        text = await press()
+        assert row(text).split()[:6] == ["api", "1.0s", "10", "3", "7", "2"]
+        assert "103 of 100 used in 1m00s, room in 12s" in await press("1")
+        await press("7", "p", "y")
+        assert live.done == [Action("pause", resource="rate:api")]
+
+    def in_line():
+        return [entry(5, "holds", "rate:api", limit=1), entry(6, "waits", "rate:api", limit=1)]
+
+    drive(live, script)
 
 
 def test_frozen_it_shows_nothing_new():

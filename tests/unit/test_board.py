@@ -6,9 +6,10 @@ import pytest
 from support.overviews import ANSI, BIDI, MARKUP, a_night, entry, overview, resource
 
 from sqlsem.insight import board
-from sqlsem.insight.board import ORDER, VIEWS, summary
+from sqlsem.insight.board import ORDER, VIEWS, offered, summary
 from sqlsem.insight.reasons import reasons
 from sqlsem.model import QueueCounts
+from sqlsem.model_rates import RateEntry
 
 
 def listing(found, *rest, **others):
@@ -64,6 +65,67 @@ def test_what_can_be_done_with_a_row():
     queues = {row.cells[0]: row for row in listing(a_night(), "tasks").rows}
     assert (queues["nightly"].actions, queues["nightly"].task_id) == (("retry",), 17)
     assert queues["mail"].actions == ()
+
+
+def windows(name="api", **others):
+    values = {"used": 100, "idle": 0.4, "free_in": 12.0, **others}
+    return [RateEntry(name, 1.0, 10, **{**values, "used": 3, "free_in": 0.0}), RateEntry(name, 60.0, 100, **values)]
+
+
+def in_line(*positions, **others):
+    """Those in the line of a rate: the first one has the turn, and waits all the same."""
+    values = {"limit": 1, **others}
+    first, *rest = positions
+    return [entry(first, "holds", "rate:api", **values), *(entry(one, "waits", "rate:api", **values) for one in rest)]
+
+
+def test_the_line_of_a_rate_says_what_is_used():
+    found = listing(overview([entry(1, "holds"), *in_line(5, 6, 7)], rates=windows()))
+    used = "3 of 10 used in 1.0s, 100 of 100 used in 1m00s, room in 12s"
+    assert [row.cells[0] for row in found.rows if row.heading] == [
+        "etl  1 in, 0 waiting",
+        f"rate:api  3 in line  {used}",
+    ]
+    assert cells(found, "why", "enters")[1:] == [
+        (used, "00:12"),
+        ("behind db1:805", "00:12"),
+        ("behind db1:805, 1 before", "00:12"),
+    ]
+    last = found.rows[-1]
+    assert last.details[1] == f"Why: rate 'api': {used}; 2 before it in the line, so it goes in about 00:12"
+    paused = listing(overview(in_line(5, 6), [resource("rate:api", paused=True)], rates=windows()))
+    assert "PAUSED" in paused.rows[0].cells[0]
+    assert cells(paused, "why", "enters")[1] == ("paused", ""), "nobody knows when"
+    dead = [*in_line(5, 6), entry(7, "dead", "rate:api", limit=1)]
+    assert "  2 in line, 1 dead  3 of 10 used" in listing(overview(dead, rates=windows())).rows[0].cells[0]
+    assert listing(overview(in_line(5, 6))).rows[0].cells[0] == "rate:api  1 in, 1 waiting", "nothing is known of it"
+
+
+def test_rates_and_who_waits_for_them():
+    night = overview(in_line(5, 6), [resource("rate:mail", paused=True)], rates=[*windows(), *windows("mail", taken=7)])
+    found = listing(night, "rates")
+    assert cells(found, "rate", "window", "limit", "used", "left", "free", "waiting", "state") == [
+        ("api", "1.0s", "10", "3", "7", "", "2", ""),
+        ("api", "1m00s", "100", "100", "0", "12s", "2", ""),
+        ("mail", "1.0s", "10", "3", "7", "", "0", "paused"),
+        ("mail", "1m00s", "100", "100", "0", "12s", "0", "paused"),
+    ]
+    assert [row.actions for row in found.rows] == [("pause",)] * 2 + [("resume",)] * 2
+    assert {row.resource for row in found.rows} == {"rate:api", "rate:mail"}
+    assert (
+        found.rows[1].details[0] == "rate 'api': 100 of 100 used in 1m00s, room in 12s; 2 in line; last used 0.4s ago"
+    )
+    assert "7 taken" in found.rows[3].details[1]
+    assert cells(listing(night, "rates", "free"), "free") == [("12s",), ("12s",), ("",), ("",)]
+    assert cells(listing(night, "rates", wanted="rate:mail"), "rate") == [("mail",), ("mail",)]
+
+
+def test_rates_are_offered_where_there_are_some():
+    others = [key for key in VIEWS if key != "rates"]
+    assert [one.key for one in offered(a_night(), "queues")] == [*others, "rates"]
+    assert [one.key for one in offered(overview(), "queues")] == others
+    assert [one.key for one in offered(None, "queues")] == others
+    assert [one.key for one in offered(overview(), "rates")] == [*others, "rates"], "one is there"
 
 
 def test_sorted_by_a_column_there_are_no_headings():
@@ -127,6 +189,7 @@ def test_what_others_wrote_is_printable_everywhere(name):
             for one in night.rounds
         ],
         holds={name: night.holds["etl"]},
+        rates=[dataclasses.replace(one, name=name) for one in night.rates],
     )
     shown = [text for view in VIEWS for row in listing(night, view).rows for text in (*row.cells, *row.details) if text]
     assert shown

@@ -36,7 +36,7 @@ def test_rates(tmp_path, monkeypatch):
         heads, *lines = (line.split() for line in call().stdout.splitlines())
         taken.settle(0)
         waiting.join()
-    assert heads == ["RATE", "WINDOW", "LIMIT", "USED", "LEFT", "WAITING", "LAST"]
+    assert heads == ["RATE", "WINDOW", "LIMIT", "USED", "LEFT", "ROOM", "IN", "WAITING", "LAST"]
     assert sorted(line[:6] for line in lines) == [
         ["api", "1d00h", "1,000", "7", "993", "1"],
         ["api", "1h00m", "10", "7", "3", "1"],
@@ -46,13 +46,13 @@ def test_rates(tmp_path, monkeypatch):
     assert [{**one, "idle": None} for one in found] == [
         {
             **{"name": "mail", "window": 3600.0, "limit": 3, "used": 1, "idle": None, "waiting": 0},
-            **{"taken": 1, "returned": 0, "waits": 0},
+            **{"taken": 1, "returned": 0, "waits": 0, "free_in": 0.0},
         }
     ]
 
 
 def test_names_that_are_long_or_hostile():
-    one = RateEntry("\x1b[31m" + "x" * 200, 60.0, 100, 130, 0.0)
+    one = RateEntry("\x1b[31m" + "x" * 200, 60.0, 100, 130, 0.0, free_in=12.0)
     console = output.console()
     with console.capture() as captured:
         console.print(render_rates([one], {one.resource: 0}, 60))
@@ -60,4 +60,4 @@ def test_names_that_are_long_or_hostile():
     assert len(lines) == 2
     assert all(len(line) <= 60 for line in lines)
     assert "\x1b[31m" not in lines[1]
-    assert lines[1].split()[-4:-2] == ["130", "0"], "less than nothing is not left"
+    assert lines[1].split()[-5:-2] == ["130", "0", "12s"], "less than nothing is not left"

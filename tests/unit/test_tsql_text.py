@@ -14,9 +14,18 @@ SCRIPTS = sql.rerunnable("mssql")
 #: Columns and expressions in aggregates that cannot be NULL where they stand.
 NEVER_NULL = frozenset(
     {"*", "gate", "g.gate", "queue_position", "w.task_id", "e.holds", "1 - e.holds", "n.alone", "n.size", "many"}
-    | {"CAST(weight AS bigint)", "CAST(t.weight AS bigint)", "used", "o.used", "s.used", "n.until_ms", "seen_ms"}
+    | {
+        "CAST(weight AS bigint)",
+        "CAST(t.weight AS bigint)",
+        "used",
+        "o.used",
+        "s.used",
+        "f.used",
+        "u.wait_ms",
+        "seen_ms",
+    }
     | {"held", "enters"}
-    | {"(f.slot + 1) * ((f.window_ms + 99) / 100) + f.window_ms"}
+    | {"w.seen_ms"}
 )
 #: It leaves a task the settings of its session; what it calls sets it.
 WITHOUT_ROWCOUNT = frozenset({"work"})
@@ -167,7 +176,12 @@ def test_the_table_of_roles_on_the_page():
     roles = [role.strip()[0] for role in text[0].strip("|").split("|")]
     assert roles == list("upwor")
     rights = granted()
-    other = {"put_tasks": "put_task", "put_tasks_once": "put_task", "next_tasks": "claim_tasks"}
+    other = {
+        "put_tasks": "put_task",
+        "put_tasks_once": "put_task",
+        "next_tasks": "claim_tasks",
+        "overview_rates": "overview",
+    }
     seen = 0
     for line in text[2:]:
         names, *cells = (cell.strip() for cell in line.strip("|").split("|"))

@@ -18,6 +18,7 @@ from sqlsem.engines.travelling import Travelling
 from sqlsem.insight.overview import MemberEntry, Overview
 from sqlsem.insight.patterns import with_settings
 from sqlsem.model import Entry, Operation, Past, Pulse, QueueCounts, Request, Resource, RoundEntry, Ticket, Upgrading
+from sqlsem.model_rates import RateEntry
 
 
 class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
@@ -161,6 +162,7 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
             [QueueCounts(*row) for row in found.get("queue", ())],
             RoundEntry.of_rows(found.get("round", ())),
             found.get("hold", ()),
+            [RateEntry.of_row(*row) for row in found.get("rate", ())],
         )
 
     def history(

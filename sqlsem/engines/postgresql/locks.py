@@ -33,6 +33,7 @@ from sqlsem.model import (
     Upgrading,
     monotonic,
 )
+from sqlsem.model_rates import RateEntry
 
 log = logging.getLogger("sqlsem")
 
@@ -168,7 +169,7 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
 
     def overview(self) -> Overview:
         entries = self.entries(None)
-        taken_at, settings, members, queues, rounds, holds = self.row("overview")
+        taken_at, settings, members, queues, rounds, holds, rates = self.row("overview")
         return Overview.of_rows(
             taken_at,
             entries,
@@ -177,6 +178,7 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
             [QueueCounts(*row) for row in queues or ()],
             RoundEntry.of_rows(_with_times(rounds, 4, 5, 12, 13, 24, 25)),
             holds or (),
+            [RateEntry.of_row(*row) for row in rates or ()],
         )
 
     def history(

@@ -11,14 +11,15 @@ from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.locks import SqliteLocks
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.engines.sqlite.upkeep import SqliteUpkeep
+from sqlsem.engines.sqlite.used import SqliteUsed
 from sqlsem.engines.sqlite.values import as_time, shown
 from sqlsem.insight.overview import MemberEntry, Overview
 
-#: Resources of which an overview tells the recent holds.
+#: Resources of which an overview tells the recent holds; rates of which it tells the windows.
 MOST_WANTED = 200
 
 
-class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep):
+class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep, SqliteUsed):
     """What those see who look on."""
 
     def overview(self) -> Overview:
@@ -44,4 +45,8 @@ class SqliteOverview(SqliteLocks, SqliteTasks, SqliteUpkeep):
                 self.queue_counts(None),
                 [one for (number,) in self.rows("unfinished_rounds") for one in self.list_rounds(None, number, 1)],
                 self.rows("recent_holds", (json.dumps(wanted[:MOST_WANTED]),)),
+                self.windows_of(
+                    sorted(row["resource_id"] for row in self.rows("wanted_rates", (MOST_WANTED,))),
+                    self.now_us() // 1000,
+                ),
             )

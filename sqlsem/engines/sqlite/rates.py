@@ -56,5 +56,4 @@ class SqliteRates(SqliteLocks, SqliteUsed, RateSession):
         with fork.held_off, self.reading():
             now_ms = self.now_us() // 1000
             names = [row["resource_id"] for row in self.rows("rated_resources", {"resource": resource})]
-            states = {name: self.rate_state(name) for name in names}
-        return [entry for name, state in states.items() for entry in state.entries(name, now_ms)]
+            return self.windows_of(names, now_ms)

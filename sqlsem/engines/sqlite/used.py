@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from sqlsem.engines.slots import Known, RateState
 from sqlsem.engines.sqlite.executing import SqliteExecuting
+from sqlsem.model_rates import RateEntry
 
 
 class SqliteUsed(SqliteExecuting):
@@ -28,6 +30,10 @@ class SqliteUsed(SqliteExecuting):
             if row["window_ms"] in windows:
                 windows[row["window_ms"]].slots[row["slot"]] = row["used"]
         return RateState(windows)
+
+    def windows_of(self, resources: Iterable[str], now_ms: int) -> list[RateEntry]:
+        """Their windows, as people see them."""
+        return [entry for name in resources for entry in self.rate_state(name).entries(name, now_ms)]
 
     def write_rate(self, resource: str, before: dict[int, Known], state: RateState) -> None:
         """What is other than before, in the transaction in which that was read."""

@@ -20,7 +20,8 @@ GO
 
 -- Everything but the rows of entries: several results, whose first columns say what their rows are. rounds: those that are open,
 -- or failed and not begun anew, or whose continuation has not finished; without bodies. holds: the newest that ended as they
--- should, among the last 200 requests of each of the 200 resources that are wanted most.
+-- should, among the last 200 requests of each of the 200 resources that are wanted most. rates: what the procedure of that name
+-- tells, of the 200 for which most wait, or that were used last.
 IF OBJECT_ID(N'{schema}.overview') IS NULL EXEC (N'CREATE PROCEDURE {schema}.overview AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.overview
@@ -30,7 +31,8 @@ BEGIN
     SET ROWCOUNT 0;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start();
+    DECLARE @now datetime2(6) = SYSUTCDATETIME(), @start datetime2(6) = {schema}.server_start(),
+            @now_ms bigint = {schema}.clock_us() / 1000;
     DECLARE @member TABLE (member_id bigint NOT NULL PRIMARY KEY, missing int NULL);
     DECLARE @count TABLE (member_id bigint NOT NULL PRIMARY KEY, holding bigint NULL, waiting bigint NULL);
     DECLARE @queue TABLE (queue_name nvarchar(255) NULL, pending bigint NULL, running bigint NULL, finished bigint NULL,
@@ -107,6 +109,15 @@ BEGIN
                  FROM {schema}.history AS p WITH (NOLOCK) WHERE p.resource_id = w.resource_id ORDER BY p.ended_at DESC) AS h
     WHERE h.outcome = N'released' AND h.granted_at IS NOT NULL
     ORDER BY w.resource_id, h.ended_at DESC, h.queue_position DESC;
+    SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+    SELECT N'rate' AS what, r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in
+    FROM (SELECT TOP (200) w.resource_id FROM {schema}.rate_window AS w
+          LEFT JOIN (SELECT t.resource_id, COUNT(*) AS waiting FROM {schema}.entry AS t
+                     WHERE t.resource_id LIKE N'rate:%' GROUP BY t.resource_id) AS q ON q.resource_id = w.resource_id
+          WHERE w.resource_id LIKE N'rate:%'
+          GROUP BY w.resource_id ORDER BY MAX(COALESCE(q.waiting, 0)) DESC, MAX(w.seen_ms) DESC, w.resource_id) AS n
+    CROSS APPLY {schema}.windows_of(n.resource_id, @now_ms) AS r
+    ORDER BY r.resource_id, r.window_ms;
 END;
 GO
 

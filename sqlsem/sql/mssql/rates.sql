@@ -171,6 +171,23 @@ BEGIN
 END;
 GO
 
+-- How much of a window is used, and after how many ms @cost may be had of it: its slots leave it one after the other, until enough has.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.window_use;
+GO
+CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, @limit bigint, @cost bigint, @now bigint) RETURNS TABLE AS RETURN (
+    SELECT COALESCE(SUM(f.used), 0) AS used,
+           COALESCE(MAX(CASE WHEN f.total - f.gone + f.used + @cost > @limit
+                             THEN (f.slot + 1) * ((@window_ms + 99) / 100) + @window_ms - @now ELSE 0 END), 0) AS wait_ms
+    FROM (SELECT s.slot, s.used, SUM(s.used) OVER () AS total,
+                 SUM(s.used) OVER (ORDER BY s.slot ROWS UNBOUNDED PRECEDING) AS gone
+          FROM {schema}.rate_slot AS s
+          WHERE s.resource_id = @resource AND s.window_ms = @window_ms AND s.slot >= (@now - @window_ms) / ((@window_ms + 99) / 100)) AS f
+);
+GO
+COMMIT TRANSACTION;
+GO
+
 -- Takes from a rate, in a transaction that has the gate of its resource (or another lock that all who take from it have):
 -- @wait_ms, how many ms to wait (0: it was taken), and @taken_ms, when that was, by the server's clock. Takes nothing where
 -- @only_look is 1. @waits: 1 where it was waited for until now.
@@ -202,16 +219,8 @@ BEGIN
             BREAK;
         EXEC {schema}.begin_window @resource, @window_ms, @limit, @taken_ms;
     END;
-    -- The slots leave the window one after the other: when enough has.
-    SELECT @wait_ms = MAX(n.until_ms) - @taken_ms
-    FROM (SELECT MIN((f.slot + 1) * ((f.window_ms + 99) / 100) + f.window_ms) AS until_ms
-          FROM (SELECT s.slot, s.window_ms, d.rate_limit, SUM(s.used) OVER (PARTITION BY s.window_ms) AS total,
-                       SUM(s.used) OVER (PARTITION BY s.window_ms ORDER BY s.slot ROWS UNBOUNDED PRECEDING) AS gone
-                FROM {schema}.rate_slot AS s JOIN @declared AS d ON d.window_ms = s.window_ms
-                WHERE s.resource_id = @resource AND s.slot >= (@taken_ms - s.window_ms) / ((s.window_ms + 99) / 100)) AS f
-          WHERE f.total + @cost > f.rate_limit AND f.total - f.gone + @cost <= f.rate_limit
-          GROUP BY f.window_ms) AS n;
-    SET @wait_ms = COALESCE(@wait_ms, 0);
+    SELECT @wait_ms = COALESCE(MAX(u.wait_ms), 0)
+    FROM @declared AS d CROSS APPLY {schema}.window_use(@resource, d.window_ms, d.rate_limit, @cost, @taken_ms) AS u;
     IF @burst IS NOT NULL
     BEGIN
         SELECT @window_ms = window_ms, @limit = rate_limit FROM @declared;
@@ -347,8 +356,24 @@ BEGIN
 END;
 GO
 
--- Every rate's windows, and how much of each is used just now; what was taken and given back, and how often somebody had to wait, since
--- the window is known.
+-- A rate's windows, as rates tells them.
+BEGIN TRANSACTION;
+DROP FUNCTION IF EXISTS {schema}.windows_of;
+GO
+CREATE FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURNS TABLE AS RETURN (
+    SELECT w.resource_id, w.window_ms, w.rate_limit, u.used,
+           CASE WHEN w.seen_ms < @now THEN (@now - w.seen_ms) / 1000e0 ELSE 0e0 END AS idle, w.taken, w.returned, w.waits,
+           u.wait_ms / 1000e0 AS free_in
+    FROM {schema}.rate_window AS w CROSS APPLY {schema}.window_use(w.resource_id, w.window_ms, w.rate_limit, 1, @now) AS u
+    WHERE w.resource_id = @resource
+);
+GO
+COMMIT TRANSACTION;
+GO
+
+-- Every rate's windows, or those of one, and how much of each is used just now; what was taken and given back, and how often
+-- somebody had to wait, since the window is known; in how many seconds there is room in it for 1 more. (It waits for nobody who
+-- takes, and keeps nobody waiting.)
 IF OBJECT_ID(N'{schema}.rates') IS NULL EXEC (N'CREATE PROCEDURE {schema}.rates AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.rates @resource nvarchar(400) = NULL
@@ -356,15 +381,13 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
+    SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
     DECLARE @now bigint = {schema}.clock_us() / 1000;
-    SELECT w.resource_id, w.window_ms, w.rate_limit,
-           COALESCE((SELECT SUM(s.used) FROM {schema}.rate_slot AS s
-                     WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
-                       AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)), 0) AS used,
-           CASE WHEN w.seen_ms < @now THEN (@now - w.seen_ms) / 1000e0 ELSE 0e0 END AS idle, w.taken, w.returned, w.waits
-    FROM {schema}.rate_window AS w
-    WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)  -- (not what starts of tasks are)
-    ORDER BY w.resource_id, w.window_ms;
+    SELECT r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in
+    FROM (SELECT DISTINCT w.resource_id FROM {schema}.rate_window AS w
+          WHERE w.resource_id LIKE N'rate:%' AND (@resource IS NULL OR w.resource_id = @resource)) AS n  -- (not what starts of tasks are)
+    CROSS APPLY {schema}.windows_of(n.resource_id, @now) AS r
+    ORDER BY r.resource_id, r.window_ms;
 END;
 GO
 

@@ -91,7 +91,7 @@ FROM {schema}.take_rate(%s, %s, %s::bigint[], %s::bigint[], %s, %s, %s, %s::bigi
 SELECT {schema}.settle_rate(%s, %s, %s)
 
 -- name: rates
-SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits FROM {schema}.rates(%s)
+SELECT resource_id, window_ms, rate_limit, used, idle, taken, returned, waits, free_in FROM {schema}.rates(%s)
 
 -- name: hand_over
 SELECT {schema}.hand_over_rows(%s, %s::bigint[], %s, %s, %s)
@@ -162,7 +162,8 @@ SELECT * FROM {schema}.past(%s, %s, %s::float, %s::float, %s, %s)
 SELECT * FROM {schema}.resources()
 
 -- name: overview
-SELECT * FROM {schema}.overview()
+-- (Older clients read all columns of overview(), so it gets no more of them.)
+SELECT o.taken_at, o.settings, o.members, o.queues, o.rounds, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
 -- name: operations
 SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)

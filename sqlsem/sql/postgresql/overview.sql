@@ -89,6 +89,20 @@ BEGIN
 END
 $$;
 
+-- The rows of rates() in JSON: of the 200 rates for which most wait, or that were used last.
+CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in)
+                    ORDER BY r.resource_id, r.window_ms)
+    FROM (SELECT w.resource_id FROM {schema}.rate_window AS w
+          LEFT JOIN (SELECT t.resource_id, count(*) AS waiting FROM {schema}.{table} AS t
+                     WHERE t.resource_id LIKE 'rate:%' GROUP BY t.resource_id) AS q ON q.resource_id = w.resource_id
+          WHERE w.resource_id LIKE 'rate:%'
+          GROUP BY w.resource_id ORDER BY max(coalesce(q.waiting, 0)) DESC, max(w.seen_ms) DESC, w.resource_id LIMIT 200) AS w
+    CROSS JOIN LATERAL {schema}.rates(w.resource_id) AS r
+$$;
+
 
 -- When somebody will go in ------------------------------------------------------------------------------------------
 

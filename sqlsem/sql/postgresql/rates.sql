@@ -337,21 +337,22 @@ BEGIN
 END
 $$;
 
--- Every rate's windows, and how much of each is used just now; what was taken and given back, and how often somebody had to wait, since
--- the window is known.
+-- Every rate's windows, or those of one, and how much of each is used just now; what was taken and given back, and how often
+-- somebody had to wait, since the window is known; in how many seconds there is room in it for 1 more. (By the indexes, as the
+-- starts of tasks are in these tables, too, and of no rate: one's name is the range from it to itself.)
 CREATE OR REPLACE FUNCTION {schema}.rates(p_resource varchar DEFAULT NULL)
 RETURNS TABLE (resource_id varchar, window_ms bigint, rate_limit bigint, used bigint, idle float, taken bigint, returned bigint,
-               waits bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+               waits bigint, free_in float)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-    SELECT w.resource_id, w.window_ms, w.rate_limit, coalesce(sum(s.used), 0)::bigint,
-           greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float, w.taken, w.returned, w.waits
-    FROM {schema}.rate_window AS w
-    CROSS JOIN (SELECT {schema}.clock_ms() AS now_ms) AS n
-    LEFT JOIN {schema}.rate_slot AS s ON s.resource_id = w.resource_id AND s.window_ms = w.window_ms
-                                         AND s.slot >= (n.now_ms - w.window_ms) / {schema}.slot_ms(w.window_ms)
-    WHERE w.resource_id LIKE 'rate:%' AND (p_resource IS NULL OR w.resource_id = p_resource)  -- (not what starts of tasks are)
-    GROUP BY w.resource_id, w.window_ms, n.now_ms
+    SELECT w.resource_id, w.window_ms, w.rate_limit, u.used, greatest(0, (n.now_ms - w.seen_ms) / 1000.0)::float, w.taken, w.returned,
+           w.waits, {schema}.rate_wait(w.resource_id, 1, ARRAY[w.rate_limit], ARRAY[w.window_ms], NULL, n.now_ms * 1000) / 1000.0::float
+    FROM (SELECT {schema}.clock_ms() AS now_ms) AS n
+    CROSS JOIN {schema}.rate_window AS w
+    CROSS JOIN LATERAL (SELECT coalesce(sum(s.used), 0)::bigint AS used FROM {schema}.rate_slot AS s
+                        WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
+                          AND s.slot >= (n.now_ms - w.window_ms) / {schema}.slot_ms(w.window_ms)) AS u
+    WHERE w.resource_id LIKE 'rate:%' AND w.resource_id BETWEEN coalesce(p_resource, 'rate:') AND coalesce(p_resource, 'rate;')
     ORDER BY w.resource_id, w.window_ms
 $$;
 

@@ -120,7 +120,16 @@ SELECT 1 WHERE EXISTS (SELECT 1 FROM {table} WHERE resource_id = :resource AND q
 -- name: rated_resources
 -- (Not what starts of tasks are.)
 SELECT DISTINCT resource_id FROM {schema}_rate_window
-WHERE resource_id LIKE 'rate:%' AND (:resource IS NULL OR resource_id = :resource) ORDER BY resource_id
+WHERE resource_id BETWEEN coalesce(:resource, 'rate:') AND coalesce(:resource, 'rate;') AND resource_id LIKE 'rate:%'
+ORDER BY resource_id
+
+-- name: wanted_rates
+-- For which most wait, or that were used last. (By ranges, as LIKE goes by no index.)
+SELECT w.resource_id FROM {schema}_rate_window AS w
+LEFT JOIN (SELECT resource_id, count(*) AS waiting FROM {table} WHERE resource_id BETWEEN 'rate:' AND 'rate;' GROUP BY resource_id) AS q
+    ON q.resource_id = w.resource_id
+WHERE w.resource_id BETWEEN 'rate:' AND 'rate;' AND w.resource_id LIKE 'rate:%'
+GROUP BY w.resource_id ORDER BY max(coalesce(q.waiting, 0)) DESC, max(w.seen_ms) DESC, w.resource_id LIMIT ?
 
 -- name: rate_windows
 SELECT window_ms, rate_limit, seen_ms, full_us, taken, returned, waits FROM {schema}_rate_window WHERE resource_id = ?
