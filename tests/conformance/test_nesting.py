@@ -25,7 +25,7 @@ pytestmark = [
 PROGRAM = """
 import sys, sqlsem
 try:
-    with sqlsem.connect(sys.argv[1], schema=sys.argv[2]).mutex(sys.argv[3]):
+    with sqlsem.connect(sys.argv[1], schema=sys.argv[2], grace=30).mutex(sys.argv[3]):
         print("had")
 except sqlsem.Deadlock as exc:
     print("refused", exc)
@@ -46,7 +46,7 @@ def run(database, environment):
 
     def words(*arguments):
         options = [word for key, value in database.options.items() for word in (f"--{key}", str(value))]
-        return [sys.executable, "-m", "sqlsem", "--url", database.url, *options, "run", *arguments]
+        return [sys.executable, "-m", "sqlsem", "--url", database.url, "--grace", "30", *options, "run", *arguments]
 
     def start(*arguments, env=environment):
         started.append(

@@ -6,7 +6,7 @@ from support.costs import cost_of_next_ready, cost_of_turns, pages, processor_se
 from support.databases import Database, MemoryDatabase, odbc_of_url, random_name, with_database
 from support.forks import TESTS
 from support.histories import Recorder, Stay, check_history, overlap
-from support.patience import AMPLE, PATIENCE, STEADY, promptly, remains, slack, until
+from support.patience import AMPLE, PATIENCE, STEADY, Standstills, promptly, remains, slack, until
 from support.postgres import PostgresServer, free_port, have_postgres
 from support.threads import Attempt, Threads, started_since
 
@@ -22,6 +22,7 @@ __all__ = [
     "MemoryDatabase",
     "PostgresServer",
     "Recorder",
+    "Standstills",
     "Stay",
     "Threads",
     "browsers",

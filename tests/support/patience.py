@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,41 @@ def until(condition: Callable[[], Any], what: str = "the condition", timeout: fl
             return value
         assert time.monotonic() < deadline, f"{what} did not come true within {timeout:g} s"
         time.sleep(0.01)
+
+
+class Standstills:
+    """When this process, and so perhaps the whole machine, stood still; as a context, which looks all the time.
+
+    Of two processes that wake at the same time, the one that should have been told first may be the second one to run.
+    """
+
+    #: Between two looks, and what is more than a busy machine takes for one.
+    EVERY, LONG = 0.01, 0.1
+
+    def __init__(self) -> None:
+        self._found: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True, name="standstills")
+
+    def _look(self) -> None:
+        last = time.monotonic()
+        while not self._over.wait(self.EVERY):
+            now = time.monotonic()
+            if now - last > self.LONG:
+                self._found.append((last, now))
+            last = now
+
+    def between(self, since: float, until: float) -> bool:
+        """Whether it did, at any time from then to then."""
+        return any(began < until and since < ended for began, ended in self._found)
+
+    def __enter__(self) -> Standstills:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
 
 def promptly(attempt: Callable[[], float], seconds: float, what: str, times: int = 5) -> None:
