@@ -107,12 +107,7 @@ def test_one_waits_for_another(empty, threads):
     with empty.raw(autocommit=False) as first:
         first.execute(sql.queries("postgresql")["install_lock"])
         process = init(empty)
-        until(
-            lambda: empty.rows(
-                "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND database = "
-                "(SELECT oid FROM pg_database WHERE datname = current_database())"
-            )
-        )
+        until(lambda: empty.waiting_for("advisory"))
         assert process.poll() is None
         first.commit()
     output, _ = process.communicate(timeout=PATIENCE)
@@ -317,9 +312,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
         for client in clients[1:]:
             threads.start(client.wait)
         threads.start(late.execute, "CALL sqlsem.acquire(%s)", (name("s"),))
-        until(
-            lambda: empty.rows("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0][0] >= 1
-        )
+        until(lambda: empty.waiting_for("advisory"))
         began = time.monotonic()
         empty.install()
         assert time.monotonic() - began < 30
@@ -465,8 +458,7 @@ def test_what_is_put_while_the_tables_are_upgraded_is_not_passed_by(empty, threa
         blocker.execute("LOCK TABLE sqlsem.task IN ACCESS EXCLUSIVE MODE")  # as the upgrade does
         put = "SELECT sqlsem.put('q', '1', 'call')"
         threads.start(putter.execute, put)
-        stopped = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'sqlsem.task'::regclass"
-        until(lambda: empty.rows(stopped))
+        until(lambda: empty.waiting_for("relation"))
         # The upgrade itself, in the transaction that has the lock.
         for _, text in sql.migrations("postgresql", 3):
             blocker.execute(text.encode())

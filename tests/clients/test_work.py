@@ -350,12 +350,8 @@ def test_what_a_session_does_after_its_call_is_left_alone(database, login, conne
     def tend():
         told.wait(PATIENCE)
         with database.raw() as looker:
-            until(
-                lambda: (
-                    looker.execute("SELECT FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(1), 2'").fetchone()
-                    is not None
-                )
-            )
+            asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query = %s"
+            until(lambda: looker.execute(asleep, ("SELECT pg_sleep(1), 2",)).fetchone() is not None)
             looker.execute("SELECT sqlsem.recover_tasks(%s, NULL)", (name,))
             (task,) = queue.tasks("running")
             connect().cancel_task(task.task_id)

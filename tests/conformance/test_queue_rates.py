@@ -312,10 +312,7 @@ def test_a_start_is_counted_while_what_is_over_is_forgotten(database, queue):
         found = []
         claimer = threading.Thread(target=lambda: found.append(queue.try_claim()))
         claimer.start()
-        until(
-            lambda: database.rows("SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid IS NOT NULL"),
-            "it waits for who forgets",
-        )
+        until(lambda: database.waiting_for("transactionid"), "it waits for who forgets")
         pruner.commit()
         claimer.join(PATIENCE)
     found[0].finish()

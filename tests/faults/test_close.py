@@ -130,7 +130,10 @@ def test_a_row_that_is_being_written_is_taken_along(connect, database, name, thr
         writer.execute(database.sql("SELECT FROM {table} WHERE resource_id = %s FOR UPDATE"), (str(name),))
         closing = threading.Event()
         threads.start(lambda: (coordinator.close(), closing.set()))
-        asleep = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND strpos(query, 'resign') > 0"
+        asleep = (
+            "SELECT 1 FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event = 'PgSleep' AND strpos(query, 'resign') > 0"
+        )
         until(lambda: closing.is_set() or database.rows(asleep), "the session to leave")
     finally:
         writer.close()

@@ -180,7 +180,10 @@ def test_a_restart_is_no_other_history(own_postgres_server, restarted, name):
 
 def in_commit(pair):
     """The sessions of ours whose commit waits for the standby."""
-    rows = pair.run("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE 'sqlsem%'")
+    rows = pair.run(
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE datname IS NOT NULL AND wait_event = 'SyncRep' AND application_name LIKE 'sqlsem%'"
+    )
     return [row[0] for row in rows]
 
 

@@ -398,7 +398,7 @@ def test_what_a_look_reads_of_rates(postgres_server, make_database):
         )
         raw.execute("ANALYZE sqlsem.rate_window, sqlsem.rate_slot")
         assert len(raw.execute("SELECT sqlsem.overview_rates()").fetchone()[0]) == 5
-        seen.append(buffers(raw, "SELECT sqlsem.overview_rates()"))
+        seen.append(pages(raw, "SELECT sqlsem.overview_rates()"))
     raw.close()
     print(seen)
     assert seen[2] < seen[1] * 1.5 + 30, seen

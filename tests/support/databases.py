@@ -103,6 +103,16 @@ class Database:
         found = self.rows("SELECT queue_position, resource_id, requesting_id FROM {table} ORDER BY queue_position")
         return [row for row in found if row[1].startswith(prefix)]
 
+    def waiting_for(self, lock: str) -> list[tuple[Any, ...]]:
+        """PostgreSQL's sessions that wait for a lock ("advisory", "relation", "transactionid"): those of this database,
+        as others of the same server belong to other workers' tests.
+        """
+        return self.rows(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
+            "AND wait_event = ?",
+            lock,
+        )
+
     def insert_bare(self, cursor: Any, resource: str, requesting_id: str, **columns: Any) -> int:
         """S1's first statement; the row's number."""
         names = ["resource_id", "requesting_id", *columns]

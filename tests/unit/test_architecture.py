@@ -1,6 +1,7 @@
 """The structure in docs/architecture.md: which way imports go, what is private, how large a piece may be."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,16 @@ def test_no_import_hides_in_a_function():
                 if ours and "#" not in lines[node.lineno - 1] and "#" not in lines[node.lineno - 2]:
                     hidden.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert hidden == []
+
+
+def test_what_tests_ask_of_a_server_is_asked_of_their_own_part():
+    """All workers share one PostgreSQL server: what waits in it, or has a connection, may be another test's."""
+    everybodys = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            asked = re.search(r"FROM pg_(locks|stat_activity)\b(.*)", node.value, re.DOTALL)
+            if asked and not re.search(r"\b(pid|datname|database|usename)\b", asked[2]):
+                everybodys.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
+    assert everybodys == []
