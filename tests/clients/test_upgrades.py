@@ -416,6 +416,25 @@ def test_an_upgrade_moves_who_has_what(empty, login_on):
     assert not has(roles["user"], "worker")
 
 
+def test_logins_are_dropped_while_an_upgrade_gives_them_roles(own_postgres_server, name, threads):
+    """They are the whole server's, and come and go."""
+    empty = Database("postgresql", own_postgres_server.url("postgres"), {}, own_postgres_server)
+    install_older(empty, 2)
+    empty.rows("CREATE ROLE sqlsem_worker")  # by the installer of another database
+    logins = [f"{name}_{number}" for number in range(3)]
+    for login in logins:
+        empty.rows(f"CREATE ROLE {login}")
+        empty.rows(f"GRANT sqlsem_user TO {login}")
+    with empty.raw(autocommit=False) as dropping:
+        dropping.execute("LOCK TABLE pg_auth_members IN SHARE ROW EXCLUSIVE MODE")
+        threads.start(empty.install)
+        until(lambda: empty.waiting_for("relation"), "it gives the first of them a role")
+        dropping.execute(f"DROP ROLE {', '.join(logins)}")
+        dropping.commit()
+    threads.join()
+    assert settings(empty)["schema_version"] == str(THIS)
+
+
 def test_a_new_installation_gives_nobody_a_role(empty, login_on):
     name = login_on(empty, "sqlsem_user")
     empty.install()

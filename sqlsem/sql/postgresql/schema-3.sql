@@ -141,6 +141,11 @@ BEGIN
             EXCEPTION WHEN insufficient_privilege THEN
                 RAISE NOTICE 'sqlsem: % may not do this; an administrator: GRANT % TO %', current_user,
                     quote_ident(v_pair[2]), quote_ident(v_name);
+            WHEN undefined_object OR internal_error THEN
+                -- Logins are the whole server's, and may be dropped meanwhile. ("cache lookup failed" in the middle of it.)
+                IF EXISTS (SELECT FROM pg_roles WHERE rolname = v_name) THEN
+                    RAISE;
+                END IF;
             END;
         END LOOP;
     END LOOP;
