@@ -34,6 +34,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faces(*names): run with these faces: 'sync' (if left out), 'aio'")
     config.addinivalue_line("markers", "leaves_rows: the test may leave rows in the table")
     config.addinivalue_line("markers", "quiet: normal running, nothing logged at WARNING (False: may be)")
+    # A shell starts what runs in the background with SIGINT ignored, and so would be all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # One folder for all workers. Not pytest's own: a server that runs as another user must be able to reach it.
     os.environ["SQLSEM_CONFIG"] = ""  # no file of whoever runs the tests
     # Bytecode is kept in any case, beside what pytest keeps: tests start many processes, and compiling takes each of
