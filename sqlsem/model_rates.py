@@ -238,8 +238,8 @@ class RateEntry:
         free_in: float,
     ) -> RateEntry:
         """As the routine `rates` says it."""
-        name, counted = str(resource).removeprefix(RATE_PREFIX), (taken, returned, waits)
-        return cls(name, window_ms / 1000, limit, used, float(idle), *counted, free_in=float(free_in))
+        name = str(resource).removeprefix(RATE_PREFIX)
+        return cls(name, window_ms / 1000, limit, used, float(idle), taken, returned, waits, float(free_in))
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import click
@@ -95,7 +94,7 @@ def _requests(
             before = sum(row.resource == one.resource and row.position < one.position for row in found.entries)
             lines.append(f"  {rate_words(before, rates[one.resource])}")
             plain[-1]["rate"] = {
-                "windows": [dataclasses.asdict(window) for window in rates[one.resource]],
+                "windows": [window.as_dict() for window in rates[one.resource]],
                 "goes_in": goes_in(before, rates[one.resource]),
             }
     if len(entries) > most:

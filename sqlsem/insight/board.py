@@ -102,7 +102,7 @@ class View:
     lines: Callable[[Overview, Mapping[int, Reason]], Iterable[_Line]]
     nothing: str
     headings: bool = False  # in their own order, rows stand below lines of their resources
-    optional: bool = False  # it is not offered while there is nothing in it
+    filled: Callable[[Overview], bool] | None = None  # where it tells that nothing is in it, it is not offered
 
     @property
     def sorts(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def offered(overview: Overview | None, here: str) -> list[View]:
     return [
         one
         for one in VIEWS.values()
-        if not one.optional or one.key == here or (overview is not None and any(one.lines(overview, {})))
+        if one.filled is None or one.key == here or (overview is not None and one.filled(overview))
     ]
 
 
@@ -545,6 +545,6 @@ VIEWS: dict[str, View] = {
         View("tasks", "Tasks", TASKS, _tasks, "There are no work queues."),
         View("rounds", "Rounds", ROUNDS, _rounds, "No round is open, and none has failed."),
         View("times", "Times", TIMES, _times, "Nothing has finished yet."),
-        View("rates", "Rates", RATES, _rates, "No rate has been used of late.", optional=True),
+        View("rates", "Rates", RATES, _rates, "No rate has been used of late.", filled=lambda found: bool(found.rates)),
     )
 }

@@ -1,5 +1,6 @@
 """All that is there at one instant, in one look."""
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -212,8 +213,9 @@ def test_of_many_rates_those_that_are_waited_for_or_were_used_last(connect, data
     now = int(database.rows(f"SELECT MAX(seen_ms) FROM {database.beside('rate_window')}")[0][0])
     table = database.beside("rate_window")
     rows = [(f"rate:{name(str(number))}", 1000, 7, now + 1000 + number) for number in range(202)]
-    for row in rows:
-        database.rows(f"INSERT INTO {table} (resource_id, window_ms, rate_limit, seen_ms) VALUES (?, ?, ?, ?)", *row)
+    insert = f"INSERT INTO {table} (resource_id, window_ms, rate_limit, seen_ms) VALUES (?, ?, ?, ?)"
+    with contextlib.closing(database.raw()) as raw:
+        raw.cursor().executemany(database.sql(insert), rows)
     found = coordinator.overview().rates
     database.rows(f"DELETE FROM {table} WHERE resource_id LIKE ? AND rate_limit = 7", f"rate:{name}%")
     taken.settle(0)  # and it goes

@@ -182,7 +182,7 @@ def in_commit(pair):
     """The sessions of ours whose commit waits for the standby."""
     rows = pair.run(
         "SELECT pid FROM pg_stat_activity "
-        "WHERE datname IS NOT NULL AND wait_event = 'SyncRep' AND application_name LIKE 'sqlsem%'"
+        f"WHERE datname = '{pair.name}' AND wait_event = 'SyncRep' AND application_name LIKE 'sqlsem%'"
     )
     return [row[0] for row in rows]
 

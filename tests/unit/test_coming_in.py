@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 
+from support import started_since
+
 import sqlsem
 from sqlsem.core.lookout import Lookout
 
@@ -38,10 +40,10 @@ def interrupted(number, function, file, do):
 def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):
     ours = ("sqlsem-pulse", "sqlsem-watch")
 
-    before = set(threading.enumerate())  # with those of others, which may end meanwhile
+    before = threading.enumerate()
 
     def running():
-        return sorted(one.name for one in threading.enumerate() if one.name in ours and one not in before)
+        return [name for name in started_since(before) if name in ours]
 
     for number in itertools.count(1):
         with sqlsem.connect(tmp_path / "locks.db", lease=10) as coordinator:

@@ -107,6 +107,7 @@ def test_readers_are_let_in_together(pair, looks):
 def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatch, resources):
     one, other = pair
     without_sessions(other, monkeypatch)
+    few, together = 40, resources * 0.8
     names = [f"r{number}" for number in range(resources)]
     held = [one.mutex(name) for name in names]
     assert all(lock.acquire() for lock in held)
@@ -126,7 +127,7 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
             looks.clear()
             await asyncio.sleep(2)
             number, most = len(looks), max(map(len, looks), default=0)
-            if number <= 40 and most >= resources * 0.8:
+            if number <= few and most >= together:
                 break
         looks.clear()
         await asyncio.gather(*(asyncio.to_thread(grant.release) for grant in grants))
@@ -134,8 +135,8 @@ def test_those_without_a_session_are_looked_for_together(pair, looks, monkeypatc
         return number, most
 
     number, most = asyncio.run(main())
-    assert number <= 40, "about the twentieth part of the time for which they have stood"
-    assert most >= resources * 0.8, "one statement for all"
+    assert number <= few, "about the twentieth part of the time for which they have stood"
+    assert most >= together, "one statement for all"
     assert len(looks) <= 60
     assert one.entries() == []
 
