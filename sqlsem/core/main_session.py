@@ -32,6 +32,8 @@ T = TypeVar("T")
 OVERDUE_SECONDS = 1.0
 #: A grant or a claim leaves a sign of life alone that is younger than this part of the grace, or of the lease.
 FRESH = 1 / 8
+#: After what a call is tried again. (Made once: each of these refers to itself, which only the garbage collector ends.)
+TRIED_AGAIN = tenacity.retry_if_exception_type((Disconnected, Busy))
 
 
 class Member(Protocol):
@@ -123,7 +125,7 @@ class MainSession:
         return {
             "stop": lambda state: self.closing.is_set() or over(state),
             "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
-            "retry": tenacity.retry_if_exception_type((Disconnected, Busy)),
+            "retry": TRIED_AGAIN,
             "before_sleep": tell,
             "reraise": True,
         }

@@ -33,7 +33,6 @@ class Stoppable(Claim):
         number: What the database calls it.
         began: When it began to run.
         time_limit: For how long it may run, seconds; None when that is not known, or without a limit.
-        stop_event: Set when it is to stop: it was cancelled, or its time is up.
         why_stopped: Why that is.
         cancelled: Whether somebody has cancelled it.
     """
@@ -43,13 +42,23 @@ class Stoppable(Claim):
     time_limit: float | None = None
     why_stopped: str | None = None
     cancelled = False
-    stop_event: threading.Event
+    _stop_event: threading.Event | None = None
     _ender: Callable[[], None] | None = None
 
     @property
     def deadline(self) -> float | None:
         """When its time is up."""
         return None if self.time_limit is None else self.began + self.time_limit
+
+    @property
+    def stop_event(self) -> threading.Event:
+        """An event that is set when it is to stop: it was cancelled, or its time is up."""
+        event = self._stop_event
+        if event is None:  # made when it is wanted, as most tasks are short
+            event = self.__dict__.setdefault("_stop_event", threading.Event())  # one, whoever else comes here
+            if self.why_stopped is not None:  # read after the event is known; who stops it does it the other way round
+                event.set()
+        return event
 
     def keep_time(self) -> None:
         """Stop it when its time is up. (For the package.)"""
@@ -61,7 +70,8 @@ class Stoppable(Claim):
         if self.why_stopped is None and self.is_open:
             self.cancelled = cancelled
             self.why_stopped = why
-            self.stop_event.set()
+            if self._stop_event is not None:
+                self._stop_event.set()
             log.info("%s is to stop: %s", self.title, why)
             self._end_by_ender()
 

@@ -211,6 +211,8 @@ class Taking(Generic[R]):
         """It is over. Repeatable."""
         if self._line is not None:
             self._line.done()
+        self._get_off()
+        self._car = None  # which refers to us: so both are freed now, without the garbage collector
 
     def _leave(self) -> int | None:
         """Want nothing any more; when something was taken, if it was."""

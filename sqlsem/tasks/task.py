@@ -50,13 +50,12 @@ class Task(Stoppable):
 
     can_be_lost: ClassVar[bool] = True
     grant: Grant | None = None
+    _lost_event: threading.Event | None = None
 
     def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
         self._process = process
         self._queue = queue
         self._uid = uid  # of the call that claimed it
-        self.lost_event = threading.Event()  # set when the claim is lost
-        self.stop_event = threading.Event()  # set when it was cancelled, or its time is up
         self.id = self.number = claimed.task_id
         self.title = f"Task {self.id}"
         self.kind = claimed.kind
@@ -120,9 +119,20 @@ class Task(Stoppable):
         """Whether the attempt was ended, or lost."""
         return self.lost or not self.is_open
 
+    @property
+    def lost_event(self) -> threading.Event:
+        """An event that is set when the claim is lost."""
+        event = self._lost_event
+        if event is None:  # as `stop_event`
+            event = self.__dict__.setdefault("_lost_event", threading.Event())
+            if self.lost:
+                event.set()
+        return event
+
     def lose(self, why: str) -> None:
         super().lose(why)
-        self.lost_event.set()
+        if self._lost_event is not None:
+            self._lost_event.set()
 
     def make_end(self, outcome: str, result: str | None = None, error: str | None = None) -> End:
         """An end of this attempt. (For the package.)"""

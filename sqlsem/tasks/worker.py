@@ -15,6 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, run
 from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
@@ -345,7 +346,8 @@ class Worker:
                     (self._calls if task.kind == "call" else self._stops)[task.id] = stop
             if aborted:
                 raise TaskFailed("The worker was told to give everything back before this began")
-            task.ended_by(lambda: self._insist(task.id, stop, call=task.kind == "call"))
+            # (It must not refer to the task, which is freed when it has ended, without the garbage collector.)
+            task.ended_by(partial(self._insist, task.id, stop, call=task.kind == "call"))
 
         try:
             result = run(task.kind, task.text, self._claiming.process, started=started, allowed=self._allowed)

@@ -30,8 +30,9 @@ FIU = Path("/usr/lib/fiu")
 NEEDS_FAKETIME = "libfaketime, for steps of the clock (on Debian: apt-get install faketime)"
 NEEDS_FIU = "libfiu, for writes that fail (on Debian: apt-get install fiu-utils)"
 NEEDS_MOUNT = "the right to mount a small disk (root), for a full one"
-#: Megabytes of a disk that shall be full now and then: SQLite's file, a cluster of PostgreSQL.
-SMALL, SMALL_CLUSTER = 48, 400
+#: Megabytes of a disk that shall be full now and then, and has room for all that a long night writes: SQLite's file, a
+#: cluster of PostgreSQL.
+SMALL, SMALL_CLUSTER = 256, 512
 
 
 def can_mount() -> bool:

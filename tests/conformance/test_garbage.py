@@ -1,0 +1,241 @@
+"""What is over is freed at once, without Python's garbage collector.
+
+What refers to itself is only freed by the collector, which walks through everything that lives: that took half of the
+time of short tasks. Most tests of costs switch it off, and so do not see this.
+"""
+
+import asyncio
+import gc
+import itertools
+
+import pytest
+from support import Attempt
+
+import sqlsem
+from sqlsem.tasks import Worker
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+ROUNDS = 30
+
+
+def left(call, attempts=5):
+    """Objects that a call leaves for the collector, by the best of several attempts: other threads make some, too."""
+    call()
+    found = []
+    for _ in range(attempts):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(ROUNDS):
+                call()
+            found.append(gc.collect())
+        finally:
+            gc.enable()
+        if found[-1] < ROUNDS:
+            break
+    return min(found) / ROUNDS
+
+
+def mutex(one, other, name):
+    lock = one.mutex(name)
+
+    def call():
+        with lock:
+            pass
+
+    return call
+
+
+def reentrant(one, other, name):
+    lock = one.mutex(name, reentrant=True)
+
+    def call():
+        with lock, lock:
+            pass
+
+    return call
+
+
+def limit(one, other, name):
+    def call():
+        with one.limit(name, 3):
+            pass
+
+    return call
+
+
+def upgrade(one, other, name):
+    def call():
+        with one.read(name) as grant:
+            grant.upgrade()
+            grant.downgrade()
+
+    return call
+
+
+def group(one, other, name):
+    def call():
+        with sqlsem.all_of(one.mutex(f"{name}-1"), one.limit(f"{name}-2", 3)):
+            pass
+
+    return call
+
+
+def lock_with_rate(one, other, name):
+    def call():
+        with sqlsem.all_of(one.mutex(name), one.rate(f"{name}-rate", 10**6, per=1)):
+            pass
+
+    return call
+
+
+def priority(one, other, name):
+    other.set_priorities(name, "1h")
+
+    def call():
+        with one.mutex(name, priority=1):
+            pass
+
+    return call
+
+
+def refused(one, other, name):
+    other.mutex(name).acquire()
+
+    def call():
+        assert not one.mutex(name).acquire(timeout=0)
+
+    return call
+
+
+def too_late(one, other, name):
+    other.mutex(name).acquire()
+
+    def call():
+        assert not one.mutex(name).acquire(timeout=0.01)
+
+    return call
+
+
+def hand_over(one, other, name):
+    def call():
+        with one.mutex(name) as grant:
+            token = grant.hand_over()
+        with other.adopt(token):
+            pass
+
+    return call
+
+
+def once(one, other, name):
+    numbers = itertools.count()
+
+    def call():
+        with one.once(f"{name}-{next(numbers)}", per="1h") as run:
+            assert run
+
+    return call
+
+
+def rate(one, other, name):
+    limited = one.rate(name, 10**6, per=1)
+
+    def call():
+        assert limited.take() is not None
+
+    return call
+
+
+LOCKS = [mutex, reentrant, limit, upgrade, group, lock_with_rate, priority, refused, too_late, hand_over, once, rate]
+
+
+@pytest.mark.parametrize("primitive", LOCKS, ids=lambda one: one.__name__)
+def test_what_was_acquired_leaves_nothing(primitive, connect, name):
+    assert left(primitive(connect(), connect(), name)) < 1
+
+
+@pytest.mark.faces("sync")
+def test_a_hand_off_leaves_nothing(connect, name):
+    one, other = connect().mutex(name), connect().mutex(name)
+
+    def call():
+        one.acquire()
+        attempt = Attempt(other)
+        one.release()
+        attempt.granted()
+        attempt.leave()
+
+    assert left(call) < 1
+
+
+@pytest.mark.faces("sync")
+def test_tasks_of_a_loop_that_hand_on_leave_nothing(connect, name):
+    one, other = connect().aio.mutex(name), connect().aio.mutex(name)
+
+    async def in_turn(lock):
+        async with lock:
+            await asyncio.sleep(0)
+
+    async def some():
+        await asyncio.gather(*(in_turn(lock) for lock in (one, one, other)))
+
+    async def main():
+        await some()
+        found = []
+        for _ in range(5):
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(ROUNDS):
+                    await some()
+                found.append(gc.collect())
+            finally:
+                gc.enable()
+            if found[-1] < ROUNDS:
+                break
+        return min(found) / ROUNDS
+
+    assert asyncio.run(main()) < 1
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.parametrize("locks", [False, True], ids=["alone", "with a lock"])
+def test_a_claimed_task_leaves_nothing(locks, connect, name):
+    coordinator = connect()
+    queue = coordinator.queue(name)
+
+    def call():
+        queue.put(1, locks=[coordinator.mutex(name)] if locks else [])
+        with queue.try_claim():
+            pass
+
+    assert left(call) < 1
+
+
+def add(one, other):
+    return one + other
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.parametrize("most", [1, 100], ids=["one by one", "in groups"])
+def test_what_a_worker_runs_leaves_nothing(most, connect, name):
+    """A worker itself leaves something, once: so many tasks, and less than one object for each."""
+    coordinator = connect()
+    queue = coordinator.queue(name)
+    tasks = 300
+
+    def run():
+        queue.put_many([sqlsem.Call(add, 1, number) for number in range(tasks)])
+        Worker(queue, idle_exit=0, group=most > 1).run()
+
+    run()
+    found = []
+    while len(found) < 3 and (not found or found[-1] >= tasks):
+        gc.collect()
+        gc.disable()
+        try:
+            run()
+            found.append(gc.collect())
+        finally:
+            gc.enable()
+    assert min(found) < tasks
