@@ -78,8 +78,9 @@ def _handoffs(axes: Any, figures: dict[str, Any]) -> None:
             form = "processes of 100" if several else "one process"
             points = [(one["waiters"], one["rate"]) for one in _crowds(found, several)]
             _line(axes, points, f"{ENGINES[engine]}, {form}", COLOURS[engine], style)
-        raw = [(one["waiters"], one["rate"]) for one in found.get("waiters", ()) if "subject" in one]
-        _line(axes, raw, "pg_advisory_lock, a connection each", PEERS["pg_advisory_lock"])
+        raw = [one for one in found.get("waiters", ()) if "subject" in one and one["processes"] == 1]
+        points = [(one["waiters"], one["rate"]) for one in raw]
+        _line(axes, points, "pg_advisory_lock, a connection each", PEERS["pg_advisory_lock"])
     axes.set_ylim(bottom=0)
 
 

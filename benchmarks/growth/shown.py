@@ -17,6 +17,8 @@ STATEMENTS, SERVER_CPU = 1.0, 0.05
 SNAPSHOT = 1.3
 #: Milliseconds at the most: for 10,000 rows (what is fewer, in proportion), a page of history, 1,000 owners who wait.
 ROWS, PAGE, KNOTS = 500.0, 50.0, 100.0
+#: Waiters for a raw lock: each needs a connection.
+RAW = 500
 PARTS = ("waiters", "snapshots", "looking")
 QUICK = {"crowds": (100, 1000), "under": 5000, "rows": (1000, 4000), "past": (10_000, 100_000), "owners": (10, 100)}
 FULL = {
@@ -63,12 +65,16 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
                 *(judged(one.statements, STATEMENTS), judged(one.server_cpu, SERVER_CPU, ".3f")),
                 f"{one.client_cpu:.2f}",
             )
-    raw = []
+    raw: list[waiters.Crowd] = []
     if engine == "postgresql":
-        for number in sorted({min(number, 500) for number in sizes["crowds"]}):
-            with console.status(f"pg_advisory_lock: {number} waiters"):
-                raw.append(waiters.raw_crowd(url, number))
-            shown.add_row(f"{number:,}", "raw, each a connection", f"{raw[-1].rate:.0f}")
+        # As far as there are connections, in as many processes as ours: what that does to a lock of the server itself.
+        crowds = {(min(number, RAW), several) for number in sizes["crowds"] for several in {1, max(1, number // 100)}}
+        for number, processes in sorted(crowds, key=lambda crowd: crowd[::-1]):
+            with console.status(f"pg_advisory_lock: {number} waiters in {processes} processes"):
+                one = waiters.raw_crowd(url, number, processes)
+            rate = f"{one.rate:.0f}" + (f": {one.rate / raw[0].rate:.2f}" if raw else "")
+            shown.add_row(f"raw: {number:,}", str(processes), rate)
+            raw.append(one)
     console.print(shown)
     return [asdict(one) for one in found] + [{**asdict(one), "subject": "pg_advisory_lock"} for one in raw]
 

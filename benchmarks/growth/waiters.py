@@ -199,23 +199,25 @@ def _wait_with_connections(url: str, number: int, shared: _Shared, ready: Any) -
             shared.note_grant()
             await connection.execute("SELECT pg_advisory_unlock(4711)")
 
-        ready.set()
+        ready.release()
         await asyncio.gather(*map(one, connections))
 
     asyncio.run(main())
 
 
-def raw_crowd(url: str, waiters: int) -> Crowd:
-    """As many connections that wait for ``pg_advisory_lock``, all of one process."""
+def raw_crowd(url: str, waiters: int, processes: int = 1) -> Crowd:
+    """As many connections that wait for ``pg_advisory_lock``, in so many processes."""
     import psycopg
 
-    shared, ready = _Shared(), measure.processes.Event()
+    shared, ready = _Shared(), measure.processes.Semaphore(0)
     shared.goal.value = min(HANDOFFS, waiters)
     with psycopg.connect(url, autocommit=True) as holder:
         holder.execute("SELECT pg_advisory_lock(4711)")
-        with _started(_wait_with_connections, 1, url, waiters, shared, ready):
-            ready.wait(60)
+        with _started(_wait_with_connections, processes, url, waiters // processes, shared, ready):
+            for _ in range(processes):
+                if not ready.acquire(timeout=QUEUE_SECONDS):
+                    raise SystemExit("the connections of the raw lock were not made in time")
             time.sleep(1)
             holder.execute("SELECT pg_advisory_unlock(4711)")
             rate = shared.rate()
-    return Crowd(waiters, 1, rate)
+    return Crowd(waiters, processes, rate)
