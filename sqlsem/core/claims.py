@@ -158,7 +158,7 @@ class Claim:
             raise
 
     def __repr__(self) -> str:
-        return f"<{self.title}{', lost' if self.lost else ''}>"
+        return f"<{self.title}{', lost' if self.why_lost else ''}>"
 
 
 class Claims:

@@ -117,7 +117,17 @@ class Task(Stoppable):
     @property
     def ended(self) -> bool:
         """Whether the attempt was ended, or lost."""
-        return self.lost or not self.is_open
+        return self.why_lost is not None or not self.is_open
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is lost, as the database was out of reach for too long, and others may have the task.
+        Answered from memory, except right after this process was paused for long: then the database is asked, for a
+        second at most.
+        """
+        if self.why_lost is None and self.is_open and not self.is_inherited:
+            self._process.member.verify()
+        return self.why_lost is not None
 
     @property
     def lost_event(self) -> threading.Event:
@@ -125,7 +135,7 @@ class Task(Stoppable):
         event = self._lost_event
         if event is None:  # as `stop_event`
             event = self.__dict__.setdefault("_lost_event", threading.Event())
-            if self.lost:
+            if self.why_lost is not None:
                 event.set()
         return event
 
@@ -151,7 +161,7 @@ class Task(Stoppable):
         self._end_with(self.make_end("returned"))
 
     def _end_with(self, end: End) -> None:
-        if self.lost:
+        if self.why_lost is not None:
             self.leave()
         self.require_open()
         process, unlocked = self._process, self.why_unlocked
@@ -168,7 +178,7 @@ class Task(Stoppable):
             process.bell.notify()
         remember_ends(process, [end])
         self.ended_with(status)
-        if self.lost:
+        if self.why_lost is not None:
             self.require_open()
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
             self.grant.holding.require()
@@ -192,7 +202,7 @@ class Task(Stoppable):
             self.give_back()
 
     def __repr__(self) -> str:
-        return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.lost else ''}>"
+        return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.why_lost else ''}>"
 
 
 def _let_go(process: Process, grant: Grant) -> None:

@@ -332,7 +332,7 @@ class Worker:
     def _perform(self, task: Task) -> TaskEnd:
         """Run a task, unless it is too late for that."""
         with self._lock:
-            if self._aborted or task.lost:
+            if self._aborted or task.why_lost is not None:
                 return TaskEnd(task, task.make_end("returned"), begun=False)
             self.running.add(task)
         task.began = monotonic()
@@ -372,7 +372,7 @@ class Worker:
     def _end(self, ends: list[TaskEnd], most: int) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
         for one in ends:
-            if one.task.lost:
+            if one.task.why_lost is not None:
                 one.task.leave()
         ours = [one for one in ends if one.task.is_open]
         lost = [one for one in ends if not one.task.is_open]  # or given back by abort
@@ -389,7 +389,7 @@ class Worker:
                 one.task.settle()
             raise
         finally:
-            known = [(one, "lost" if one.task.lost else one.end.outcome) for one in ours]
+            known = [(one, "lost" if one.task.why_lost is not None else one.end.outcome) for one in ours]
             self._conclude(known + [(one, "lost") for one in lost])
         return following
 

@@ -443,7 +443,7 @@ class World:
         for actor in self.actors:
             if actor.process.claims and actor.runs and not actor.process.member.doubtful():
                 for claim in actor.process.claims.all():
-                    if claim.is_open and not claim.lost and runs.setdefault(claim.title, actor) is not actor:
+                    if claim.is_open and claim.why_lost is None and runs.setdefault(claim.title, actor) is not actor:
                         self._fail("twice", f"{claim.title} is run by {runs[claim.title]} and by {actor}")
 
     def _check_end(self) -> None:

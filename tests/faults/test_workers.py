@@ -80,6 +80,33 @@ def test_a_paused_worker_keeps_its_task(spawn, connect, name):
     assert [one.outcome for one in queue.log(number)] == ["finished"]
 
 
+def asks(channel, url, options, name, lease):
+    """Claims one task, and asks whether it is lost when it is told to."""
+    queue = sqlsem.connect(url, **options, lease=lease).queue(name)
+    for task in queue.claim(wait=60):
+        channel.tell("claimed")
+        channel.ask()
+        channel.tell("asked", lost=task.lost)
+        return
+
+
+def test_a_worker_that_was_stopped_learns_what_it_lost_as_soon_as_it_asks(spawn, connect, name):
+    """Others have its task by then, as its lease has run out; nothing in its memory says so when it wakes."""
+    queue = connect().queue(name)
+    queue.put("x")
+    child = spawn(asks, name=str(name), lease=GRACE)
+    child.expect("claimed")
+    child.pause()
+    try:
+        for task in queue.claim(wait=PATIENCE):
+            with task:
+                child.send(go=True)  # what it finds when it wakes
+            break
+    finally:
+        child.resume()
+    assert child.expect("asked")["lost"]
+
+
 def test_a_task_that_kills_its_workers_does_not_do_so_for_ever(spawn, connect, name):
     queue = connect().queue(name)
     number = queue.put("poison", max_attempts=3)

@@ -194,7 +194,7 @@ class Jobs:
             entered = time.monotonic()
             task.lost_event.wait(self.rng.uniform(0, self.pace.stay))
             left = time.monotonic()
-            words = {"entered": entered, "left": left, "lost": task.lost_event.is_set()}
+            words = {"entered": entered, "left": left, "lost": task.lost}
             self.book.note(what="attempt", task=task.id, attempt=task.attempt, **words)
 
     def parked(self) -> None:
