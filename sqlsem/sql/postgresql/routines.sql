@@ -1101,6 +1101,7 @@ DECLARE
     v_oldest   bigint;              -- whose entry lock to sleep on
     v_free     boolean;
     v_since    timestamptz;         -- when something changed ahead, as far as can be seen
+    v_stands   boolean;             -- whether what keeps us out still does
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
@@ -1195,12 +1196,16 @@ BEGIN
             END IF;
             -- So we look again after a twentieth of the time for which nothing has changed; sooner, when the oldest leaves of
             -- those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
+            -- What has left since the look above is not seen here, and would not wake us: then look again at once.
             SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
-                   CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END
-            INTO v_since, v_oldest
+                   CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
+                   (SELECT NOT n.eligible AND n.blocker = v_ahead.blocker
+                    FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
+            INTO v_since, v_oldest, v_stands
             FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
                   WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
                   LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
+            CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
             IF v_free THEN
                 PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);

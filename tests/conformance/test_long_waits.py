@@ -1,0 +1,64 @@
+"""Who has waited for long is let in as promptly as who has just come.
+
+Where nothing is sure to wake them, those who wait look again after a part of the time for which nothing has happened.
+That a row ahead went is something that happened, whenever it is seen.
+"""
+
+import itertools
+import statistics
+import threading
+import time
+
+import pytest
+from support import PATIENCE, promptly
+
+import sqlsem
+
+pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
+#: For so long they wait: a part of that is a pause that shows.
+LONG = 2.5
+#: Of each kind; in how long each goes in after the one before, in most cases, on a machine that does much else.
+WAITERS, PROMPT = 20, 0.06
+
+KINDS = {
+    "mutex": (lambda one, name, number: one.mutex(name), 1),
+    "limit": (lambda one, name, number: one.limit(name, 3), 3),
+    "weights": (lambda one, name, number: one.limit(name, 6, weight=1 + number % 3), 6),
+    "readers and writers": (lambda one, name, number: (one.write, one.read)[number % 2](name), 1),
+    "several": (lambda one, name, number: sqlsem.all_of(one.mutex(f"{name}-a"), one.mutex(f"{name}-b")), 1),
+}
+
+
+def passing(connect, name, make, places):
+    """Many wait for long behind a holder, each goes in and leaves at once: the pause before most of them, seconds."""
+    holder, others = connect(), [connect(), connect()]
+    held = [make(holder, name, 0) for _ in range(places)]
+    times = []
+
+    def pass_through(lock):
+        with lock:
+            times.append(time.monotonic())
+
+    for lock in held:
+        assert lock.acquire(blocking=False)
+    locks = [make(others[number % 2], name, number) for number in range(WAITERS)]
+    threads = [threading.Thread(target=pass_through, args=(lock,), daemon=True) for lock in locks]
+    for thread in threads:
+        thread.start()
+    time.sleep(LONG)  # that is what is tested
+    began = time.monotonic()
+    for lock in held:
+        lock.release()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(times) == WAITERS
+    pauses = [after - before for before, after in itertools.pairwise([began, *sorted(times)])]
+    for one in (holder, *others):
+        one.close()
+    return statistics.quantiles(pauses, n=5)[-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_wait_ends_as_promptly_as_a_short_one(kind, connect, name):
+    make, places = KINDS[kind]
+    promptly(lambda: passing(connect, name, make, places), PROMPT, "most of those who have waited for long")
