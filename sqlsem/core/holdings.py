@@ -320,6 +320,9 @@ class Holdings:
                     self.tell_lost(holding)
                 elif self._signals.taps["released"] or log.isEnabledFor(logging.DEBUG):
                     self.tell_released(holding)
+            elif len(holding.tickets) > 1:  # one of its rows was lost: the next ping gives the others back
+                self._member.forget(holding.tickets)
+                self._member.disown()
         except BaseException:
             self.disown(grant)
             raise

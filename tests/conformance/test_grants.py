@@ -361,3 +361,16 @@ def test_assert_held_with_sqlalchemy(connect, database, name):
         pass
     finally:
         engine.dispose()
+
+
+def test_what_is_left_of_a_group_is_given_back_where_one_of_it_was_lost(connect, name):
+    """Its owner lives, so nobody else would ever remove the row."""
+    owner, operator = connect(), connect()
+    first, second = f"{name}-1", f"{name}-2"
+    with pytest.raises(sqlsem.LockLost):
+        with sqlsem.all_of(owner.mutex(first), owner.limit(second, 2)) as grant:
+            operator.revoke(grant.positions[first], force=True)
+            until(lambda: grant.lost, "it hears that it was revoked")
+    until(lambda: not operator.entries(second), "the other row is given back")
+    with operator.mutex(second):
+        pass
