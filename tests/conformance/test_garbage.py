@@ -5,11 +5,12 @@ time of short tasks. Most tests of costs switch it off, and so do not see this.
 """
 
 import asyncio
+import contextlib
 import gc
 import itertools
 
 import pytest
-from support import Attempt
+from support import Attempt, without_collector
 
 import sqlsem
 from sqlsem.tasks import Worker
@@ -18,22 +19,18 @@ pytestmark = [pytest.mark.locks, pytest.mark.faces("sync", "aio")]
 ROUNDS = 30
 
 
-def left(call, attempts=5):
-    """Objects that a call leaves for the collector, by the best of several attempts: other threads make some, too."""
+def left(call, *, attempts=5, rounds=ROUNDS, each=1):
+    """Objects that a call leaves for the collector, by the best of several attempts: other threads make some, too.
+    ``each``: of one of so many things that a call does.
+    """
     call()
     found = []
-    for _ in range(attempts):
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(ROUNDS):
+    while len(found) < attempts and (not found or found[-1] >= rounds * each):
+        with without_collector():
+            for _ in range(rounds):
                 call()
             found.append(gc.collect())
-        finally:
-            gc.enable()
-        if found[-1] < ROUNDS:
-            break
-    return min(found) / ROUNDS
+    return min(found) / (rounds * each)
 
 
 def mutex(one, other, name):
@@ -179,23 +176,8 @@ def test_tasks_of_a_loop_that_hand_on_leave_nothing(connect, name):
     async def some():
         await asyncio.gather(*(in_turn(lock) for lock in (one, one, other)))
 
-    async def main():
-        await some()
-        found = []
-        for _ in range(5):
-            gc.collect()
-            gc.disable()
-            try:
-                for _ in range(ROUNDS):
-                    await some()
-                found.append(gc.collect())
-            finally:
-                gc.enable()
-            if found[-1] < ROUNDS:
-                break
-        return min(found) / ROUNDS
-
-    assert asyncio.run(main()) < 1
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        assert left(lambda: loop.run_until_complete(some())) < 1
 
 
 @pytest.mark.faces("sync")
@@ -228,14 +210,4 @@ def test_what_a_worker_runs_leaves_nothing(most, connect, name):
         queue.put_many([sqlsem.Call(add, 1, number) for number in range(tasks)])
         Worker(queue, idle_exit=0, group=most > 1).run()
 
-    run()
-    found = []
-    while len(found) < 3 and (not found or found[-1] >= tasks):
-        gc.collect()
-        gc.disable()
-        try:
-            run()
-            found.append(gc.collect())
-        finally:
-            gc.enable()
-    assert min(found) < tasks
+    assert left(run, attempts=3, rounds=1, each=tasks) < 1

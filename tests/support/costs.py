@@ -6,20 +6,27 @@ import itertools
 import time
 
 
+@contextlib.contextmanager
+def without_collector():
+    """Without the garbage collector, after it has taken what there was."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def processor_seconds(call, times):
     """The least processor time of so many calls. (Without the garbage collector, which walks through all that other
     tests have left in this process, too.)
     """
     took = []
     for _ in range(times):
-        gc.collect()
-        gc.disable()
-        try:
+        with without_collector():
             began = time.process_time()
             call()
             took.append(time.process_time() - began)
-        finally:
-            gc.enable()
     return min(took)
 
 
