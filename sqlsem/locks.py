@@ -16,11 +16,12 @@ from sqlsem.core.acquire import locked
 from sqlsem.core.blocking import require_no_loop
 from sqlsem.core.callers import this_thread
 from sqlsem.core.defaults import Coordinated
-from sqlsem.core.grants import Grant
+from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Holding, LostCallback, abandon
+from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
+from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
@@ -77,10 +78,15 @@ class Lock:
                 while there is room), or is one of several who wait for each other. Never when it does not wait.
             Unavailable: The database is out of reach.
         """
-        grant = self._acquire(self.terms.requests, self.terms.seconds(blocking, timeout))
-        if grant is not None and self.terms.semaphore:
-            self._loose.add(grant)
-        return grant is not None
+        seconds, depth = self.terms.seconds(blocking, timeout), len(self._stack())
+        try:
+            grant = self._acquire(self.terms.requests, seconds)
+            if grant is not None and self.terms.semaphore:
+                self._loose.add(grant)
+            return grant is not None
+        except BaseException:
+            self._unwind(depth)
+            raise
 
     def locked(self) -> bool:
         """Whether somebody who holds nothing of it would now try in vain (``acquire(blocking=False)``): it is full, or
@@ -104,53 +110,70 @@ class Lock:
             self._release()
 
     def _release(self) -> None:
-        stack = self._stack()
-        while stack and not self._loose.take(stack[-1]):
-            stack.pop()
-        if not stack:
-            grant = self._loose.take_oldest()
+        given_back = False
+        while not given_back:  # but by another thread
+            last = self._last()
+            grant = self._loose.oldest() if last is None else last.grant
             if grant is None:
                 raise NotHeld(
                     f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                     f"thread that acquired it, or from any thread through its grant (grant.release())"
                 )
-        else:
-            # No call between looking and 'try': an interrupt must not part the grant from the stack.
-            grant = stack[-1]
+            given_back = self._end(grant, Exit() if last is None else last.token)
+
+    def _end(self, grant: Grant, by: Token) -> bool:
+        """Give it back, unless another thread does; whatever strikes, it is on our stack no more."""
         try:
-            grant.release()
+            mine = self._loose.take(grant)
+            if mine:
+                give_back(grant, by)
+            return mine
         except BaseException:
-            if not grant.holding.released:  # a signal handler's exception, of whatever kind, came first
-                abandon(grant)
+            abandon(grant, by)  # a signal handler's exception, of whatever kind, may have come first
             raise
         finally:
-            if stack and stack[-1] is grant:
+            stack = self._stack()
+            if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _abandon_last(self, grant: Grant | None) -> None:
-        """Interrupted on the way out of a block: its grant (None: the last one) is given back all the same."""
+    def _unwind(self, depth: int) -> None:
+        """Interrupted on the way in: what was had since the stack was so deep is given back."""
         stack = self._stack()
-        if stack and (grant is None or stack[-1] is grant):
-            grant = stack.pop()
-            if not grant.holding.released:
-                abandon(grant)
+        while len(stack) > depth:
+            if stack[-1].ended:
+                stack.pop()
+            else:
+                self._end(stack[-1].grant, stack[-1].token)
+
+    def _abandon(self, last: Hold[Grant] | None) -> None:
+        """Interrupted on the way out of a block: its hold (None: the last one) is given back all the same."""
+        last, stack = last or self._last(), self._stack()
+        if last is not None:
+            if stack and stack[-1] is last:
+                stack.pop()
+            abandon(last.grant, last.token)
 
     @property
     def grant(self) -> Grant:
         """This thread's grant. Raises `NotHeld` when it has none."""
-        stack = self._stack()
-        while stack and self._loose.is_taken(stack[-1]):
-            stack.pop()
-        if not stack:
+        last = self._last()
+        if last is None:
             raise NotHeld(f"{self!r} is not held by this thread ({threading.current_thread().name})")
-        return stack[-1]
+        return last.grant
 
-    def _stack(self) -> list[Grant]:
-        stack: list[Grant] = runtime.namespace(self._mine).setdefault("stack", [])
+    def _last(self) -> Hold[Grant] | None:
+        """What this thread acquired last, and neither it nor another one has given back."""
+        stack = self._stack()
+        while stack and (stack[-1].ended or self._loose.is_taken(stack[-1].grant)):
+            stack.pop()
+        return stack[-1] if stack else None
+
+    def _stack(self) -> list[Hold[Grant]]:
+        stack: list[Hold[Grant]] = runtime.namespace(self._mine).setdefault("stack", [])
         return stack
 
     def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
-        """Have all of the requests, or None. The grant is on our stack before anything can interrupt."""
+        """Have all of the requests, or None. The hold is on our stack before anything can interrupt."""
         self._require_no_loop("aio.mutex(…).acquire()")
         terms, process = self.terms, self.terms.process
         if terms.cancel_on_lost:
@@ -179,26 +202,23 @@ class Lock:
         return grant
 
     def __enter__(self) -> Grant:
-        stack = self._stack()
-        depth = len(stack)
+        depth = len(self._stack())
         try:
             return self._enter(self.terms.requests)
         except BaseException:
-            while len(stack) > depth:  # interrupted on the way out, with the lock had
-                self._release()
+            self._unwind(depth)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        grant = None
+        last = None
         try:
-            stack = self._stack()
-            grant = stack[-1] if stack else None
-            if grant is not None and grant.holding.handed_over:
-                stack.pop()  # it is somebody else's, as it should be
+            last = self._last()
+            if last is not None and last.grant.holding.handed_over:
+                self._stack().pop()  # it is somebody else's, as it should be
             else:
                 self._release()
         except BaseException as struck:
-            self._abandon_last(grant)
+            self._abandon(last)
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
             if exc is None or not isinstance(struck, Exception):
                 raise
@@ -233,10 +253,32 @@ class Lock:
 
         if decorated.is_coroutine(function):
             return self._aio(function)
-        return decorated.hold(function, self.terms, self._enter, self.__exit__)
+        return decorated.hold(function, self.terms, functools.partial(_Block, self))
 
     def __repr__(self) -> str:
         return f"<Lock {self.terms}>"
+
+
+class _Block:
+    """The call of a decorated function: as the lock's own block, with what this call asks for."""
+
+    __slots__ = ("_lock", "_requests")
+
+    def __init__(self, lock: Lock, requests: Sequence[Ask]) -> None:
+        self._lock = lock
+        self._requests = requests
+
+    def __enter__(self) -> Grant:
+        lock = self._lock
+        depth = len(lock._stack())
+        try:
+            return lock._enter(self._requests)
+        except BaseException:
+            lock._unwind(depth)
+            raise
+
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        self._lock.__exit__(exc_type, exc, traceback)
 
 
 def mutex(name: Name, **options: Unpack[ModuleLockOptions]) -> Lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,7 +130,7 @@ class Rate:
 
         if decorated.is_coroutine(function):
             return self._aio(function)
-        return decorated.hold(function, self.terms, self._enter, self.__exit__)
+        return decorated.hold(function, self.terms, lambda asked: contextlib.nullcontext(self._enter(asked)))
 
     def __repr__(self) -> str:
         return f"<Rate {self.terms}>"

@@ -24,6 +24,7 @@ __all__ = [
     "Timer",
     "current",
     "event",
+    "had_within",
     "instead",
     "lock",
     "monotonic",
@@ -161,6 +162,22 @@ def event() -> threading.Event:
 def namespace(local: threading.local) -> dict[str, Any]:
     """What the thread that calls keeps there, in the runtime that it has."""
     return current().namespace(local) if _instead else local.__dict__
+
+
+@contextlib.contextmanager
+def had_within(lock: Lock, seconds: float) -> Iterator[bool]:
+    """Whether the lock was had in so many seconds; it is given back at the end of the block.
+
+    An interrupt strikes after any call that Python code makes. Here no Python code makes the one that takes the lock:
+    the interpreter notes its answer before it looks for signals again.
+    """
+    had: list[bool] = []
+    try:
+        had.extend(map(lock.acquire, (True,), (seconds,)))
+        yield had[0]
+    finally:
+        if had and had[0]:
+            lock.release()
 
 
 def lock() -> Lock:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
-from sqlsem.aio.grants import Grant
+from sqlsem.aio.grants import Grant, give_back
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
 from sqlsem.aio.rates import Rate, RateGrant
@@ -22,11 +22,12 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Holding, LostCallback, abandon
+from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
 from sqlsem.core.periodic import Period, Periodic
+from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
@@ -81,7 +82,7 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
-        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Grant]] = weakref.WeakKeyDictionary()
+        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Hold[Grant]]] = weakref.WeakKeyDictionary()
         self._loose: LooseGrants[Grant] = LooseGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -118,19 +119,28 @@ class Lock:
             await self._release()
 
     async def _release(self) -> None:
-        stack = self._stack()
-        while stack and not self._loose.take(stack[-1]):
-            stack.pop()
-        # (Without any, `grant` says what to do.)
-        grant = stack[-1] if stack else self._loose.take_oldest(self._may_release) or self.grant
+        given_back = False
+        while not given_back:  # but by another task
+            last = self._last()
+            if last is not None:
+                given_back = await self._end(last.grant, last.token)
+            else:
+                # (Without any, `grant` says what to do.)
+                given_back = await self._end(self._loose.oldest(self._may_release) or self.grant, Exit())
+
+    async def _end(self, grant: Grant, by: Token) -> bool:
+        """Give it back, unless another task does; whatever strikes, it is on our stack no more."""
         try:
-            await grant.release()
+            mine = self._loose.take(grant)
+            if mine:
+                await give_back(grant, by)
+            return mine
         except BaseException:
-            if not grant.holding.released:
-                abandon(grant)
+            abandon(grant, by)
             raise
         finally:
-            if stack and stack[-1] is grant:
+            stack = self._stack()
+            if stack and stack[-1].token is by:
                 del stack[-1]
 
     @staticmethod
@@ -141,17 +151,22 @@ class Lock:
     @property
     def grant(self) -> Grant:
         """This task's grant. Raises `NotHeld` when it has none."""
-        stack = self._stack()
-        while stack and self._loose.is_taken(stack[-1]):
-            stack.pop()
-        if not stack:
+        last = self._last()
+        if last is None:
             raise NotHeld(
                 f"{self!r} is not held by this task; it is released by the task that acquired it, or from any task of "
                 f"the same event loop through its grant (await grant.release())"
             )
-        return stack[-1]
+        return last.grant
 
-    def _stack(self) -> list[Grant]:
+    def _last(self) -> Hold[Grant] | None:
+        """What this task acquired last, and neither it nor another one has given back."""
+        stack = self._stack()
+        while stack and (stack[-1].ended or self._loose.is_taken(stack[-1].grant)):
+            stack.pop()
+        return stack[-1] if stack else None
+
+    def _stack(self) -> list[Hold[Grant]]:
         return self._mine.setdefault(this_task(), [])
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
@@ -187,12 +202,12 @@ class Lock:
         return await self._enter(self.terms.requests)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
-        stack = self._stack()
+        last = self._last()
         # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
-        lost = stack[-1].disarm(exc) if stack else False
+        lost = False if last is None else last.grant.disarm(exc)
         try:
-            if stack and stack[-1].holding.handed_over:
-                stack.pop()
+            if last is not None and last.grant.holding.handed_over:
+                self._stack().pop()
             else:
                 await self._release()
         except Exception as struck:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from sqlsem.core.callers import Caller, new_number
-from sqlsem.core.holdings import BaseGrant, abandon
+from sqlsem.core.holdings import BaseGrant
 from sqlsem.core.main_session import unavailable
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
@@ -340,7 +340,7 @@ class Driver:
         for grant in list(self.grants):
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.warning("%r was still held when its event loop ended, and is given back", grant)
-                abandon(grant)
+                grant.holding.registry.disown(grant)  # however often it is had
 
 
 async def awaited(answer: Any) -> Any:

@@ -11,13 +11,14 @@ from sqlsem.aio.driver import Driver, Signal, awaited, drive
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.grants import asserting, checking
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.holdings import BaseGrant, Holding, abandon
+from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving
+from sqlsem.core.places import Token
 from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.steps import Operations
 from sqlsem.model import Duration
 
-__all__ = ["Grant"]
+__all__ = ["Grant", "give_back"]
 
 T = TypeVar("T")
 
@@ -107,13 +108,12 @@ class Grant(BaseGrant):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object
     ) -> None:
-        lost = self.disarm(exc)
+        lost, leaves = self.disarm(exc), Exit()
         try:
             if not self.holding.handed_over:
-                await self.release()
+                await give_back(self, leaves)
         except BaseException as struck:
-            if not self.holding.released:
-                abandon(self)
+            abandon(self, leaves)
             if exc is None or lost or not isinstance(struck, Exception):
                 raise struck from exc
 
@@ -124,9 +124,7 @@ class Grant(BaseGrant):
 
     async def release(self) -> None:
         """Give the lock back, from any task. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        self.driver.require_here(self)
-        self.disarm(None)
-        await self._drive(self.driver.process.holdings.give_back(self))
+        await give_back(self, Exit())
 
     async def _drive(self, steps: Operations[T]) -> T:
         return await drive(steps, self.driver.perform)
@@ -163,6 +161,14 @@ class Grant(BaseGrant):
         if sys.version_info >= (3, 11) and task.uncancel() > self._cancelled_before:
             return False  # somebody else wants it to end as well
         return isinstance(exc, asyncio.CancelledError)
+
+
+async def give_back(grant: Grant, by: Token) -> None:
+    """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
+    driver = grant.driver
+    driver.require_here(grant)
+    grant.disarm(None)
+    await drive(driver.process.holdings.give_back(grant, by), driver.perform)
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from sqlsem import deadlocks, runtime
 from sqlsem.core import lockorder, nesting
 from sqlsem.core.callers import Caller
-from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.holdings import BaseGrant, Hold, Holding, abandon
 from sqlsem.core.lines import Place, Waiter
 from sqlsem.core.process import Process
 from sqlsem.core.signals import Trace
@@ -42,7 +42,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         timeout: For how long, in seconds (None: for ever; 0: only if nobody is in the way).
         caller: Who asks.
         make_grant: Makes the face's grant of what is held, after so many seconds.
-        keep: The grant is appended to it before anything can interrupt.
+        keep: The hold is appended to it before anything can interrupt.
         new_event: Makes what wakes a waiter.
     """
 
@@ -54,7 +54,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         timeout: float | None,
         caller: Caller,
         make_grant: Callable[[Holding, float], G],
-        keep: list[G],
+        keep: list[Hold[G]],
         new_event: Callable[[], threading.Event] = runtime.event,
     ) -> None:
         process.require_open()
@@ -65,6 +65,7 @@ class Acquisition(WaitingVerb, Generic[G]):
         self.uid = process.new_uid()
         self._make_grant = make_grant
         self._keep = keep
+        self._hold: Hold[G] | None = None
         self.new_event = new_event
         self.tickets: list[Ticket] = []
         self.sent = False  # may have rows in the database
@@ -79,11 +80,12 @@ class Acquisition(WaitingVerb, Generic[G]):
         Raises `LockLost` when a row was taken out of the queue while it waited, and `Deadlock`.
         """
         holdings = self.process.holdings
-        if self._terms.reentrant:
-            again = cast("G | None", holdings.again(self.requests, self.caller))
-            if again is not None:
+        for held in holdings.enough(self.requests, self.caller) if self._terms.reentrant else ():
+            self._hold = again = Hold(cast("G", held))
+            if holdings.enter(again):
                 self._keep.append(again)
-                return again
+                return again.grant
+            self._hold = None
         signals = self.process.signals
         if signals.tracer is not None:
             self.trace = signals.follow(self.requests, self.caller)
@@ -101,9 +103,10 @@ class Acquisition(WaitingVerb, Generic[G]):
         now = monotonic()
         holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, now, self.trace)
         grant = self._make_grant(holding, now - self.began)
+        self._hold = hold = Hold(grant, holding.first)
         holdings.add(grant)
         yield from self._require_rows(holding)
-        self._keep.append(grant)
+        self._keep.append(hold)
         holding.told = True
         if signals.taps["granted"] or log.isEnabledFor(logging.INFO if self.waiters else logging.DEBUG):
             holdings.tell_granted(holding, grant.waited, self.waiters)
@@ -132,12 +135,17 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _disown(self) -> None:
         self.withdrawn = True
-        for grant in self.process.holdings.with_tickets(self.caller, self.tickets):
-            self.process.holdings.forget(grant)
+        hold, holdings = self._hold, self.process.holdings
+        if hold is None:
+            return
+        if not self.tickets:  # had once more
+            abandon(hold.grant, hold.token)
+        elif hold.grant.holding.end(hold.token):
+            holdings.forget(hold.grant)
             if self.process.signals.wants("released", logging.DEBUG):
-                self.process.holdings.tell_released(grant.holding)
-            if grant in self._keep:
-                self._keep.remove(grant)
+                holdings.tell_released(hold.grant.holding)
+        if hold in self._keep:
+            self._keep.remove(hold)
 
     def forget_rows(self) -> None:
         self.member.forget(self.tickets)

@@ -90,17 +90,13 @@ def _name_of(function: Callable[..., Any]) -> str:
     return name
 
 
-def hold(function: F, terms: Terms, enter: Callable[[Sequence[Ask]], object], leave: Callable[..., object]) -> F:
-    """A function, each call of which holds the lock of these terms. ``leave`` is as ``__exit__``."""
+def hold(function: F, terms: Terms, block: Callable[[Sequence[Ask]], AbstractContextManager[object]]) -> F:
+    """A function, each call of which runs in such a block, with what these terms ask for."""
 
     def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        enter(terms.requests_of(instance, args, kwargs))
-        try:
+        # (Nothing but 'with' leaves no gap between entering and what sees to the leaving.)
+        with block(terms.requests_of(instance, args, kwargs)):
             result = wrapped(*args, **kwargs)
-        except BaseException as exc:
-            leave(type(exc), exc, None)
-            raise
-        leave(None, None, None)
         return _refuse_coroutine(function, result)
 
     return cast(F, _Decorated(function, guarded))
@@ -122,7 +118,7 @@ def hold_awaiting(
     enter: Callable[[Sequence[Ask]], Awaitable[object]],
     leave: Callable[..., Awaitable[object]],
 ) -> F:
-    """As `hold`, for a coroutine function."""
+    """As `hold`, for a coroutine function. ``leave`` is as ``__aexit__``. (A task is cancelled where it awaits.)"""
 
     async def guarded(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         await enter(terms.requests_of(instance, args, kwargs))

@@ -12,15 +12,16 @@ from sqlsem import runtime
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.handover import TTL_SECONDS, handing_over
-from sqlsem.core.holdings import BaseGrant, Holding, abandon
+from sqlsem.core.holdings import BaseGrant, Exit, Holding, abandon
 from sqlsem.core.leaving import leaving, placed
+from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
 from sqlsem.model import Duration
 
-__all__ = ["Grant", "asserting", "checking"]
+__all__ = ["Grant", "asserting", "checking", "give_back"]
 
 log = logging.getLogger("sqlsem")
 
@@ -236,12 +237,13 @@ class Grant(BaseGrant):
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        leaves = None
         try:
+            leaves = Exit()
             if not self.holding.handed_over:
-                self.release()
+                give_back(self, leaves)
         except BaseException as struck:
-            if not self.holding.released:
-                abandon(self)
+            abandon(self, leaves or Exit())
             if exc is None or not isinstance(struck, Exception):  # as of a lock's block
                 raise
 
@@ -253,4 +255,9 @@ class Grant(BaseGrant):
 
     def release(self) -> None:
         """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        drive(self._process.holdings.give_back(self), self._process.perform)
+        give_back(self, Exit())
+
+
+def give_back(grant: Grant, by: Token) -> None:
+    """End this hold of a grant, or one by this exit; errors as of `Grant.release`."""
+    drive(grant._process.holdings.give_back(grant, by), grant._process.perform)

@@ -7,19 +7,20 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller, ours
 from sqlsem.core.lines import Waiter
 from sqlsem.core.membership import Membership
+from sqlsem.core.places import Token
 from sqlsem.core.signals import Signals, Trace
 from sqlsem.core.steps import Operations
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
-__all__ = ["BaseGrant", "Holding", "Holdings", "LostCallback", "abandon"]
+__all__ = ["BaseGrant", "Exit", "Hold", "Holding", "Holdings", "LostCallback", "abandon"]
 
 log = logging.getLogger("sqlsem")
 
@@ -36,22 +37,35 @@ class Departing(Protocol):
     def settle(self) -> bool:
         """Whether it has; if not, it does not any more."""
 
-    def again(self) -> bool:
-        """The grant is had once more, unless it has left; it stays until that has ended."""
+    def again(self, token: Token) -> bool:
+        """The grant is had once more, by this hold, unless it has left; it stays until that has ended."""
 
     def also(self, word: str) -> None:
         """Do so by this word, too."""
 
 
+class Exit(Token):
+    """A release through the grant itself: it ends one of the grant's holds, whichever."""
+
+    __slots__ = ()
+
+
 class Holding:
-    """What stands behind a grant: its rows, and what has become of them."""
+    """What stands behind a grant: its rows, and what has become of them.
+
+    How often it is had is no number that goes up and down: whoever is interrupted there does not know whether it went.
+    Each acquisition has a token, its hold, and each release through the grant has one, its exit. To enter a hold, to
+    end it, and to exit is one step each, and changes nothing when it is repeated.
+    """
 
     __slots__ = (
+        "_exits",
+        "_holds",
         "caller",
         "conversions",
         "converting",
         "departure",
-        "depth",
+        "first",
         "handed_over",
         "is_loose",
         "on_lost",
@@ -82,7 +96,9 @@ class Holding:
         self.tickets = tuple(tickets)
         self.caller = caller
         self.pid = os.getpid()
-        self.depth = 1  # how often it was acquired
+        self.first = Token()  # the hold of who acquired it
+        self._holds: set[Token] = {self.first}
+        self._exits: set[Token] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
         self.told = False  # that it was granted, and not yet that it has ended
@@ -100,6 +116,32 @@ class Holding:
     def resource(self) -> str:
         """Its resource, or the first one."""
         return self.tickets[0].resource
+
+    @property
+    def depth(self) -> int:
+        """How often it is had; 0: its last hold has ended, and it is being given back."""
+        return len(self._holds) - len(self._exits)
+
+    def has(self, hold: Token) -> bool:
+        """Whether that is a hold of it, which has not ended by itself."""
+        return hold in self._holds
+
+    def enter(self, hold: Token) -> bool:
+        """Whether it is had once more, by this hold; not when the last one has ended."""
+        with self.registry.state_lock:
+            there = self.depth > 0
+            if there:
+                self._holds.add(hold)
+            return there
+
+    def end(self, by: Token) -> bool:
+        """This hold ends, or one of them by this exit. Whether nobody has it any more. Repeatable."""
+        with self.registry.state_lock:
+            if not isinstance(by, Exit):
+                self._holds.discard(by)
+            elif self.depth > 0:
+                self._exits.add(by)
+            return self.depth <= 0
 
     def set_access(self, access: str) -> None:
         """What it is from now on."""
@@ -164,12 +206,30 @@ class BaseGrant:
         return repr(self.holding)
 
 
-def abandon(grant: BaseGrant) -> None:
-    """Give it back without waiting for that."""
+G = TypeVar("G", bound=BaseGrant)
+
+
+class Hold(Generic[G]):
+    """A grant, and the token of one acquisition of it, in the hands of who made that."""
+
+    __slots__ = ("grant", "token")
+
+    def __init__(self, grant: G, token: Token | None = None) -> None:
+        self.grant = grant
+        self.token = token or Token()
+
+    @property
+    def ended(self) -> bool:
+        """Whether this acquisition was given back."""
+        return not self.grant.holding.has(self.token)
+
+
+def abandon(grant: BaseGrant, by: Token) -> None:
+    """End this hold, or one by this exit, without waiting for the database. Repeatable. (What was acquired before a
+    fork is the parent's.)
+    """
     holding = grant.holding
-    if holding.depth > 1:
-        holding.depth -= 1
-    else:
+    if holding.pid == os.getpid() and holding.end(by) and not holding.released:
         holding.registry.disown(grant)
 
 
@@ -179,7 +239,7 @@ class Holdings:
     def __init__(self, member: Membership, signals: Signals) -> None:
         self._member = member
         self._signals = signals
-        self._state_lock = member.state_lock
+        self.state_lock = member.state_lock
         self._grants: set[BaseGrant] = set()
         #: Of each thread or task, by resource, what it has, until that is released.
         self._by_caller: dict[int, dict[str, list[BaseGrant]]] = {}
@@ -191,12 +251,12 @@ class Holdings:
 
     def grants(self) -> list[BaseGrant]:
         """Those that are held."""
-        with self._state_lock:
+        with self.state_lock:
             return list(self._grants)
 
     def requests_of(self, number: int) -> list[Request]:
         """What the thread or task of that number holds."""
-        with self._state_lock:
+        with self.state_lock:
             return [
                 request
                 for resource, grants in self._by_caller.get(number, {}).items()
@@ -217,19 +277,25 @@ class Holdings:
 
     # -- acquiring ----------------------------------------------------------------------------------------------
 
-    def again(self, requests: Sequence[Request], caller: Caller) -> BaseGrant | None:
-        """The grant that it holds already, once more, if that is enough for these requests."""
-        if len(requests) == 1:
-            (request,) = requests
-            for grant, held in self._held_of(caller, request.resource):
-                if held.access in ("write", request.access) and held.weight >= request.weight:
-                    departure = grant.holding.departure
-                    if departure is None:
-                        grant.holding.depth += 1
-                    elif not departure.again():
-                        continue
-                    return grant
-        return None
+    def enough(self, requests: Sequence[Request], caller: Caller) -> list[BaseGrant]:
+        """The grants that it holds already, each of which is enough for these requests."""
+        if len(requests) != 1:
+            return []
+        (request,) = requests
+        return [
+            grant
+            for grant, held in self._held_of(caller, request.resource)
+            if held.access in ("write", request.access) and held.weight >= request.weight
+        ]
+
+    def enter(self, hold: Hold[Any]) -> bool:
+        """Whether its grant is had once more, by this hold. Who calls has noted the hold before, and ends it whatever
+        strikes from here on.
+        """
+        holding: Holding = hold.grant.holding
+        if holding.departure is not None:
+            return holding.departure.again(hold.token)
+        return holding.enter(hold.token)
 
     def refuse(self, requests: Sequence[Request], caller: Caller, reentrant: bool, timeout: float | None) -> bool:
         """Whether what it holds keeps out, by itself and for certain, what it asks for. Raises `Deadlock` rather than
@@ -256,7 +322,7 @@ class Holdings:
 
     def ahead_of(self, ticket: Ticket) -> list[Request]:
         """What we hold of its resource with rows ahead of this one; of much only a part."""
-        with self._state_lock:
+        with self.state_lock:
             return [
                 one
                 for position, grant in itertools.islice(self._by_resource.get(ticket.resource, {}).items(), MOST_AHEAD)
@@ -267,7 +333,7 @@ class Holdings:
 
     def behind(self, request: Request, position: int) -> Behind | None:
         """What we hold ourselves that keeps out a request with this row, or takes room from it."""
-        with self._state_lock:
+        with self.state_lock:
             for at, grant in itertools.islice(self._by_resource.get(request.resource, {}).items(), MOST_AHEAD):
                 holding = grant.holding
                 for held, ticket in zip(holding.requests, holding.tickets, strict=True):
@@ -277,8 +343,7 @@ class Holdings:
 
     def add(self, grant: BaseGrant) -> None:
         """It has been acquired."""
-        # (In this order: what an interrupt breaks off is found by `with_tickets`, and taken back.)
-        with self._state_lock:
+        with self.state_lock:
             held = self._by_caller.setdefault(grant.holding.caller.number, {})
             for ticket in grant.holding.tickets:
                 held.setdefault(ticket.resource, []).append(grant)
@@ -286,30 +351,25 @@ class Holdings:
             for ticket in grant.holding.tickets:
                 self._by_resource.setdefault(ticket.resource, {})[ticket.position] = grant
 
-    def with_tickets(self, caller: Caller, tickets: Sequence[Ticket]) -> list[BaseGrant]:
-        """What stands on these rows."""
-        with self._state_lock:
-            held = self._by_caller.get(caller.number, {}).get(tickets[0].resource, ()) if tickets else ()
-            return [grant for grant in held if grant.holding.tickets == tuple(tickets)]
-
     # -- releasing ----------------------------------------------------------------------------------------------
 
-    def give_back(self, grant: BaseGrant) -> Operations[None]:
-        """End a grant. Raises `LockLost` when it was lost, before or just now. What has left by itself has ended."""
+    def give_back(self, grant: BaseGrant, by: Token) -> Operations[None]:
+        """End this hold of a grant, or one by this exit, and with the last one the grant. Raises `LockLost` when that
+        was lost, before or just now. What has left by itself has ended.
+        """
         holding = grant.holding
         # (Where it was had once more only that ends.)
         if holding.depth > 1 or holding.departure is None or not holding.departure.settle():
-            yield from self.leave(grant)
+            yield from self.leave(grant, by)
 
-    def leave(self, grant: BaseGrant, parted: Callable[[], None] | None = None) -> Operations[None]:
+    def leave(self, grant: BaseGrant, by: Token, parted: Callable[[], None] | None = None) -> Operations[None]:
         """`give_back`, by whoever else gives it back; calls ``parted`` as soon as nobody here has it any more."""
         holding = grant.holding
         if holding.pid != os.getpid() or (holding.released and holding.why_lost is None):
             holding.require()
-        if holding.depth > 1:
-            holding.depth -= 1
-            return
         try:
+            if not holding.end(by):
+                return
             self.forget(grant)
             if parted is not None:
                 parted()
@@ -324,7 +384,8 @@ class Holdings:
                 self._member.forget(holding.tickets)
                 self._member.disown()
         except BaseException:
-            self.disown(grant)
+            if holding.end(by):
+                self.disown(grant)
             raise
         if holding.why_lost is not None:
             ending.stay_asleep()
@@ -358,7 +419,7 @@ class Holdings:
 
     def pass_on(self, grant: BaseGrant, caller: Caller) -> None:
         """It is another thread's or task's from now on."""
-        with self._state_lock:
+        with self.state_lock:
             self._drop_of_caller(grant)
             grant.holding.caller = caller
             held = self._by_caller.setdefault(caller.number, {})
@@ -367,7 +428,7 @@ class Holdings:
 
     def forget(self, grant: BaseGrant) -> None:
         """It is released, as far as this process is concerned."""
-        with self._state_lock:
+        with self.state_lock:
             grant.holding.released = True
             self._drop(grant)
             self._drop_of_caller(grant)
@@ -416,7 +477,7 @@ class Holdings:
 
     def lose(self, positions: Iterable[int] | None, why: str) -> list[BaseGrant]:
         """Flag what stands on these rows (None: everything) as lost; what that is."""
-        with self._state_lock:
+        with self.state_lock:
             wanted = None if positions is None else set(positions)
             lost = [
                 grant

@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
-from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.holdings import BaseGrant, Exit
 from sqlsem.core.pauses import pauses
+from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, drive
 from sqlsem.engines.base import Session
@@ -90,15 +91,14 @@ class Departure:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
         self._words.append(word)
 
-    def again(self) -> bool:
-        """Have the grant once more, unless it has left; it does not leave before that has ended."""
+    def again(self, token: Token) -> bool:
+        """Have the grant once more, by this hold, unless it has left; it does not leave before that has ended."""
         with self._lock:
             left = self._left
-            if not left:
-                self._grant.holding.depth += 1
+            there = not left and self._grant.holding.enter(token)
         if left:
             self._parted.wait()  # as below
-        return not left
+        return there
 
     def settle(self) -> bool:
         """Whether the grant has left. If not, it does not by this any more."""
@@ -136,7 +136,7 @@ class Departure:
                 return self._settled
             self._left = True
         try:
-            drive(self._process.holdings.leave(self._grant, self._parted.set), self._process.perform)
+            drive(self._process.holdings.leave(self._grant, Exit(), self._parted.set), self._process.perform)
         finally:
             self._parted.set()
         return True

@@ -35,11 +35,11 @@ class LooseGrants(Generic[G]):
         """Whether it may be released by the one who acquired it, and from now on by nobody else."""
         return not grant.holding.is_loose or self._grants.pop(grant, None) is not None
 
-    def take_oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:
-        """What was acquired longest ago, and is now the caller's to release."""
+    def oldest(self, may_release: Callable[[G], bool] = lambda _: True) -> G | None:
+        """What was acquired longest ago; who `take`s it releases it."""
         for one in list(self._grants):
-            if may_release(one):
-                grant = self._grants.pop(one, None)
-                if grant is not None and not grant.holding.released and grant.holding.pid == os.getpid():
-                    return grant
+            if one.holding.released or one.holding.pid != os.getpid():
+                self._grants.pop(one, None)
+            elif may_release(one):
+                return one
         return None

@@ -232,23 +232,20 @@ class MainSession:
         """Leave the database, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
         self.closing.set()
         self.interrupt_overdue()
-        if not self._lock.acquire(timeout=seconds / 2):
-            session = self.session
-            if session is not None:
+        for attempt in range(2):
+            with runtime.had_within(self._lock, seconds / 2) as had:
+                session = self.session
+                if had:
+                    if session is not None:
+                        if self.member_id is not None:
+                            self._resign(session, self.member_id, waiting, seconds / 2)
+                        session.close()
+                        self.session = None
+                    return True
+            if session is not None and attempt == 0:
                 session.interrupt()
-            if not self._lock.acquire(timeout=seconds / 2):
-                log.error("A call on %s does not end; its connection is left behind", self._engine.where)
-                return False
-        try:
-            session = self.session
-            if session is not None:
-                if self.member_id is not None:
-                    self._resign(session, self.member_id, waiting, seconds / 2)
-                session.close()
-                self.session = None
-        finally:
-            self._lock.release()
-        return True
+        log.error("A call on %s does not end; its connection is left behind", self._engine.where)
+        return False
 
     def _resign(self, session: Session, member_id: int, waiting: Iterable[Ticket], seconds: float) -> None:
         retrying = tenacity.Retrying(

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sqlsem.core import terms
 from sqlsem.core.defaults import Coordinated, process_of
-from sqlsem.core.holdings import BaseGrant, LostCallback, abandon
+from sqlsem.core.holdings import BaseGrant, Exit, LostCallback, abandon
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, Operations
 from sqlsem.core.terms import Terms
@@ -125,5 +125,4 @@ def let_go(lock: HasGrant) -> None:
         grant = lock.grant
     except NotHeld:
         return
-    if not grant.holding.released:
-        abandon(grant)
+    abandon(grant, Exit())

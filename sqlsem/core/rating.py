@@ -14,7 +14,7 @@ from sqlsem import runtime
 from sqlsem.core import terms
 from sqlsem.core.acquire import Acquisition
 from sqlsem.core.callers import Caller
-from sqlsem.core.holdings import BaseGrant, Holding
+from sqlsem.core.holdings import BaseGrant, Exit, Hold, Holding
 from sqlsem.core.process import Process
 from sqlsem.core.settling import BaseRateGrant, giving_back
 from sqlsem.core.steps import Call, Operations, Sleep
@@ -360,7 +360,7 @@ class Taking(Generic[R]):
         """Wait for the car's turn; None when our time is up."""
         request, process = self._request.in_line(), self._process
         timeout = None if self._timeout is None else max(0.001, self._seconds_left())
-        keep: list[BaseGrant] = []
+        keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
             process,
             terms.mutex(request.resource, {}, process),
@@ -389,7 +389,7 @@ class Taking(Generic[R]):
                 process.holdings.tell_released(holding)
                 return
             if self._all_served(car):  # some have left
-                yield from process.holdings.give_back(grant)
+                yield from process.holdings.give_back(grant, Exit())
                 return
             if self._taken_ms is not None and self._pass_on(car, grant):
                 return

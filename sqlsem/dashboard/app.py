@@ -131,7 +131,7 @@ class Dashboard:
             return self._refuse(request, 403, "Another site's page may not listen.")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if self.feed.streams >= MOST_STREAMS:
+        if len(self.feed.streams) >= MOST_STREAMS:
             return self._refuse(request, 503, "Too many have this page open; close some.")
         asked = Asked.of(request.query_params)
         stream = self.feed.stream(asked.url(), lambda: self._pages.board(self.feed.seen, asked))

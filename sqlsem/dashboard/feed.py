@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.concurrency import run_in_threadpool
 
+from sqlsem.core.places import Places, Token
 from sqlsem.live import Live, Seen
 
 __all__ = ["MOST_STREAMS", "Feed"]
@@ -25,7 +26,7 @@ class Feed:
         self._next: asyncio.Event = asyncio.Event()
         self._drawn: dict[str, str] = {}
         self._ended = False
-        self.streams = 0
+        self.streams = Places()
 
     @property
     def seen(self) -> Seen:
@@ -58,8 +59,9 @@ class Feed:
 
         ``what`` is the same for all who see the same.
         """
-        self.streams += 1
+        place = Token()
         try:
+            self.streams.take(place)
             while not self._ended:
                 following = self._next
                 text = self._drawn.get(what)
@@ -74,4 +76,4 @@ class Feed:
                     except asyncio.TimeoutError:
                         yield ": still here\n\n"
         finally:
-            self.streams -= 1
+            self.streams.give_back(place)

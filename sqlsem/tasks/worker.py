@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, run
+from sqlsem.core.places import Places, Token
 from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
@@ -91,7 +92,7 @@ class Worker:
         self._most = MOST_IN_GROUP if group else 1
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for what follows
-        self._busy = 0  # threads that have not left, or record what was done
+        self._busy = Places()  # threads that have not left, or record what was done
         self._group = Group()
         self._pace = Pace(self._most)
         self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
@@ -157,7 +158,7 @@ class Worker:
         with self._changed:
             # All threads leave, but those in Python code.
             self._changed.wait_for(
-                lambda: self._busy <= sum(task.kind == "call" for task in self.running), ABORT_SECONDS
+                lambda: len(self._busy) <= sum(task.kind == "call" for task in self.running), ABORT_SECONDS
             )
             running = list(self.running)
         for task in running:
@@ -316,13 +317,13 @@ class Worker:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
-        with self._lock:
-            self._busy += 1
+        place = Token()
         try:
+            self._busy.take(place)
             yield
         finally:
+            self._busy.give_back(place)
             with self._changed:
-                self._busy -= 1
                 self._changed.notify_all()
 
     def _is_idle(self) -> bool:

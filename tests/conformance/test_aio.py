@@ -564,6 +564,64 @@ def test_cancel_on_lost_in_a_reentrant_block(run, connect, database, name):
     run(main())
 
 
+class CancelledAt:
+    """Awaits, and has its task cancelled as it comes to rest for the time of that number."""
+
+    def __init__(self, work, number):
+        self.work, self.number, self.rests = work, number, 0
+
+    def __await__(self):
+        work = self.work.__await__()
+        answer, error = None, None
+        while True:
+            try:
+                rests_on = work.throw(error) if error is not None else work.send(answer)
+            except StopIteration as done:
+                return done.value
+            self.rests += 1
+            if self.rests == self.number:
+                asyncio.current_task().cancel()
+            answer, error = None, None
+            try:
+                answer = yield rests_on
+            except BaseException as exc:
+                error = exc
+
+
+def test_a_task_that_is_cancelled_at_any_await_of_a_reentrant_block(run, connect, database, name):
+    coordinator = connect(grace=GRACE)
+
+    async def cancelled(number):
+        resource = name(str(number))
+        lock = coordinator.mutex(resource, reentrant=True)
+
+        async def work():
+            async with lock as grant:
+                try:
+                    async with lock, coordinator.mutex(resource, reentrant=True):
+                        await asyncio.sleep(0)
+                finally:
+                    assert not grant.holding.released  # whatever has struck inside
+
+        outer = CancelledAt(work(), number)
+
+        async def task():
+            await outer
+
+        (outcome,) = await asyncio.gather(asyncio.create_task(task()), return_exceptions=True)
+        assert outcome is None or isinstance(outcome, asyncio.CancelledError), (number, outcome)
+        await rows(database, resource, 0)
+        return outer.rests >= number
+
+    async def main():
+        number = 1
+        while await cancelled(number):
+            number += 1
+        assert number > 3
+
+    run(main())
+
+
 def test_an_error_inside_comes_before_a_loss_that_cancels(run, connect, database, name):
     coordinator = connect(grace=GRACE)
 
@@ -684,6 +742,18 @@ def test_a_loop_that_ends_gives_back_what_was_held_in_it(run, connect, database,
             pass
 
     run(later())
+
+
+def test_a_loop_that_ends_gives_back_what_was_held_several_times_in_it(run, connect, database, name):
+    coordinator = connect()
+    lock = coordinator.aio.mutex(name, reentrant=True)
+
+    async def main():
+        await lock.acquire()
+        await lock.acquire()
+
+    run(main())
+    until(lambda: database.queue(name) == [])
 
 
 def test_a_loop_that_is_dropped_without_a_word(connect, database, name, caplog):

@@ -166,7 +166,39 @@ def wait(coordinator, resource):
     assert not coordinator.mutex(f"{resource.rpartition('-')[0]}-busy-keep").acquire(timeout=0.03)
 
 
-DONE = {"lock": lock, "group": group, "upgrade": upgrade, "put": put, "wait": wait}
+def reenter(coordinator, resource):
+    lock = coordinator.mutex(resource, reentrant=True)
+    with lock as grant:
+        try:
+            with lock, coordinator.mutex(resource, reentrant=True):
+                pass
+        finally:
+            grant.check()  # whatever has struck inside
+
+
+def reenter_calls(coordinator, resource):
+    lock = coordinator.mutex(resource, reentrant=True)
+
+    @lock
+    def work(again):
+        if again:
+            try:
+                work(False)
+            finally:
+                lock.grant.check()
+
+    work(True)
+
+
+DONE = {
+    "lock": lock,
+    "group": group,
+    "upgrade": upgrade,
+    "put": put,
+    "wait": wait,
+    "reenter": reenter,
+    "reenter_calls": reenter_calls,
+}
 
 
 def strike_every_line(channel, url, options, name, what):
@@ -253,8 +285,9 @@ def strike_every_line(channel, url, options, name, what):
 def test_an_interrupt_at_every_line(spawn, database, name, what):
     child = spawn(strike_every_line, name=str(name), what=what)
     struck = {}
-    while (told := child.next(30))["event"] == "strikes":
+    while (told := child.next(30)) and told["event"] == "strikes":
         struck[told["number"]] = told["where"]
+    assert told, (struck, child.errors())
     assert told["event"] == "done", (told, child.errors())
     assert len(struck) > 50
 

@@ -226,11 +226,13 @@ def test_what_is_abandoned_is_left_to_the_ping_with_its_last_block():
         assert lock.acquire()
         assert lock.acquire()
         grant = lock.grant
-        abandon(grant)
-        assert grant.holding.depth == 1
-        assert process.holdings.grants() == [grant]
-        assert grant.position in process.member.tickets
-        abandon(grant)
+        inner, outer = lock._stack().pop(), lock._stack().pop()
+        for _ in range(2):  # once more changes nothing
+            abandon(grant, inner.token)
+            assert grant.holding.depth == 1
+            assert process.holdings.grants() == [grant]
+            assert grant.position in process.member.tickets
+        abandon(grant, outer.token)
         assert not process.holdings.grants()
         assert grant.position not in process.member.tickets
 
@@ -245,7 +247,7 @@ def test_what_was_had_and_is_withdrawn_is_nobodys():
             process, coordinator.mutex("r0").terms, [Request("r0")], None, this_thread(), make, keep=kept
         )
         grant = steps.drive(asked.run(), table.perform)
-        assert kept == process.holdings.grants() == [grant]
+        assert [hold.grant for hold in kept] == process.holdings.grants() == [grant]
         with mock.patch.object(process, "nudge") as nudge:
             steps.drive(asked.withdraw(), table.perform)
         assert kept == process.holdings.grants() == []
@@ -308,7 +310,7 @@ def threads_face(coordinator, table, requests, timeout):
     yield keep, error
     if keep:
         try:
-            keep[0].release()
+            keep[0].grant.release()
         except BaseException as exc:
             error = exc
     yield keep, error
@@ -331,7 +333,7 @@ def tasks_face(coordinator, table, requests, timeout):
             keep.extend(lock._stack())
 
     async def release():
-        await keep[0].release()
+        await keep[0].grant.release()
 
     async def outcome(coroutine):
         (found,) = await asyncio.gather(asyncio.ensure_future(coroutine), return_exceptions=True)
@@ -376,7 +378,7 @@ def test_struck_at_every_operation(face, requests, timeout, answers, troubles):
         known = [position for position in table.rows if position in member.tickets]
         if keep:
             assert error is None
-            (grant,) = keep
+            (grant,) = (hold.grant for hold in keep)
             assert sorted(table.rows) == sorted(grant.positions.values()) == sorted(member.tickets)
             assert process.holdings.grants() == [grant]
         else:

@@ -109,6 +109,53 @@ def test_no_import_hides_in_a_function():
     assert hidden == []
 
 
+def counted_before_try(function):
+    """Where an interrupt parts what was done from what undoes it: a number is raised, or a lock taken by a call, in the
+    statement right before the 'try' whose 'finally' lowers or releases it.
+    """
+
+    def targets(nodes, kind):
+        steps = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.AugAssign)]
+        return {ast.unparse(one.target) for one in steps if isinstance(one.op, kind)}
+
+    def owners(nodes, method):
+        calls = [one.func for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+        return {ast.unparse(one.value) for one in calls if isinstance(one, ast.Attribute) and one.attr == method}
+
+    for node in ast.walk(function):
+        for body in (getattr(node, "body", None), getattr(node, "orelse", None), getattr(node, "finalbody", None)):
+            for number, after in enumerate(body if isinstance(body, list) else ()):
+                if isinstance(after, ast.Try) and after.finalbody:
+                    before, undone = body[:number], after.finalbody
+                    names = targets(before, ast.Add) & targets(undone, ast.Sub)
+                    names |= targets(before, ast.Sub) & targets(undone, ast.Add)
+                    names |= owners(before, "acquire") & owners(undone, "release")
+                    yield from ((after.lineno, name) for name in names)
+
+
+def test_no_interrupt_parts_what_was_done_from_what_undoes_it():
+    """Who is counted has a token (core/places.py), a lock is taken by 'with', or `runtime.had_within`."""
+    found = {
+        f"{name}:{line} {what}"
+        for name, tree in trees()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for line, what in counted_before_try(function)
+    }
+    assert found == set()
+
+
+def test_what_finds_such_gaps_finds_them():
+    text = (
+        "def f(self):\n    with self.lock:\n        self.n += 1\n    try:\n        pass\n    finally:\n"
+        "        with self.lock:\n            self.n -= 1\n"
+        "def g(lock):\n    if not lock.acquire(timeout=1):\n        return\n    try:\n        pass\n"
+        "    finally:\n        lock.release()\n"
+        "def h(self):\n    try:\n        self.n += 1\n    finally:\n        self.n -= 2\n"
+    )
+    assert [what for one in ast.parse(text).body for _, what in counted_before_try(one)] == ["self.n", "lock"]
+
+
 def test_what_tests_ask_of_a_server_is_asked_of_their_own_part():
     """All workers share one PostgreSQL server: what waits in it, or has a connection, may be another test's."""
     everybodys = []

@@ -27,6 +27,7 @@ from sqlsem.engines.mssql.odbc import declared_size, is_microsofts, with_nulls
 from sqlsem.engines.mssql.sockets import Handle
 from sqlsem.engines.roles import LockSession
 from sqlsem.errors import ConfigurationError, Deadlock, SchemaError, Unavailable
+from sqlsem.runtime import had_within
 
 #: Longest wait in one call, in seconds: each takes one of the server's worker threads.
 LONGEST_WAIT_SECONDS = 15.0
@@ -233,14 +234,12 @@ class SqlServerConnection(LockSession):
         self._cursors.clear()
         if handle is not None:
             handle.shut()  # a pool of the driver manager's would keep the connection open, and its locks
-        if not self.cancelling.acquire(timeout=CANCEL_SECONDS):
-            abandoned.append((self.connection, self.latest))  # for ever; the line is shut all the same
-            return
-        try:
+        with had_within(self.cancelling, CANCEL_SECONDS) as had:
+            if not had:
+                abandoned.append((self.connection, self.latest))  # for ever; the line is shut all the same
+                return
             with contextlib.suppress(Exception):
                 self.connection.close()
-        finally:
-            self.cancelling.release()
 
 
 def aware(row: tuple[Any, ...]) -> list[Any]:

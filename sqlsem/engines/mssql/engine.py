@@ -23,6 +23,7 @@ from sqlsem.engines.mssql.schedules import SqlServerSchedules
 from sqlsem.engines.mssql.tables import SqlServerTables
 from sqlsem.engines.mssql.tasks import SqlServerTasks
 from sqlsem.errors import ConfigurationError, Unavailable
+from sqlsem.runtime import had_within
 
 #: What comes after a login may take so many seconds, before the connection is shut.
 CONNECT_SECONDS = 5.0
@@ -91,26 +92,24 @@ class SqlServerEngine(SqlServerDatabase):
             self._let_in = True
             return session
         # The socket is told by being new; so one at a time. A server that does not answer must not hold up others.
-        alone = _connecting.acquire(timeout=2 * self.options.connect_timeout)
-        before = sockets.open_sockets() if alone else None
-        # The driver bounds the login, but not what it asks after that.
-        limit, port = self.options.connect_timeout + CONNECT_SECONDS, self.port
+        with had_within(_connecting, 2 * self.options.connect_timeout) as alone:
+            before = sockets.open_sockets() if alone else None
+            # The driver bounds the login, but not what it asks after that.
+            limit, port = self.options.connect_timeout + CONNECT_SECONDS, self.port
 
-        def shut() -> None:
-            found = sockets.new_socket(before, port) if port is not None else None
-            if found is not None:
-                found.shut()
+            def shut() -> None:
+                found = sockets.new_socket(before, port) if port is not None else None
+                if found is not None:
+                    found.shut()
 
-        overdue = threading.Timer(limit, shut)
-        overdue.daemon = True
-        overdue.start()
-        try:
-            connection = self._connect(purpose)
-            handle = sockets.new_socket(before)
-        finally:
-            overdue.cancel()
-            if alone:
-                _connecting.release()
+            overdue = threading.Timer(limit, shut)
+            overdue.daemon = True
+            try:
+                overdue.start()
+                connection = self._connect(purpose)
+                handle = sockets.new_socket(before)
+            finally:
+                overdue.cancel()
         self._let_in = True
         return SqlServerSession(self, connection, handle)
 

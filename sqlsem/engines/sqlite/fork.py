@@ -29,18 +29,18 @@ class Forked(Protocol):
 #: Held while a statement or a transaction is under way. (Replaced in a child: to be looked up here each time.)
 held_off = threading.RLock()
 sessions: weakref.WeakSet[Forked] = weakref.WeakSet()
-#: Guards what follows: which sessions run the SQL of tasks, and how many forks wait for their end, or are under way.
+#: Guards what follows: which sessions run the SQL of tasks, and which threads wait for their end with a fork, or fork.
 calm = threading.Condition()
 executing: weakref.WeakSet[Forked] = weakref.WeakSet()
-_forks = 0
-_still: int | None = None  # the thread that has taken held_off for its fork
+_forks: set[int] = set()
+_held: dict[int, bool] = {}  # the thread that has taken held_off for its fork
 
 
 def begin_executing(session: Forked) -> None:
     """The SQL of a task is about to run in this thread; waits for the forks that are under way."""
     with calm:
         while _forks:
-            calm.wait()
+            calm.wait(1.0)  # (bounded: an interrupted fork may not tell)
         session.executing_in = threading.get_ident()
         executing.add(session)
 
@@ -52,40 +52,52 @@ def end_executing(session: Forked) -> None:
         calm.notify_all()
 
 
+# A fork takes place whatever a hook raises. A signal that came meanwhile strikes at the entry of the next hook, where
+# that can do nothing: so each is registered twice, and what it does may be repeated.
+
+
 def _before() -> None:
-    global _forks, _still
     mine = threading.get_ident()
+    if mine not in _held:
+        _hold_off(mine)
+    for session in list(sessions):
+        session.let_go()
+
+
+def _hold_off(mine: int) -> None:
+    """No statement is under way, and none begins."""
     with calm:
-        _forks += 1
+        _forks.add(mine)
         # (Bounded, as a session that was dropped does not tell. Of this thread: a signal handler forks in the middle.)
         told = False
         while any(session.executing_in != mine for session in list(executing)):
             if not calm.wait(1.0) and not told:
                 told = True
                 log.warning("A fork waits until the SQL that a task runs on SQLite has ended")
-    held_off.acquire()
-    _still = mine
-    for session in list(sessions):
-        session.let_go()
+    # (Taken and noted by the interpreter, between which it looks for no signal; as in `runtime.had_within`.)
+    _held.update(zip((mine,), map(held_off.acquire, (True,)), strict=True))
 
 
 def _after_in_parent() -> None:
-    global _forks, _still
+    mine = threading.get_ident()
     # (What a signal handler raises while we wait ends the wait, but not the fork.)
-    if _still == threading.get_ident():
-        _still = None
+    if mine in _held:
+        del _held[mine]  # no call in between
         held_off.release()
+    _forks.discard(mine)
     with calm:
-        _forks -= 1
         calm.notify_all()
 
 
 def _after_in_child() -> None:
-    global held_off, calm, executing, _forks, _still
+    global held_off, calm, executing
     held_off, calm = threading.RLock(), threading.Condition()
-    executing, _forks, _still = weakref.WeakSet(), 0, None
+    executing = weakref.WeakSet()
+    _forks.clear()
+    _held.clear()
     sessions.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+    for _ in range(2):
+        os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

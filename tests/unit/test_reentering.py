@@ -1,0 +1,157 @@
+"""A lock that is had several times, and an interrupt at each line: every hold ends once, and none twice."""
+
+import contextlib
+import sqlite3
+
+import pytest
+from support import until
+from support.striking import every_line
+
+import sqlsem
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+def coordinator(place):
+    with sqlsem.connect(place, grace=1.5) as coordinator:
+        with coordinator.mutex("warm"):  # coming in is tests/unit/test_coming_in.py's
+            pass
+        yield coordinator
+
+
+def rows(place):
+    """The resources of the rows that are there."""
+    with contextlib.closing(sqlite3.connect(place)) as connection:
+        return [name for (name,) in connection.execute("SELECT resource_id FROM ProcessControl")]
+
+
+def none_left(place):
+    until(lambda: rows(place) == [], "what was left to the next ping is gone")
+
+
+def test_who_is_interrupted_while_acquiring_has_nothing(coordinator, place):
+    locks = []
+
+    def prepare(number):
+        locks.append(coordinator.mutex(f"a{number}"))
+        return locks[-1].acquire
+
+    for _ in every_line(prepare):
+        with pytest.raises(sqlsem.NotHeld):
+            locks[-1].release()
+    locks[-1].release()
+    none_left(place)
+
+
+def test_who_is_interrupted_while_acquiring_once_more_has_it_as_before(coordinator, place):
+    lock = coordinator.mutex("a", reentrant=True)
+    lock.acquire()
+    grant = lock.grant
+    for where in every_line(lambda _: lock.acquire):
+        assert grant.holding.depth == 1, where
+    assert grant.holding.depth == 2
+    lock.release()
+    lock.release()
+    assert rows(place) == []
+
+
+@pytest.mark.parametrize("how", ["its lock's block", "its own block", "a call"])
+def test_an_end_that_is_interrupted_ends_one_hold(coordinator, place, how):
+    lock = coordinator.mutex("a", reentrant=True)
+    lock.acquire()
+    grant = lock.grant
+
+    def prepare(_):
+        if grant.holding.depth < 2:
+            assert lock.acquire()
+        if how == "a call":
+            return lock.release
+        return lambda: (lock if how == "its lock's block" else grant).__exit__(None, None, None)
+
+    for where in every_line(prepare):
+        # A call that is struck before it could do anything is the caller's to repeat: nobody else knows of it.
+        assert grant.holding.depth == 1 or (how == "a call" and grant.holding.depth == 2), where
+        assert rows(place) == ["a"], where
+    assert grant.holding.depth == 1
+    lock.release()
+    assert rows(place) == []
+
+
+def test_the_last_end_that_is_interrupted_gives_it_back(coordinator, place):
+    def prepare(number):
+        lock = coordinator.mutex(f"a{number}", reentrant=True)
+        assert lock.acquire()
+        assert lock.acquire()
+        lock.release()
+        return lambda: lock.__exit__(None, None, None)
+
+    for _ in every_line(prepare):
+        pass
+    none_left(place)
+
+
+def test_a_release_that_is_struck_at_its_end_is_not_the_outer_ones(coordinator, place):
+    locks = []
+
+    def prepare(number):
+        locks.append(coordinator.mutex(f"a{number}", reentrant=True))
+        assert locks[-1].acquire()
+        assert locks[-1].acquire()
+        return locks[-1].release
+
+    for where in every_line(prepare):
+        lock = locks[-1]
+        if lock.grant.holding.depth == 2:  # nothing was done yet
+            lock.release()
+        assert lock.grant.holding.depth == 1, where
+        lock.release()
+        with pytest.raises(sqlsem.NotHeld):
+            lock.release()
+    locks[-1].release()
+    none_left(place)
+
+
+def test_of_a_semaphore_a_release_that_is_interrupted_loses_nothing(coordinator, place):
+    locks = []
+
+    def prepare(number):
+        locks.append(coordinator.limit(f"a{number}", 1))
+        assert locks[-1].acquire()
+        return locks[-1].release
+
+    for _ in every_line(prepare):
+        with contextlib.suppress(sqlsem.NotHeld):  # it struck before anything was done
+            locks[-1].release()
+    none_left(place)
+
+
+def test_a_grant_is_released_as_often_as_it_was_acquired_whoever_does(coordinator, place):
+    lock, other = coordinator.mutex("a", reentrant=True), coordinator.mutex("a", reentrant=True)
+    with lock as grant:
+        assert lock.acquire()
+        assert other.acquire()
+        assert grant.holding.depth == 3
+        grant.release()
+        grant.release()
+        grant.check()
+    assert rows(place) == []
+    with pytest.raises(sqlsem.NotHeld):
+        other.release()
+    with pytest.raises(sqlsem.NotHeld):
+        grant.release()
+
+
+def test_what_is_being_given_back_is_not_had_once_more(coordinator):
+    """Another thread releases the grant the moment that its owner asks for it again."""
+    lock = coordinator.mutex("a", reentrant=True)
+    lock.acquire()
+    grant = lock.grant
+    assert grant.holding.end(grant.holding.first)
+    assert not lock.acquire(blocking=False)
+    grant.release()
+    with lock as once_more:
+        assert once_more is not grant

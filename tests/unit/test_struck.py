@@ -1,0 +1,124 @@
+"""An interrupt at any moment that a signal can strike at leaves no lock taken, and nobody counted."""
+
+import contextlib
+import dis
+import functools
+import itertools
+import sys
+import threading
+
+import pytest
+
+import sqlsem
+from sqlsem import runtime
+from sqlsem.core import main_session
+from sqlsem.engines.sqlite import fork
+
+pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="where signals strike is CPython's matter")
+
+
+@functools.cache
+def after_calls(code):
+    """Where a signal that came during a call may strike."""
+    steps = list(dis.get_instructions(code))
+    return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
+
+
+def struck(number, do, *files):
+    """Whether a KeyboardInterrupt struck at the moment of that number at which a signal may, in these files: as a
+    function begins, and after each call that it makes.
+    """
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or (event == "opcode" and frame.f_lasti in after_calls(frame.f_code)):
+            seen += 1
+            if seen == number:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_lock_that_is_had_within_a_time_is_given_back():
+    lock, inside = threading.Lock(), []
+
+    def have():
+        with runtime.had_within(lock, 60) as had:
+            inside.append((had, lock.locked()))
+
+    for number in itertools.count(1):
+        more = struck(number, have, runtime.__file__, contextlib.__file__)
+        assert not lock.locked(), number
+        if not more:
+            break
+    assert number > 3
+    assert set(inside) == {(True, True)}
+    with lock, runtime.had_within(lock, 0.01) as had:
+        assert not had
+        assert lock.locked()
+
+
+def test_who_is_struck_while_leaving_keeps_nobody_from_the_main_session(tmp_path):
+    for number in itertools.count(1):
+        with sqlsem.connect(tmp_path / f"{number}.db") as coordinator:
+            with coordinator.mutex("a"):
+                pass
+            main = coordinator.process.member.main
+            more = struck(number, lambda main=main: main.leave([], 1.0), main_session.__file__)
+            assert not main._lock.locked(), number
+        if not more:
+            break
+    assert number > 5
+
+
+@pytest.mark.parametrize("hook", range(4))
+def test_a_fork_that_is_interrupted_holds_nobody_up(hook):
+    """The hooks go on, whatever one of them raises: the fork takes place."""
+    hooks = [fork._before, fork._before, fork._after_in_parent, fork._after_in_parent]
+
+    def others_are_free():
+        free = []
+
+        def look():
+            free.append(fork.held_off.acquire(timeout=60))
+            fork.held_off.release()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return free == [True] and not fork._forks
+
+    class Session:
+        open = True
+
+        def let_go(self):
+            self.open = False
+
+    for number in itertools.count(1):
+        more, session = False, Session()
+        fork.sessions.add(session)
+        for at, one in enumerate(hooks):
+            if at == hook:
+                more = struck(number, one, fork.__file__)
+            else:
+                one()
+            if at == 1:
+                assert list(fork._held) == [threading.get_ident()], number
+                assert not session.open, number
+        assert others_are_free(), number
+        if not more:
+            break
+    assert number > 2
