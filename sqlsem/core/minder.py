@@ -52,7 +52,7 @@ class Stoppable(Claim):
 
     @property
     def stop_event(self) -> threading.Event:
-        """An event that is set when it is to stop: it was cancelled, or its time is up."""
+        """An event that is set when it is to stop, as it was cancelled or its time is up."""
         event = self._stop_event
         if event is None:  # made when it is wanted, as most tasks are short
             event = self.__dict__.setdefault("_stop_event", threading.Event())  # one, whoever else comes here
