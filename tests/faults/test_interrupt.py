@@ -4,7 +4,6 @@ import contextlib
 import dis
 import functools
 import itertools
-import linecache
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import until
+from support.striking import leaves_with
 
 import sqlsem
 from sqlsem.core.waiting import MOST_WAITING_SESSIONS
@@ -217,19 +217,6 @@ def strike_every_line(channel, url, options, name, what):
 
     def strikes(number):
         seen = 0
-        inside = set()
-
-        def leaves_with(frame):
-            # A 'with' line comes a second time just before its __exit__ is called. No signal can strike there (CPython
-            # looks for them after calls, at loops and at entries), and an exception raised there would skip __exit__.
-            if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-                return False
-            place = (id(frame), frame.f_lineno)
-            if place in inside:
-                inside.discard(place)
-                return True
-            inside.add(place)
-            return False
 
         def trace(frame, event, _):
             nonlocal seen
@@ -239,8 +226,6 @@ def strike_every_line(channel, url, options, name, what):
                 frame.f_trace_opcodes = True
                 strikes = event == "opcode" and frame.f_lasti in after_calls(code)
             elif code.co_filename.startswith(package):
-                if event == "call":
-                    inside.difference_update([place for place in inside if place[0] == id(frame)])  # ids are used again
                 strikes = event == "line" and not leaves_with(frame) and not enters_exit(frame)
             else:
                 return None

@@ -1,5 +1,7 @@
 """A KeyboardInterrupt at one line of the package, as out of a signal handler."""
 
+import dis
+import functools
 import itertools
 import linecache
 import sys
@@ -10,25 +12,44 @@ import sqlsem
 PACKAGE = str(Path(sqlsem.__file__).parent)
 
 
+#: What a block is entered by, and never left by: of Python 3.10, of 3.11 to 3.13, from 3.14 on.
+ENTER = {"SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL"}
+
+
+@functools.cache
+def entering(code):
+    """Where in that code something is done for a line which enters a ``with`` block: by the instructions' offsets."""
+    lines = [line for start, end, line in code.co_lines() for _ in range(start, end)]
+    entered = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ENTER:
+            at = first = last = instruction.offset
+            while first > 0 and lines[first - 1] == lines[at]:
+                first -= 1
+            while last < len(lines) and lines[last] == lines[at]:
+                last += 1
+            entered.update(range(first, last))
+    return entered
+
+
+def leaves_with(frame):
+    """Whether this is the line of a ``with`` once more, just before its ``__exit__`` is called. No signal can strike there
+    (CPython looks for them after calls, at loops and at entries), and an exception raised there would skip ``__exit__``.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return line.lstrip().startswith("with ") and frame.f_lasti not in entering(frame.f_code)
+
+
 def struck(number, do):
     """Where it struck: at the line of that number which ``do`` runs through; None where there are fewer."""
-    seen, where, inside = 0, None, set()
-
-    def leaves_with(frame):
-        # A 'with' line comes a second time as its block ends, where no signal strikes: see tests/faults/test_interrupt.
-        if not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-            return False
-        inside.symmetric_difference_update({(id(frame), frame.f_lineno)})
-        return (id(frame), frame.f_lineno) not in inside
+    seen, where = 0, None
 
     def trace(frame, event, _):
         nonlocal seen, where
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE):
             return None
-        if event == "call":
-            inside.difference_update([place for place in inside if place[0] == id(frame)])  # ids are used again
-        # (At its very entry an __exit__ can do nothing: see there, too.)
+        # (At its very entry an __exit__ can do nothing: see tests/faults/test_interrupt.)
         at_entry = code.co_name == "__exit__" and frame.f_lasti < 12
         if event == "line" and not leaves_with(frame) and not at_entry:
             seen += 1
