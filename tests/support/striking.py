@@ -33,8 +33,10 @@ def entering(code):
 
 
 def leaves_with(frame):
-    """Whether this is the line of a ``with`` once more, just before its ``__exit__`` is called. No signal can strike there
-    (CPython looks for them after calls, at loops and at entries), and an exception raised there would skip ``__exit__``.
+    """Whether this is the line of a ``with`` once more, just before its ``__exit__`` is called.
+
+    No signal can strike there (CPython looks for them after calls, at loops and at entries), and an exception that is
+    raised there would skip ``__exit__``.
     """
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     return line.lstrip().startswith("with ") and frame.f_lasti not in entering(frame.f_code)
