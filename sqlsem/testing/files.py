@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from sqlsem.engines.base import Busy, Disconnected, Options, Session
+from sqlsem.engines.base import Busy, Disconnected, Engine, Options, Session
 from sqlsem.engines.sqlite.connection import is_busy
 from sqlsem.engines.sqlite.engine import SqliteEngine, SqliteSession
 from sqlsem.engines.sqlite.rings import Rings
@@ -134,6 +134,37 @@ class FileSession(Calling, SqliteSession):
         self.rouse()
 
 
+class Cursor:
+    """A cursor of a program's, in a transaction of its own. It is also that transaction."""
+
+    def __init__(self, session: FileSession) -> None:
+        self._session = session
+        self._cursor: sqlite3.Cursor | None = None
+
+    @property
+    def connection(self) -> sqlite3.Connection | None:
+        return self._session.connection
+
+    @property
+    def rowcount(self) -> int:
+        return -1 if self._cursor is None else self._cursor.rowcount
+
+    def execute(self, statement: str, parameters: Any = ()) -> Cursor:
+        self._cursor = self._session.run_text(statement, parameters)
+        return self
+
+    def fetchone(self) -> Any:
+        return None if self._cursor is None else self._cursor.fetchone()
+
+
+class CallersSession(FileSession):
+    """A connection that a program has of its own. Where it breaks, the system has let go of its locks at once."""
+
+    def lose(self) -> None:
+        super().lose()
+        self.let_go()
+
+
 class _Nudge:
     """An event that also comes with anything that is written, and is waited for in long turns."""
 
@@ -214,6 +245,17 @@ class FileServer(RealServer):
 
     def engine(self, options: Options, owner: str) -> FileEngine:
         return FileEngine(self, options, owner)
+
+    @contextlib.contextmanager
+    def transaction(self, engine: Engine) -> Iterator[Cursor]:
+        assert isinstance(engine, FileEngine)
+        session = CallersSession(engine)
+        try:
+            session.run_text("BEGIN IMMEDIATE")
+            yield Cursor(session)
+            session.run_text("COMMIT")
+        finally:
+            session.close()
 
     @property
     def own(self) -> Session:

@@ -29,7 +29,7 @@ from psycopg import sql as compose
 from psycopg.waiting import Ready, Wait
 
 from sqlsem import sql
-from sqlsem.engines.base import Options, Session
+from sqlsem.engines.base import Engine, Options, Session
 from sqlsem.engines.postgresql.engine import PostgresEngine, PostgresSession
 from sqlsem.engines.postgresql.wire import Connection
 from sqlsem.errors import ConfigurationError
@@ -55,7 +55,7 @@ SILENT_SECONDS = 30.0
 #: What is no step of its own: it makes a connection ready, or only looks.
 QUIET = frozenset(("backend", "session", "version", "settings", "installed"))
 #: Of these nothing is left in the database.
-LOOKS = frozenset(("deadlock_rows", "living", "entries", "past", "overview", "priorities"))
+LOOKS = frozenset(("deadlock_rows", "living", "entries", "past", "overview", "priorities", "whereabouts", "has_left"))
 _SAID = re.compile(r"simulated: (stops|waits) (\S+)")
 #: Of names and ids that are drawn, or made of the process's number.
 _OWN = re.compile(r"[:#\n]|\.\d|[0-9a-f]{16}|\.py$")
@@ -172,6 +172,12 @@ class SimulatedSession(Calling, PostgresSession):
         finally:
             self._fibers.now += CALL_SECONDS
 
+    def run_for_program(self, what: str, call: Callable[[], object]) -> None:
+        """A statement of a program's own."""
+        self._step(what)
+        with self.translated():
+            self._timed(call)
+
     def _run(self, words: str) -> None:
         with self.translated():
             self.line.execute(words.encode())
@@ -276,6 +282,29 @@ class SimulatedEngine(PostgresEngine):
         return SimulatedSession(self, line, lots)
 
 
+class Cursor:
+    """A cursor of a program's, in a transaction of its own."""
+
+    def __init__(self, session: SimulatedSession) -> None:
+        self._session = session
+        self._cursor = session.line.cursor()
+        self.connection = session.line
+
+    def execute(self, statement: str, parameters: Any = None) -> Cursor:
+        self._session.run_for_program(statement, functools.partial(self._execute, statement, parameters))
+        return self
+
+    def _execute(self, statement: str, parameters: Any) -> None:
+        self._cursor.execute(statement.encode(), parameters)
+
+    def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+        self._session.run_for_program("the answer", lambda: None)
+
+
 class _Server:
     """The server, of which what goes on there for nobody is a part."""
 
@@ -320,6 +349,18 @@ class PostgresServer(RealServer):
 
     def engine(self, options: Options, owner: str) -> SimulatedEngine:
         return SimulatedEngine(self, options, owner)
+
+    @contextlib.contextmanager
+    def transaction(self, engine: Engine) -> Iterator[Cursor]:
+        assert isinstance(engine, SimulatedEngine)
+        session = engine.reach("transaction")
+        try:
+            cursor = Cursor(session)
+            cursor.execute("BEGIN")
+            yield cursor
+            cursor.commit()
+        finally:
+            session.close()
 
     @property
     def own(self) -> Session:

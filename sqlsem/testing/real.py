@@ -8,6 +8,7 @@ out of the tables by a session of our own.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -87,6 +88,7 @@ class RealServer(abc.ABC):
         self.sessions: list[Connected] = []
         self.removed: Callable[[Any, str], object] = lambda row, why: None
         self.let_in: set[int] = set()
+        self.released: set[int] = set()  # given back by their owners
         self._there: dict[int, Row] = {}
         self._stepped = False  # whether the clock was set: then no times can be compared
         self._group = _Operator()
@@ -99,6 +101,10 @@ class RealServer(abc.ABC):
     @abc.abstractmethod
     def engine(self, options: Options, owner: str) -> Engine:
         """It, as one process sees it."""
+
+    @abc.abstractmethod
+    def transaction(self, engine: Engine) -> contextlib.AbstractContextManager[Any]:
+        """See `sqlsem.testing.world.Actor.transaction`."""
 
     @property
     @abc.abstractmethod
@@ -132,6 +138,8 @@ class RealServer(abc.ABC):
             why = ended[0].outcome if ended else "removed without a trace"
             if why in TAKEN_AWAY or not ended:
                 self.removed(row, why)
+            else:
+                self.released.add(row.position)
 
     def rows_on(self, resource: str) -> list[Row]:
         return [row for row in self.rows() if row.resource == resource]

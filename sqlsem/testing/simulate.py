@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlsem import runtime
+from sqlsem.core import leaving
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, Timeout
 from sqlsem.model import Duration, check_count, check_duration
 from sqlsem.terminal import output
@@ -37,7 +38,7 @@ from sqlsem.testing.beside import Part, search_beside
 from sqlsem.testing.faults import FAULTS
 from sqlsem.testing.fibers import Fibers
 from sqlsem.testing.files import FileServer, files
-from sqlsem.testing.workloads import leading, periodic, queued, ranked
+from sqlsem.testing.workloads import departing, leading, periodic, queued, ranked
 from sqlsem.testing.world import Actor, Choice, MakeServer, Program, Settings, Violation, World, in_memory, told
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Report",
     "SimulationFailed",
     "converting",
+    "departing",
     "leading",
     "mixed",
     "periodic",
@@ -265,13 +267,36 @@ def _run(
     before = random.getstate()
     fibers = Fibers()
     try:
-        with runtime.instead(fibers):
+        with runtime.instead(fibers), _departures_in_virtual_time():
             world = World(settings, fibers, make(fibers), seed, choices, trace)
             with told(world):
                 world.run()
     finally:
         random.setstate(before)
     return world
+
+
+class _Threading:
+    """What a departure has of `threading`, of the runtime of who asks."""
+
+    Lock = staticmethod(runtime.lock)
+    Event = staticmethod(runtime.event)
+
+    @staticmethod
+    def Thread(target: Callable[[], object], name: str, daemon: bool) -> runtime.Thread:
+        return runtime.current().thread(target, name)
+
+
+@contextlib.contextmanager
+def _departures_in_virtual_time() -> Iterator[None]:
+    """`Grant.release_with` makes its thread and its event by itself, and not by `runtime`."""
+    names = vars(leaving)
+    before = names["threading"]
+    names["threading"] = _Threading
+    try:
+        yield
+    finally:
+        names["threading"] = before
 
 
 def _failed(
@@ -431,7 +456,9 @@ def rated(me: Actor) -> None:
                 me.step("calls alone")
 
 
-PROGRAMS = {one.__name__: one for one in (mixed, converting, rated, travelling, queued, ranked, leading, periodic)}
+PROGRAMS = {
+    one.__name__: one for one in (mixed, converting, rated, travelling, departing, queued, ranked, leading, periodic)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

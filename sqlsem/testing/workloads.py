@@ -7,14 +7,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from sqlsem.core.grants import Grant
 from sqlsem.engines.ranking import LINE
 from sqlsem.errors import LockLost, NotHeld
 from sqlsem.leading import Term
 from sqlsem.tasks.queues import Queue
-from sqlsem.testing.real import Row
-from sqlsem.testing.world import Actor
+from sqlsem.testing.real import RealServer, Row
+from sqlsem.testing.world import LEFT_SECONDS, Actor
 
-__all__ = ["leading", "periodic", "queued", "ranked"]
+__all__ = ["departing", "leading", "periodic", "queued", "ranked"]
 
 #: Of each task so many attempts, as each crash takes one.
 MOST_ATTEMPTS = 100
@@ -145,3 +146,56 @@ def periodic(me: Actor) -> None:
         run.done()
         assert not done, f"{me} has done it, and so has {done}"
         done["report"] = me.name
+
+
+class _Undone(Exception):
+    """Its transaction is rolled back."""
+
+
+def departing(me: Actor) -> None:
+    """Locks that go with a transaction of the program's (`Grant.release_with`): never before the commit, soon after it,
+    and not with one that was rolled back, also to a savepoint.
+    """
+    locks, chance = me.locks, me.random
+    for _ in range(chance.randrange(1, 3)):
+        how = chance.choice(("by hand", "commit", "commit", "commit and leave", "rollback", "savepoint", "again"))
+        lock = locks.mutex("r") if chance.random() < 0.7 else locks.all_of(locks.mutex("r"), locks.limit("s", 2))
+        with lock as grant:
+            me.step("inside")
+            if how == "by hand":
+                continue
+            with contextlib.suppress(_Undone), me.transaction() as cursor:
+                if how == "savepoint":
+                    cursor.execute("SAVEPOINT here")
+                grant.release_with(cursor)
+                me.step("writes")
+                if how == "again":
+                    cursor.execute("SAVEPOINT here")
+                    grant.release_with(cursor)
+                if how in ("savepoint", "again"):
+                    cursor.execute("ROLLBACK TO SAVEPOINT here")
+                me.sleep(chance.choice((0.0, 0.0, 1.0)))
+                _require_not_given_back(me, grant, "before the commit")
+                if how == "rollback":
+                    raise _Undone
+            if how in ("rollback", "savepoint"):
+                me.sleep(1.0)
+                _require_not_given_back(me, grant, f"after a {how} that has undone the call")
+            elif how != "commit and leave":
+                _wait_until_gone(me, grant)
+
+
+def _require_not_given_back(me: Actor, grant: Grant, when: str) -> None:
+    assert isinstance(me.world.server, RealServer)
+    gone = me.world.server.released.intersection(ticket.position for ticket in grant.holding.tickets)
+    assert not gone, f"{me} has given back what is at {sorted(gone)}, {when}"
+
+
+def _wait_until_gone(me: Actor, grant: Grant) -> None:
+    """After the commit. What stands in the way meanwhile does not count."""
+    world, holding = me.world, grant.holding
+    positions, since = {ticket.position for ticket in holding.tickets}, world.fibers.now
+    while holding.why_lost is None and any(row.position in positions for row in world.server.rows()):
+        since = max(since, world.calm_since) if world.calm else world.fibers.now
+        assert world.fibers.now <= since + LEFT_SECONDS, f"{me} still has {holding!r}, which a commit has given back"
+        me.sleep(0.1)

@@ -21,7 +21,7 @@ from sqlsem.coordinator import coordinator_of
 from sqlsem.core import defaults
 from sqlsem.core.process import Process
 from sqlsem.engines.base import Options
-from sqlsem.errors import LockLost, Unavailable
+from sqlsem.errors import ConfigurationError, LockLost, Unavailable
 from sqlsem.model import Entry, Request
 from sqlsem.model_rates import RATE_PREFIX
 from sqlsem.testing.faults import Faults, Trouble
@@ -142,6 +142,21 @@ class Actor:
     def sleep(self, seconds: float) -> None:
         """Virtual time passes."""
         self.world.fibers.sleep(seconds)
+
+    def transaction(self) -> contextlib.AbstractContextManager[Any]:
+        """A transaction of the program's own, on a connection of its own to the same database: gives a cursor, commits
+        at the end of the block, and rolls back where that raises. For `Grant.release_with` and `Grant.assert_held`.
+
+        Others come in before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer
+        to that. When its connection breaks `Unavailable` is raised. Raises `ConfigurationError` in memory, where there
+        are no transactions.
+        """
+        server = self.world.server
+        if not isinstance(server, RealServer):
+            raise ConfigurationError(
+                "The simulated database in memory has no transactions; simulate with database='sqlite' or on PostgreSQL"
+            )
+        return server.transaction(self.process.engine)
 
     def __repr__(self) -> str:
         return self.name

@@ -4,13 +4,17 @@ import pytest
 from support.searches import found
 
 from sqlsem import leading as leaders
+from sqlsem.core.leaving import Departure
 from sqlsem.engines.sqlite.periodic import SqlitePeriods
 from sqlsem.engines.sqlite.priorities import SqlitePriorities
 from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.testing import simulate as simulation
-from sqlsem.testing.simulate import leading, periodic, queued, ranked, simulate
+from sqlsem.testing.simulate import departing, leading, periodic, queued, ranked, simulate
 
+#: (Without an operator's revoke: of several locks that he takes one of, others may stay.)
+NOT_REVOKED = tuple(fault for fault in simulation.FAULTS if fault != "revoke")
 KINDS = {
+    "departing": {"program": departing, "database": "sqlite", "faults": NOT_REVOKED, "schedules": 25},
     "queued": {"program": queued, "database": "sqlite", "schedules": 25},
     "queued, leases": {"program": queued, "database": "sqlite", "lease": 6.0, "schedules": 8},
     "ranked": {"program": ranked, "database": "sqlite", "schedules": 8},
@@ -116,8 +120,25 @@ def given_back_first(patch):
     patch.setattr(leaders, "_leave", leave)
 
 
+@bug(departing, faults=NOT_REVOKED)
+def given_back_before_the_commit(patch):
+    """The word counts when it is written. (Also proof/mutants/python-gone-before-the-commit.patch.)"""
+    patch.setattr(Departure, "_is_committed", lambda self: True)
+
+
+@bug(departing, faults=NOT_REVOKED)
+def word_of_a_savepoint(patch):
+    """Only the last word is looked for. (Also proof/mutants/python-word-of-a-savepoint.patch.)"""
+
+    def also(self, word):
+        self._words.clear()
+        self._words.append(word)
+
+    patch.setattr(Departure, "also", also)
+
+
 #: Of these searches the others are long.
-SHORT = ("claimed_by_the_first_look", "given_back_first")
+SHORT = ("given_back_before_the_commit", "word_of_a_savepoint", "claimed_by_the_first_look", "given_back_first")
 
 
 @pytest.mark.parametrize(
