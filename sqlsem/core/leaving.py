@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from sqlsem import runtime
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.holdings import BaseGrant, Exit
 from sqlsem.core.pauses import pauses
@@ -78,14 +78,14 @@ class Departure:
         self._process = process
         self._grant = grant
         self._words = deque([word], MOST_WORDS)
-        self._lock = threading.Lock()  # of who gives the grant back; never held during I/O
+        self._lock = runtime.lock()  # of who gives the grant back; never held during I/O
         self._settled = False
         self._left = False
-        self._parted = threading.Event()  # having left, it is in nobody's hands any more
+        self._parted = runtime.event()  # having left, it is in nobody's hands any more
 
     def begin(self) -> None:
         """Look, in a thread."""
-        threading.Thread(target=self._watch, name="sqlsem-leaving", daemon=True).start()
+        runtime.current().thread(self._watch, "sqlsem-leaving").start()
 
     def also(self, word: str) -> None:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlsem import runtime
-from sqlsem.core import leaving
 from sqlsem.errors import ConfigurationError, Deadlock, NotHeld, Timeout
 from sqlsem.model import Duration, check_count, check_duration
 from sqlsem.terminal import output
@@ -267,36 +266,13 @@ def _run(
     before = random.getstate()
     fibers = Fibers()
     try:
-        with runtime.instead(fibers), _departures_in_virtual_time():
+        with runtime.instead(fibers):
             world = World(settings, fibers, make(fibers), seed, choices, trace)
             with told(world):
                 world.run()
     finally:
         random.setstate(before)
     return world
-
-
-class _Threading:
-    """What a departure has of `threading`, of the runtime of who asks."""
-
-    Lock = staticmethod(runtime.lock)
-    Event = staticmethod(runtime.event)
-
-    @staticmethod
-    def Thread(target: Callable[[], object], name: str, daemon: bool) -> runtime.Thread:
-        return runtime.current().thread(target, name)
-
-
-@contextlib.contextmanager
-def _departures_in_virtual_time() -> Iterator[None]:
-    """`Grant.release_with` makes its thread and its event by itself, and not by `runtime`."""
-    names = vars(leaving)
-    before = names["threading"]
-    names["threading"] = _Threading
-    try:
-        yield
-    finally:
-        names["threading"] = before
 
 
 def _failed(

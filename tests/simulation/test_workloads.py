@@ -11,10 +11,8 @@ from sqlsem.engines.sqlite.tasks import SqliteTasks
 from sqlsem.testing import simulate as simulation
 from sqlsem.testing.simulate import departing, leading, periodic, queued, ranked, simulate
 
-#: (Without an operator's revoke: of several locks that he takes one of, others may stay.)
-NOT_REVOKED = tuple(fault for fault in simulation.FAULTS if fault != "revoke")
 KINDS = {
-    "departing": {"program": departing, "database": "sqlite", "faults": NOT_REVOKED, "schedules": 25},
+    "departing": {"program": departing, "database": "sqlite", "schedules": 25},
     "queued": {"program": queued, "database": "sqlite", "schedules": 25},
     "queued, leases": {"program": queued, "database": "sqlite", "lease": 6.0, "schedules": 8},
     "ranked": {"program": ranked, "database": "sqlite", "schedules": 8},
@@ -53,7 +51,7 @@ def test_nothing_is_found_for_long(kind):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("program", [queued, ranked, periodic, leading], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("program", [departing, queued, ranked, periodic, leading], ids=lambda one: one.__name__)
 def test_nothing_is_found_on_postgresql(program, postgres_server):
     print(simulate(program, database=postgres_server.url(), schedules=10**9, seconds=240, seed=10**6))
 
@@ -120,13 +118,13 @@ def given_back_first(patch):
     patch.setattr(leaders, "_leave", leave)
 
 
-@bug(departing, faults=NOT_REVOKED)
+@bug(departing)
 def given_back_before_the_commit(patch):
     """The word counts when it is written. (Also proof/mutants/python-gone-before-the-commit.patch.)"""
     patch.setattr(Departure, "_is_committed", lambda self: True)
 
 
-@bug(departing, faults=NOT_REVOKED)
+@bug(departing)
 def word_of_a_savepoint(patch):
     """Only the last word is looked for. (Also proof/mutants/python-word-of-a-savepoint.patch.)"""
 
