@@ -40,12 +40,13 @@ class Grant(BaseGrant):
     @property
     def lost(self) -> bool:
         """Whether the lock is lost. Answered from memory. After this process was paused for long it may be, as long as
-        the database has not been heard again; then this is True too. (`check` asks.)
+        the database has not been heard again; then this is True too, unless only an operator could have taken it away
+        (SQLite). (`check` asks.)
         """
         holding, member = self.holding, self.driver.process.member
-        if holding.why_lost is None and not holding.released and member.doubtful():
+        if holding.why_lost is None and not holding.released and member.unheard():
             member.urge()
-            return True
+            return member.doubtful()
         return holding.why_lost is not None
 
     @property

@@ -320,7 +320,7 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def _require_rows(self, holding: Holding) -> Operations[None]:
         """While we waited, the main session may have been lost, and our rows with it."""
-        if self.member.doubtful():
+        if self.member.unheard():
             yield Verify()
         missing = [ticket.position for ticket in self.tickets if not self.member.knows(ticket)]
         if missing:

@@ -417,7 +417,7 @@ class World:
 
     def _believed(self, actor: Actor) -> Iterator[tuple[Request, int]]:
         """What a process believes to hold. One that does not run believes nothing, nor one that has to ask first."""
-        if actor.runs and not actor.process.member.doubtful():
+        if actor.runs and not actor.process.member.unheard():
             for grant in actor.process.holdings.grants():
                 holding = grant.holding
                 if holding.why_lost is None:
@@ -456,7 +456,7 @@ class World:
         """No task is run by two."""
         runs: dict[str, Actor] = {}
         for actor in self.actors:
-            if actor.process.claims and actor.runs and not actor.process.member.doubtful():
+            if actor.process.claims and actor.runs and not actor.process.member.unheard():
                 for claim in actor.process.claims.all():
                     if claim.is_open and claim.why_lost is None and runs.setdefault(claim.title, actor) is not actor:
                         self._fail("twice", f"{claim.title} is run by {runs[claim.title]} and by {actor}")

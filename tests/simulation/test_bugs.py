@@ -48,7 +48,7 @@ def no_gate(patch):
 def no_watch(patch):
     """Nobody looks at the clock."""
     patch.setattr(Membership, "_watch", lambda self: None)
-    patch.setattr(Membership, "doubtful", lambda self: False)
+    patch.setattr(Membership, "unheard", lambda self: False)
 
 
 @bug(lease=2.0, seed=510)

@@ -149,7 +149,7 @@ def dead_without_a_look(patch):
 def no_watch(patch):
     """Nobody looks at the clock."""
     patch.setattr(Membership, "_watch", lambda self: None)
-    patch.setattr(Membership, "doubtful", lambda self: False)
+    patch.setattr(Membership, "unheard", lambda self: False)
     patch.setattr(Membership, "prove", lambda self, since: None)
 
 
