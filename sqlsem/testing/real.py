@@ -11,6 +11,7 @@ import abc
 import contextlib
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -28,6 +29,8 @@ __all__ = ["OURS", "Connected", "RealServer", "Row"]
 MOST_PAST = 100_000
 #: Outcomes of who did not leave by its own will.
 TAKEN_AWAY = ("reaped", "revoked", "lost")
+#: After so long an operator tries again who met a locked file.
+AGAIN_SECONDS = 1.0
 #: Who we are, who look on.
 OURS = "us"
 
@@ -92,6 +95,7 @@ class RealServer(abc.ABC):
         self._there: dict[int, Row] = {}
         self._stepped = False  # whether the clock was set: then no times can be compared
         self._group = _Operator()
+        self._acts: deque[Callable[[Session], object]] = deque()  # what it has still to do
 
     @property
     def clock(self) -> float:
@@ -162,20 +166,26 @@ class RealServer(abc.ABC):
     # -- what operators do, and what goes wrong -------------------------------------------------------------------
 
     def operate(self, call: Callable[[Session], object]) -> None:
-        """Have an operator do something, beside all others."""
+        """Have an operator do something, beside all others, and after what he was told before."""
+        self._acts.append(call)
+        if len(self._acts) == 1:
+            self.fibers.spawn("operator", self._group, self._operate)
 
-        def run() -> None:
+    def _operate(self) -> None:
+        while self._acts:
             session = None
             try:
                 session = self.engine(Options(), self._group.name).connect("look")
-                call(session)
-            except (ConfigurationError, Unavailable):
-                pass  # it cannot be set just now, as a cap that somebody counts on; or the file was locked for too long
+                self._acts[0](session)
+            except ConfigurationError:
+                pass  # it cannot be set just now, as a cap that somebody counts on
+            except Unavailable:  # somebody kept the file locked for too long
+                self.fibers.sleep(AGAIN_SECONDS)
+                continue
             finally:
                 if session is not None:
                     session.close()
-
-        self.fibers.spawn("operator", self._group, run)
+            self._acts.popleft()
 
     def pause(self, resource: str, paused: bool) -> None:
         self.operate(lambda session: session.set_resource(resource, "paused", int(paused)))
