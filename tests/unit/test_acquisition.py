@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import until
 
 import sqlsem
 from sqlsem.aio.driver import Driver
@@ -81,6 +82,9 @@ class Table:
     def look(self, member_id, tickets):
         answers = {ticket.position: self.wait(ticket, 0.0) for ticket in tickets}
         return {position: answer for position, answer in answers.items() if answer in (True, None)}
+
+    def entries(self, resource):
+        return []
 
     def cancel(self, member_id, uid, outcome):
         self.outcomes.append(outcome)
@@ -254,6 +258,75 @@ def test_what_was_had_and_is_withdrawn_is_nobodys():
         assert table.rows == {}
         assert grant.position not in process.member.tickets
         nudge.assert_called_once_with("r0")
+
+
+@contextlib.contextmanager
+def asked_of(table):
+    """A process that performs in the table, and what is asked of it for ``r0`` by hand."""
+    with coordinator_of(table) as coordinator:
+        process = coordinator.process
+        make = functools.partial(Grant, process)
+        terms = coordinator.mutex("r0").terms
+        yield coordinator, Acquisition(process, terms, [Request("r0")], None, this_thread(), make, keep=[])
+
+
+def test_what_was_told_and_is_withdrawn_is_told_to_have_ended():
+    """Whoever draws a lock's time, or counts those inside, sees both or none."""
+    with asked_of(Table([True])) as (coordinator, asked):
+        told = []
+        for kind in ("granted", "released"):
+            coordinator.on(kind, told.append)
+        steps.drive(asked.run(), coordinator.process.perform)
+        for _ in range(2):
+            steps.drive(asked.withdraw(), coordinator.process.perform)
+        until(lambda: len(told) >= 2, "both are told")
+        assert [event.name for event in told] == ["granted", "released"]
+
+
+def test_what_was_withdrawn_is_not_cancelled_again():
+    table = Table([False] * 9, register=[False])
+    with asked_of(table) as (coordinator, asked):
+        running = asked.run()
+        operation = next(running)
+        while not isinstance(operation, steps.WaitFor):
+            operation = running.send(coordinator.process.perform(operation))
+        for _ in range(2):
+            steps.drive(asked.withdraw(), table.perform)
+        assert not coordinator.process.member._disowned, "nothing is left for the ping to remove"
+    assert table.outcomes == ["cancelled"]
+
+
+@pytest.mark.parametrize(("retry", "budget"), [(0.5, 0.5), (30.0, 1.0)])
+def test_a_withdrawal_is_not_waited_for_long(retry, budget):
+    """Who leaves because of an error must not stand still for a database that has gone: a ping does the rest."""
+    table = Table([True])
+    with asked_of(table) as (_, asked):
+        steps.drive(asked.run(), table.perform)
+        asked.budget = retry
+        steps.drive(asked.withdraw(), table.perform)
+    assert [call.budget for call in table.calls("cancel")] == [budget]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_withdrawal_that_fails_is_said_and_left_to_the_ping(closed, caplog):
+    table = Table([True], troubles={1: (False, Disconnected("the cable"))})
+    with asked_of(table) as (coordinator, asked):
+        steps.drive(asked.run(), table.perform)
+        with mock.patch.object(type(coordinator.process), "closed", closed):
+            steps.drive(asked.withdraw(), table.perform)
+        assert coordinator.process.member._disowned
+        coordinator.process.member._disowned = False
+    said = ["Could not withdraw a request at once: the cable"]
+    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == ([] if closed else said)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_grant_that_was_waited_for_is_news(waits, caplog):
+    """One that was free is not: it is logged for debugging only."""
+    caplog.set_level("INFO", "sqlsem")
+    table = Table([False, True] if waits else [True], register=[False] if waits else [])
+    assert had(table)
+    assert any("granted" in one.getMessage().lower() for one in caplog.records) == waits
 
 
 results = st.sampled_from([True, False, False, None, "no room"])
