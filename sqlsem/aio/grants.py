@@ -46,7 +46,7 @@ class Grant(BaseGrant):
         holding, member = self.holding, self.driver.process.member
         if holding.why_lost is None and not holding.released and member.unheard():
             member.urge()
-            return member.doubtful()
+            return member.trust > 0
         return holding.why_lost is not None
 
     @property

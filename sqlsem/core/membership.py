@@ -89,10 +89,9 @@ class Membership:
         # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
         # as nothing could be known in time (grace=0).
         watched = options.lease is not None or engine.beacon_may_fail
-        margin = life - min(1.0, life / 5)
-        self.trust = margin if watched else 0.0
         # Also while we live an operator may take a row away: after so long without a ping we may not know of it.
-        self._certain = margin
+        self._certain = life - min(1.0, life / 5)
+        self.trust = self._certain if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
         self._ping_budget = min(retry, self._ping_every)
         self._rest = REST_SECONDS if options.lease is None else self._ping_every
@@ -350,17 +349,15 @@ class Membership:
         left = self._proved + self.trust - monotonic()
         return left if left > 0 or self._owner.holds_any() else self.trust
 
-    def doubtful(self) -> bool:
-        """Whether the last proof of life is too old, as it is after this process was paused for long."""
-        return bool(self.trust) and monotonic() - self._proved > self.trust and self._owner.holds_any()
-
     def unheard(self) -> bool:
-        """Whether a row may have been taken away by an operator, and removed, since anything was heard of ours."""
+        """Whether the last proof of life is too old, as it is after this process was paused for long: others may be
+        inside, and be it that an operator took a row of ours away.
+        """
         return monotonic() - self._proved > self._certain > 0 and self._owner.holds_any()
 
     def verify(self) -> None:
-        """Was nothing heard for too long? Then ask, for a second; and if no answer comes, believe the worst that can be:
-        that our rows are lost, or, where nothing but an operator takes them away, that they are not.
+        """Was nothing heard for too long? Then ask, for a second; and if no answer comes, believe the worst. (Not where
+        only an operator takes a row away: the answer may be late for other reasons.)
         """
         if not self.unheard():
             return
@@ -373,7 +370,7 @@ class Membership:
                 self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
         finally:
             self._doubting.give_back(doubting)
-        if self._proved < asked and not self.closing.is_set() and self.doubtful():
+        if self._proved < asked and not self.closing.is_set() and self.trust:
             self._give_up()
 
     def _give_up(self) -> None:

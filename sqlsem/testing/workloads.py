@@ -153,8 +153,8 @@ class _Undone(Exception):
 
 
 def departing(me: Actor) -> None:
-    """Locks that go with a transaction of the program's (`Grant.release_with`): never before the commit, soon after it,
-    and not with one that was rolled back, also to a savepoint.
+    """Locks that go with a transaction of the program's (`sqlsem.Grant.release_with`): never before the commit, soon
+    after it, and not with one that was rolled back, also to a savepoint.
     """
     locks, chance = me.locks, me.random
     for _ in range(chance.randrange(1, 3)):

@@ -145,7 +145,8 @@ class Actor:
 
     def transaction(self) -> contextlib.AbstractContextManager[Any]:
         """A transaction of the program's own, on a connection of its own to the same database: gives a cursor, commits
-        at the end of the block, and rolls back where that raises. For `Grant.release_with` and `Grant.assert_held`.
+        at the end of the block, and rolls back where that raises. For `sqlsem.Grant.release_with` and
+        `sqlsem.Grant.assert_held`.
 
         Others come in before it begins, on PostgreSQL between its statements, before the COMMIT and before the answer
         to that. When its connection breaks `Unavailable` is raised. Raises `ConfigurationError` in memory, where there

@@ -291,7 +291,7 @@ class Machine(RuleBasedStateMachine):
         """Later, where it waits for another one as well, or its thread stood still."""
         self.holding = True
         # As an acquisition does before it gives the grant away.
-        if self.member.doubtful():
+        if self.member.unheard():
             self.member._give_up()
         self.holding = bool(self.member.tickets)
         self.safe()
@@ -384,7 +384,7 @@ def test_the_model_finds_what_is_wrong(wrong, monkeypatch):
 
     def bare(self, *arguments, **options):
         real(self, *arguments, **options)
-        self.trust = LIFE
+        self.trust = self._certain = LIFE
 
     monkeypatch.setattr(wrong, "__init__", bare)
     with pytest.raises(AssertionError, match="others are let in"):
