@@ -5,11 +5,12 @@ import pickle
 from unittest import mock
 
 import pytest
+from support import until
 
 import sqlsem
 import sqlsem.testing
-from sqlsem.core.callers import this_thread
-from sqlsem.core.holdings import MOST_AHEAD, Exit, Hold
+from sqlsem.core.callers import Caller, new_number, this_thread
+from sqlsem.core.holdings import MOST_AHEAD, Exit, Hold, Holding
 from sqlsem.core.places import Token
 from sqlsem.model import READ, WRITE, Request, Ticket
 
@@ -37,15 +38,28 @@ def test_who_has_just_acquired_it_has_nothing_else_of_it(locks):
         assert grant.rates == {}
 
 
+def test_its_owner_is_told_of_a_loss_and_nobody_yet_that_it_was_granted(locks, holdings):
+    lost = []
+    holding = Holding(holdings, [Request("a")], [ticket("a", 1)], this_thread(), lost.append, 0.0)
+    assert holding.on_lost == lost.append
+    with mock.patch.object(holdings, "_tell") as tell:
+        holdings.tell_released(holding)
+        tell.assert_not_called()
+        holding.told = True
+        for _ in range(2):
+            holdings.tell_released(holding)
+        tell.assert_called_once()
+
+
 def test_nobody_ends_what_has_ended(locks):
     """However many exits there are; and what has ended is not entered again."""
     with locks.mutex("a") as grant:
         holding = grant.holding
         leaves = Exit()
-        assert holding.end(leaves)
-        for one in (leaves, Exit(), holding.first):
+        for one in (leaves, leaves, Exit()):
             assert holding.end(one)
-            assert holding.depth <= 0
+            assert holding.depth == 0
+        assert holding.end(holding.first)
         assert not holding.enter(Token())
         assert holding.depth <= 0
         holding._exits.clear()
@@ -128,6 +142,25 @@ def test_once_more_is_asked_of_what_may_have_left(locks, holdings):
         grant.release()
 
 
+def test_what_has_left_by_itself_is_not_given_back(locks, holdings):
+    """But what was had once more ends, whatever becomes of the rest."""
+    with locks.mutex("a", reentrant=True) as grant:
+        grant.holding.departure = departure = mock.Mock()
+        departure.again.side_effect = grant.holding.enter
+        departure.settle.return_value = True
+        again = locks.mutex("a", reentrant=True)
+        assert again.acquire()
+        again.release()
+        departure.settle.assert_not_called()
+        assert grant.holding.depth == 1
+        grant.release()
+        departure.settle.assert_called_once_with()
+        assert grant.holding.depth == 1
+        assert [one.position for one in locks.entries("a")] == [grant.position]
+        departure.settle.return_value = False
+    assert locks.entries("a") == []
+
+
 def refusing(holdings, *asked, reentrant=False, timeout=None):
     return holdings.refuse(asked, this_thread(), reentrant, timeout)
 
@@ -187,6 +220,8 @@ def test_whom_a_request_of_ours_waits_behind(locks, holdings):
     with locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
         behind = holdings.behind(Request("b"), grant.positions["b"] + 1)
         assert (behind.position, behind.state) == (grant.positions["b"], "holds")
+        assert behind.owner == this_thread().owner
+        assert 0 <= behind.seconds < 60
         assert holdings.behind(Request("b"), grant.positions["b"]) is None
         assert holdings.behind(Request("c"), 99) is None
     with locks.read("a") as reader:
@@ -208,3 +243,122 @@ def test_of_much_only_a_part_is_looked_at(locks, holdings):
     assert holdings.behind(Request("a", READ, None), last) is None
     for grant in grants:
         grant.release()
+
+
+# -- giving back
+
+
+def test_nothing_of_what_is_given_back_is_kept(locks, holdings):
+    """Of whoever had it: a process lives for years."""
+
+    def held():
+        return sorted(request.resource for request in holdings.requests_of(this_thread().number))
+
+    third = locks.limit("c", 3)
+    with locks.mutex("a"), locks.all_of(locks.mutex("b"), locks.limit("c", 3)):
+        for _ in range(2):
+            assert third.acquire()
+        assert held() == ["a", "b", "c", "c", "c"]
+        third.release()
+        assert held() == ["a", "b", "c", "c"]
+        holdings.disown(third.grant)
+        assert held() == ["a", "b", "c"]
+    assert not holdings
+    assert holdings._by_caller == {}
+    assert not any(holdings._by_resource.values())
+
+
+def test_it_is_another_threads_from_now_on(locks, holdings):
+    grant = locks.all_of(locks.mutex("a"), locks.mutex("b"))
+    assert grant.acquire()
+    other = Caller("thread", new_number(), "other")
+    holdings.pass_on(grant.grant, other)
+    assert grant.grant.holding.caller is other
+    assert holdings.requests_of(this_thread().number) == []
+    assert [request.resource for request in holdings.requests_of(other.number)] == ["a", "b"]
+    assert holdings._by_caller[other.number] == {"a": [grant.grant], "b": [grant.grant]}
+    grant.release()
+    assert holdings._by_caller == {}
+
+
+def test_a_child_does_not_give_back_what_its_parent_has(locks):
+    with locks.mutex("a") as grant:
+        with mock.patch.object(os, "getpid", return_value=os.getpid() + 1), pytest.raises(sqlsem.NotHeld, match="fork"):
+            grant.release()
+        grant.check()
+        assert [one.position for one in locks.entries("a")] == [grant.position]
+
+
+def told_of(locks, kind):
+    told = []
+    locks.on(kind, told.append)
+    return told
+
+
+def test_what_is_gone_as_it_is_given_back_was_lost(locks, holdings):
+    lock, lost = locks.mutex("a"), told_of(locks, "lost")
+    assert lock.acquire()
+    grant = lock.grant
+    with (
+        mock.patch.object(locks.process.member, "give_back", side_effect=lambda *_: answer(False)),
+        pytest.raises(sqlsem.LockLost, match="its row was removed before it was released"),
+    ):
+        lock.release()
+    assert grant.lost
+    until(lambda: lost, "it is told")
+    assert [(event.resource, event.position) for event in lost] == [("a", grant.position)]
+    assert "removed before it was released" in lost[0].why
+    assert not holdings
+
+
+def test_what_cannot_be_given_back_in_time_is_left_to_the_ping(locks, holdings):
+    lock, member = locks.mutex("a"), locks.process.member
+    assert lock.acquire()
+    grant = lock.grant
+    with (
+        mock.patch.object(member, "give_back", side_effect=sqlsem.Unavailable("the cable")),
+        pytest.raises(sqlsem.LockLost, match=r"could not be given back in time \(the cable\)"),
+    ):
+        lock.release()
+    assert not member.knows(grant.holding.tickets[0])
+    assert not holdings
+
+
+def test_it_is_given_back_for_as_long_as_it_is_ours():
+    with sqlsem.testing.memory(lease=30) as locks:
+        member, budgets = locks.process.member, []
+        real = member.give_back
+
+        def give_back(one, outcome, budget):
+            budgets.append((outcome, budget))
+            return real(one, outcome, budget)
+
+        with mock.patch.object(member, "give_back", give_back), locks.mutex("a"):
+            pass
+        ((outcome, budget),) = budgets
+        assert outcome == "released"
+        assert 0 < budget <= member.trust
+
+
+def test_the_rest_of_a_group_of_which_one_was_lost_is_given_back(locks):
+    member = locks.process.member
+    with pytest.raises(sqlsem.LockLost), locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
+        grant.holding.lose("somebody took b")
+    assert not any(member.knows(one) for one in grant.holding.tickets)
+    until(lambda: locks.entries("a") == locks.entries("b") == [], "the next ping removes them")
+
+
+def test_what_is_left_to_the_ping_is_told_to_have_ended(locks, holdings):
+    released = told_of(locks, "released")
+    lock = locks.mutex("a")
+    assert lock.acquire()
+    holdings.disown(lock.grant)
+    until(lambda: released, "it is told")
+    assert [event.resource for event in released] == ["a"]
+    until(lambda: locks.entries("a") == [], "the next ping removes it")
+
+
+def answer(result):
+    """A verb that is done at once."""
+    yield from ()
+    return result
