@@ -11,6 +11,7 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.core.callers import Caller, new_number, this_thread
 from sqlsem.core.holdings import MOST_AHEAD, Exit, Hold, Holding
+from sqlsem.core.lines import Waiter
 from sqlsem.core.places import Token
 from sqlsem.model import READ, WRITE, Request, Ticket
 
@@ -261,11 +262,12 @@ def test_nothing_of_what_is_given_back_is_kept(locks, holdings):
         assert held() == ["a", "b", "c", "c", "c"]
         third.release()
         assert held() == ["a", "b", "c", "c"]
+        assert len(holdings.ahead_of(ticket("c", 99))) == 2
         holdings.disown(third.grant)
         assert held() == ["a", "b", "c"]
     assert not holdings
     assert holdings._by_caller == {}
-    assert not any(holdings._by_resource.values())
+    assert holdings._by_resource == {}
 
 
 def test_it_is_another_threads_from_now_on(locks, holdings):
@@ -362,3 +364,51 @@ def answer(result):
     """A verb that is done at once."""
     yield from ()
     return result
+
+
+# -- telling
+
+
+def test_a_grant_is_told_with_what_it_has_waited_behind(locks, holdings):
+    granted = told_of(locks, "granted")
+    with locks.all_of(locks.mutex("a"), locks.mutex("b")) as grant:
+        until(lambda: len(granted) == 2, "both are told")
+        assert [(event.at_once, event.behind) for event in granted] == [(True, None)] * 2
+        waiters = {}
+        for ticket, request in zip(grant.holding.tickets, grant.holding.requests, strict=True):
+            waiters[ticket.position] = Waiter(ticket, request, mock.Mock())
+        somebody = holdings.behind(Request("b"), 99)
+        waiters[grant.positions["b"]].behind = somebody
+        holdings.tell_granted(grant.holding, 2.5, waiters)
+        until(lambda: len(granted) == 4, "both are told again")
+        assert {event.resource: (event.at_once, event.behind, event.waited) for event in granted[2:]} == {
+            "a": (False, None, 2.5),
+            "b": (False, somebody, 2.5),
+        }
+
+
+def test_an_end_is_told_once_with_how_long_it_was_held(locks, holdings):
+    told = []
+    for kind in ("released", "lost"):
+        locks.on(kind, told.append)
+    ends = [holdings.tell_released, holdings.tell_lost]
+    for end in ends:
+        with locks.mutex("a") as grant:
+            assert grant.holding.told is True
+            end(grant.holding)
+            assert grant.holding.told is False
+    until(lambda: len(told) == len(ends), "each end is told, and once")
+    assert [event.name for event in told] == ["released", "lost"]
+    assert all(0 <= event.held < 60 for event in told)
+
+
+def test_only_what_was_lost_is_lost(locks, holdings):
+    with locks.mutex("a") as grant, pytest.raises(sqlsem.LockLost), locks.mutex("b") as other:
+        assert holdings.lose([other.position, 999], "somebody took it") == [other]
+        assert other.holding.why_lost == "somebody took it"
+        assert grant.holding.why_lost is None
+        assert holdings.grants() == [grant]
+        assert holdings.lose(None, "all of it") == [grant]
+        assert holdings.grants() == []
+        grant.holding.why_lost = None
+        holdings.add(grant)

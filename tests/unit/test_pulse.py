@@ -118,6 +118,28 @@ def test_who_lives_by_a_lease_does_not_rest(pings):
         goes_on(pings)
 
 
+@pytest.mark.parametrize(
+    ("options", "every", "rest"),
+    [
+        ({"grace": 6.0}, 2.0, membership.REST_SECONDS),
+        ({"grace": 0.3}, 0.2, membership.REST_SECONDS),
+        ({"grace": 0.0}, 0.5, membership.REST_SECONDS),
+        ({"grace": 6.0, "lease": 30.0}, 10.0, 10.0),
+        ({"lease": 3.0}, 1.0, 1.0),
+    ],
+)
+def test_how_often_a_member_pings(options, every, rest):
+    """Three times in its life; and no call of it lasts until the next one."""
+    with sqlsem.testing.memory(retry=3.0, **options) as locks:
+        member = locks.process.member
+        assert member._ping_every == pytest.approx(every)
+        assert member._ping_budget == pytest.approx(min(every, 3.0))
+        assert member._rest == pytest.approx(rest)
+        assert not member._resting
+        assert not member._urgent
+        assert not member._disowned
+
+
 @pytest.mark.parametrize(("lease", "trust"), [(30.0, 29.0), (5.0, 4.0), (3.0, 2.4)])
 def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
     with sqlsem.testing.memory(lease=lease) as locks, locks.mutex("a"):
