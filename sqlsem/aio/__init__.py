@@ -161,10 +161,7 @@ class Lock:
 
     def _last(self) -> Hold[Grant] | None:
         """What this task acquired last, and neither it nor another one has given back."""
-        stack = self._stack()
-        while stack and (stack[-1].ended or self._loose.is_taken(stack[-1].grant)):
-            stack.pop()
-        return stack[-1] if stack else None
+        return self._loose.last(self._stack())
 
     def _stack(self) -> list[Hold[Grant]]:
         return self._mine.setdefault(this_task(), [])

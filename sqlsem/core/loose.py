@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from sqlsem.core.holdings import BaseGrant
+from sqlsem.core.holdings import BaseGrant, Hold
 
 __all__ = ["LooseGrants"]
 
@@ -27,7 +27,13 @@ class LooseGrants(Generic[G]):
         grant.holding.is_loose = True
         self._grants[grant] = grant
 
-    def is_taken(self, grant: G) -> bool:
+    def last(self, stack: list[Hold[G]]) -> Hold[G] | None:
+        """What was acquired last of that stack, and neither its owner nor another one has given back; the rest goes."""
+        while stack and (stack[-1].ended or self._is_taken(stack[-1].grant)):
+            stack.pop()
+        return stack[-1] if stack else None
+
+    def _is_taken(self, grant: G) -> bool:
         """Whether another one has released it."""
         return grant.holding.is_loose and grant not in self._grants
 
