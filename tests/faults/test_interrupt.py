@@ -1,20 +1,16 @@
 """Interrupts at any moment leave no row behind in a process that lives on."""
 
 import contextlib
-import dis
-import functools
-import itertools
 import random
 import signal
 import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 
 import pytest
 from support import until
-from support.striking import leaves_with
+from support.striking import PACKAGE, after_calls, interrupted, leaves_with
 
 import sqlsem
 from sqlsem.core.waiting import MOST_WAITING_SESSIONS
@@ -136,13 +132,6 @@ def test_interrupts_while_waiting(spawn, agents, database, name, waiting, kind):
     holder.release()
 
 
-@functools.cache
-def after_calls(code):
-    """Where a signal that came during a call may strike."""
-    steps = list(dis.get_instructions(code))
-    return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
-
-
 def lock(coordinator, resource):
     with coordinator.mutex(resource):
         pass
@@ -205,7 +194,6 @@ def strike_every_line(channel, url, options, name, what):
     """A KeyboardInterrupt at each line of the package that something runs through, and after each call that contextlib
     makes for it, one at a time.
     """
-    package = str(Path(sqlsem.__file__).parent)
     coordinator = sqlsem.connect(url, **options, grace=1.5)
     keep = coordinator.mutex(f"{name}-keep")
     keep.acquire()
@@ -225,7 +213,7 @@ def strike_every_line(channel, url, options, name, what):
                 # A signal strikes just after `next(self.gen)`, too: so parts it a generator from its end.
                 frame.f_trace_opcodes = True
                 strikes = event == "opcode" and frame.f_lasti in after_calls(code)
-            elif code.co_filename.startswith(package):
+            elif code.co_filename.startswith(PACKAGE):
                 strikes = event == "line" and not leaves_with(frame) and not enters_exit(frame)
             else:
                 return None
@@ -236,14 +224,7 @@ def strike_every_line(channel, url, options, name, what):
                     raise KeyboardInterrupt
             return trace
 
-        sys.settrace(trace)
-        try:
-            DONE[what](coordinator, f"{name}-{number}")
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
+        return interrupted(trace, lambda: DONE[what](coordinator, f"{name}-{number}"))
 
     number = 1
     while strikes(number):

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at one line of the package, as out of a signal handler."""
+"""A KeyboardInterrupt at one moment, as out of a signal handler."""
 
 import dis
 import functools
@@ -10,6 +10,26 @@ from pathlib import Path
 import sqlsem
 
 PACKAGE = str(Path(sqlsem.__file__).parent)
+
+
+@functools.cache
+def after_calls(code):
+    """Where a signal that came during a call may strike."""
+    steps = list(dis.get_instructions(code))
+    return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
+
+
+def interrupted(trace, do):
+    """Whether a KeyboardInterrupt came out of ``do``, which runs under that tracer."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
 
 
 #: What a block is entered by, and never left by: of Python 3.10, of 3.11 to 3.13, from 3.14 on.
@@ -60,14 +80,7 @@ def struck(number, do):
                 raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        do()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
+    interrupted(trace, do)
     return where
 
 

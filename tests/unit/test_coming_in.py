@@ -3,11 +3,10 @@
 import asyncio
 import gc
 import itertools
-import sys
 import threading
 import time
 
-from support import started_since
+from support import started_since, striking
 
 import sqlsem
 from sqlsem.core.lookout import Lookout
@@ -27,14 +26,7 @@ def interrupted(number, function, file, do):
                 raise KeyboardInterrupt
         return trace
 
-    sys.settrace(trace)
-    try:
-        do()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+    return striking.interrupted(trace, do)
 
 
 def test_who_is_interrupted_while_coming_in_is_looked_after(tmp_path):

@@ -1,13 +1,12 @@
 """An interrupt at any moment that a signal can strike at leaves no lock taken, and nobody counted."""
 
 import contextlib
-import dis
-import functools
 import itertools
 import sys
 import threading
 
 import pytest
+from support.striking import after_calls, interrupted
 
 import sqlsem
 from sqlsem import runtime
@@ -15,13 +14,6 @@ from sqlsem.core import main_session
 from sqlsem.engines.sqlite import fork
 
 pytestmark = pytest.mark.skipif(sys.implementation.name != "cpython", reason="where signals strike is CPython's matter")
-
-
-@functools.cache
-def after_calls(code):
-    """Where a signal that came during a call may strike."""
-    steps = list(dis.get_instructions(code))
-    return {step.offset for before, step in itertools.pairwise(steps) if before.opname.startswith("CALL")}
 
 
 def struck(number, do, *files):
@@ -41,15 +33,7 @@ def struck(number, do, *files):
                 raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        do()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return interrupted(trace, do)
 
 
 def test_a_lock_that_is_had_within_a_time_is_given_back():
