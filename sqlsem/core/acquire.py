@@ -114,11 +114,16 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     def withdraw(self, outcome: str = "cancelled") -> Operations[None]:
         """Remove what this acquisition left; where that cannot be done now, the next good ping does it. Repeatable."""
-        uid = self.uid
+        uid, tickets = self.uid, self.tickets
+
+        def cancel(session: Session, member_id: int) -> None:
+            session.keep_entries(member_id, tickets)
+            session.cancel(member_id, uid, outcome)
+
         self._disown()
         try:
             if self.sent:
-                yield Call("cancel", lambda session, me: session.cancel(me, uid, outcome), min(1.0, self.budget))
+                yield Call("cancel", cancel, min(1.0, self.budget))
                 self.sent = False
         except SqlsemError as exc:
             if not self.process.closed:
@@ -222,6 +227,8 @@ class Acquisition(WaitingVerb, Generic[G]):
             tickets = session.register(member_id, requesting_id, self.owner, self.uid, self.requests, self.timeout == 0)
             self.tickets = tickets or []
             member.add(self.tickets)
+            for ticket in self.tickets:
+                self.process.lines.spare(ticket.resource, session, member_id)
             if self.withdrawn:
                 self.forget_rows()
             return tickets is not None

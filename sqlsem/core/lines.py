@@ -46,6 +46,9 @@ FIRST_SECONDS, SHARE = 0.005, 0.05
 BUSY = 0.05
 #: At the most so many in one statement.
 MOST_IN_A_LOOK = 1000
+#: Where more of one line have what those behind them are woken by, only the first ones keep it, and those at the ends
+#: of runs (`LockSession.spare_entries`).
+MOST_KEPT, FRONT = 256, 64
 #: Where what was given back went to another process, the next so many of ours do not wait at home.
 NOT_AT_HOME = 16
 
@@ -68,7 +71,10 @@ class Waiter:
     ``answer``: True when it is granted, None when its row is gone; False until that is known.
     """
 
-    __slots__ = ("answer", "at_home", "began", "behind", "event", "kind", "position", "request", "since", "ticket")
+    __slots__ = (
+        *("answer", "at_home", "began", "behind", "event", "kind"),
+        *("position", "request", "since", "spared", "ticket"),
+    )
 
     def __init__(self, ticket: Ticket, request: Request, event: threading.Event) -> None:
         self.ticket = ticket
@@ -78,6 +84,7 @@ class Waiter:
         self.event = event
         self.answer: bool | None = False
         self.at_home = False
+        self.spared = False  # nobody need be woken by its end
         self.since = math.inf  # it has stood
         self.began = monotonic()
         self.behind: Behind | None = None  # whom it waits behind, where somebody wanted to know
@@ -95,6 +102,8 @@ class _Line:
         self.let_in: list[Waiter] = []
         #: So many do not wait at home.
         self.strangers = 0
+        #: So many are spared, and when to spare more: when so many are not.
+        self.spared, self.most_kept = 0, MOST_KEPT
 
     def add(self, waiter: Waiter) -> None:
         insort(self.waiters, waiter, key=_position)
@@ -112,7 +121,9 @@ class _Line:
             del self._kinds[waiter.kind]
         else:
             there = _take(kind, waiter)
-        return _take(self.waiters, waiter) or there
+        there = _take(self.waiters, waiter) or there
+        self.spared -= there and waiter.spared
+        return there
 
     def exposed(self) -> list[Waiter]:
         """Those that no earlier one keeps out. Of each kind, the first one keeps out the others."""
@@ -131,6 +142,28 @@ class _Line:
         if self.opened == waiter.kind:
             return Place.LET_IN_TOO
         return Place.FIRST if self.waiters[0] is waiter else Place.EXPOSED
+
+    def spare(self) -> list[Waiter]:
+        """Those in the middle, from now on: right behind each stands another one of ours that asks for the same."""
+        if len(self.waiters) - self.spared < self.most_kept:
+            return []
+        middle = itertools.pairwise(itertools.islice(self.waiters, FRONT, None))
+        chosen = [one for one, after in middle if not one.spared and one.kind == after.kind and not one.request.shared]
+        for waiter in chosen:
+            waiter.spared = True
+        self.spared += len(chosen)
+        self.most_kept = max(MOST_KEPT, 2 * (len(self.waiters) - self.spared))
+        return chosen
+
+    def keep(self) -> list[Waiter]:
+        """Those whose turn is near, and that were spared."""
+        if not self.spared or not any(one.spared for one in self.waiters[: FRONT // 2]):
+            return []
+        chosen = [one for one in self.waiters[:FRONT] if one.spared]
+        for waiter in chosen:
+            waiter.spared = False
+        self.spared -= len(chosen)
+        return chosen
 
     def like(self, waiter: Waiter) -> Iterable[Waiter]:
         """It, and those behind it that ask for the same, up to one that does not."""
@@ -300,6 +333,29 @@ class Lines:
                     with self._state_lock:
                         line.strangers = NOT_AT_HOME
                 self.nudge(resource)
+        if line.spared:
+            with self._state_lock:
+                near = line.keep()
+            try:
+                if near:
+                    session.keep_entries(member_id, [one.ticket for one in near])
+            except SqlsemError as exc:  # those behind them look from time to time
+                log.debug("Those of %r whose turn is near are found by looking: %s", resource, exc)
+
+    def spare(self, resource: str, session: Session, member_id: int) -> None:
+        """On the main session, after somebody of ours has got a number: of very many of one line most need nothing in
+        the database by which those behind them are woken.
+        """
+        line = self._lines.get(resource)
+        if line is None or len(line.waiters) - line.spared < line.most_kept:
+            return
+        with self._state_lock:
+            chosen = line.spare()
+        try:
+            if chosen:
+                session.spare_entries(member_id, [one.ticket for one in chosen])
+        except SqlsemError as exc:
+            log.debug("Those who wait for %r keep their entry locks: %s", resource, exc)
 
     # -- looks at those that stand ------------------------------------------------------------------------------
 

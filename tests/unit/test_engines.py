@@ -23,6 +23,9 @@ LOADED = [engines.load(name) for name in ("sqlite", "memory", "mssql")]
 DIFFERENT = {
     "backend": "PostgreSQL: behind a pooler it changes",
     "hold_entry": "PostgreSQL: an entry lock is the session's, and so taken in a statement of its own",
+    "spare_entries": "PostgreSQL: its table of locks is of one size",
+    "keep_entries": "PostgreSQL: the same",
+    "spared_entries": "PostgreSQL: the same",
     "deadlock_rows": "PostgreSQL: the client searches among them, as it is faster than PL/pgSQL",
     "living": "PostgreSQL: and asks who of a deadlock lives",
     "find_deadlock": "SQL Server: the routine does it",

@@ -297,6 +297,90 @@ def test_a_look_that_fails_says_nothing_and_is_made_again(room):
     assert all(waiter.answer for waiter in several)
 
 
+class Locks:
+    """A session that notes which rows were spared, and which were to be kept."""
+
+    def __init__(self, answers=()):
+        self.spared, self.kept, self.calls, self.answers = set(), set(), 0, dict(answers)
+
+    def spare_entries(self, member_id, tickets):
+        self.calls += 1
+        self.spared |= {ticket.position for ticket in tickets}
+
+    def keep_entries(self, member_id, tickets):
+        self.calls += 1
+        self.kept |= {ticket.position for ticket in tickets}
+
+    def wait(self, ticket, timeout, nudge):
+        return self.answers.get(ticket.position, False)
+
+
+def test_of_many_in_a_line_those_in_the_middle_are_spared(room):
+    few, session = lines.MOST_KEPT, Locks()
+    for number in range(few):
+        room.lines.spare("a", session, 1)
+        room.waiter(number)
+    assert session.calls == 0, "of a few, nobody"
+    room.lines.spare("a", session, 1)
+    assert session.spared == set(range(lines.FRONT, few - 1))
+    for number in range(few, 100 * few):
+        room.waiter(number)
+        room.lines.spare("a", session, 1)
+    kept = 100 * few - len(session.spared)
+    assert kept <= few
+    assert session.calls <= 100 * few / (few - lines.FRONT - 1) + 1, "and only now and then"
+
+
+@pytest.mark.parametrize("kind", [{"limit": 2}, {"access": "read"}])
+def test_nobody_is_spared_in_front_of_one_of_another_kind(room, kind):
+    """And it is not asked again and again whether somebody can be."""
+    session, number = Locks(), 40 * lines.MOST_KEPT
+    for position in range(number):
+        room.waiter(position, **(kind if position % 2 else {}))
+        room.lines.spare("a", session, 1)
+    assert session.spared == set()
+    assert session.calls < 10
+
+
+def test_who_shares_is_not_spared(room):
+    session = Locks()
+    for position in range(2 * lines.MOST_KEPT):
+        room.waiter(position, access="read")
+        room.lines.spare("a", session, 1)
+    assert session.spared == set()
+
+
+def test_whose_turn_is_near_is_kept_again(room):
+    number, session = 2 * lines.MOST_KEPT, Locks()
+    several = [room.waiter(position) for position in range(number)]
+    room.lines.spare("a", session, 1)
+    spared, calls = set(session.spared), session.calls
+    for position, waiter in enumerate(several[:-1]):
+        room.lines.settle(waiter, True)
+        room.lines.leave([waiter])
+        room.lines.hand_over("a", session, 1)
+        near = set(range(position + 1, min(position + lines.FRONT // 2, number - 1)))
+        assert near & spared <= session.kept, position
+    assert session.kept == spared
+    assert session.calls - calls <= 2 * number / lines.FRONT + 2
+
+
+@pytest.mark.parametrize("what", ["spare_entries", "keep_entries"])
+def test_what_the_database_refuses_only_costs_time(room, what):
+    """The row that was just made, or given back, is so."""
+    session = Locks()
+
+    def refuse(*_):
+        raise sqlsem.Unavailable("no")
+
+    setattr(session, what, refuse)
+    several = [room.waiter(position) for position in range(2 * lines.MOST_KEPT)]
+    room.lines.spare("a", session, 1)
+    for waiter in several[: lines.FRONT]:
+        room.lines.leave([waiter])
+        room.lines.hand_over("a", session, 1)
+
+
 def test_who_withdraws_meanwhile_gets_no_answer_and_those_behind_come_forward(room):
     first, second, third = (room.waiter(number) for number in (1, 2, 3))
     room.lines.stand(first)

@@ -91,6 +91,13 @@ class PostgresDoctor(Doctor):
         mend = "A crash of the server can undo what was granted; prefer synchronous_commit = on."
         return Check("durability", True, f"synchronous_commit is {synchronous}", mend if synchronous == "off" else "")
 
+    def locks(self) -> Check:
+        """Whether the table of locks, which all programs of the server share, is filling up."""
+        room, taken = self._ask("locks")
+        mend = "Raise max_locks_per_transaction: a server without room for a lock refuses statements, and connections."
+        told = f"{taken} in the server's table, which has room for {room} and some"
+        return Check("locks", True, told, mend if 2 * taken > room else "")
+
     def replication(self) -> Check | None:
         """What a failover may lose."""
         line, names, standbys, in_step = self._ask("replication")

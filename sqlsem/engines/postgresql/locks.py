@@ -14,7 +14,7 @@ from sqlsem import deadlocks
 from sqlsem.deadlocks import Found
 from sqlsem.engines.answers import adopted, already_upgrading, granted_rights, hash_of
 from sqlsem.engines.base import Busy, here
-from sqlsem.engines.postgresql.connection import PostgresConnection
+from sqlsem.engines.postgresql.entry_locks import EntryLocks
 from sqlsem.engines.ranking import RankedSession, Turn
 from sqlsem.engines.roles import Administration, Convertible, DeadlockSearch
 from sqlsem.engines.travelling import Travelling
@@ -38,7 +38,7 @@ from sqlsem.model_rates import RateEntry
 log = logging.getLogger("sqlsem")
 
 
-class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
+class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, DeadlockSearch, Administration):
     """The queue of every resource."""
 
     def enrol(self, host: str, pid: int, program: str) -> int:
@@ -46,7 +46,10 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
         return self.number("enrol", host, pid, program, grace, None if lease is None else int(lease * 1000))
 
     def resume(self, member_id: int) -> bool:
-        return bool(self.row("resume_member", member_id)[0])
+        there = bool(self.row("resume_member", member_id)[0])
+        if there:
+            self.came_back(member_id)
+        return there
 
     def ping(self, member_id: int) -> Pulse:
         known, positions, revoked = self.call("ping", member_id)
@@ -74,6 +77,7 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
         return [Ticket(resource, position, requesting_id, granted) for resource, position, granted in rows] or None
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
+        self.keep_entry(ticket)
         *_, code = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
         return bool(code == 0)
 
@@ -109,6 +113,7 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
         return self._wait("upgrade", (ticket.resource, ticket.position, ticket.requesting_id), timeout)
 
     def downgrade(self, ticket: Ticket) -> bool:
+        self.keep_entry(ticket)
         key = (ticket.resource, ticket.position, ticket.requesting_id)
         if self.number("downgrade", *key) != 0:
             return False
@@ -122,6 +127,8 @@ class PostgresLocks(PostgresConnection, Convertible, Travelling, RankedSession, 
     # -- locks that travel --------------------------------------------------------------------------------------
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
+        for ticket in tickets:
+            self.keep_entry(ticket)
         positions = [ticket.position for ticket in tickets]
         return self.number("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0
 

@@ -80,6 +80,15 @@ SELECT {schema}.downgrade(%s::varchar, %s::bigint, %s::varchar)
 -- name: hold_entry
 SELECT {schema}.hold_entry(%s::varchar, %s::bigint, %s::varchar)
 
+-- name: spared_entries
+SELECT position FROM {schema}.spared_entries(%s::bigint) AS position
+
+-- name: spare_entries
+SELECT {schema}.spare_entries(%s::bigint, %s::varchar, %s::bigint[])
+
+-- name: keep_entries
+SELECT {schema}.keep_entries(%s::bigint, %s::bigint[])
+
 -- name: cancel
 SELECT {schema}.cancel(%s, %s, %s)
 

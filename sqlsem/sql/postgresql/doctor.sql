@@ -25,6 +25,13 @@ SELECT s.reset_val, pg_catalog.current_setting('synchronous_commit'), pg_catalog
        (SELECT t.setting FROM pg_catalog.pg_settings AS t WHERE t.name OPERATOR(pg_catalog.=) 'tcp_user_timeout'::text)
 FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'default_transaction_isolation'::text
 
+-- name: locks
+-- How many locks the server's table has room for at the least, and how many are in it. (Those on the fast path are not.)
+SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint
+       OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::bigint
+                               OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::bigint),
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks AS l WHERE NOT l.fastpath)
+
 -- name: tls
 -- This session's own row.
 SELECT s.ssl, s.version, s.cipher FROM pg_catalog.pg_stat_ssl AS s

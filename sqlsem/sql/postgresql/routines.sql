@@ -706,9 +706,73 @@ BEGIN
     END IF;
     IF v_lease IS NULL THEN
         -- 'try': where the old session lingers, its lock stands for ours.
-        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(queue_position)) FROM {schema}.rows_of(p_member);
+        PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(r.queue_position))
+        FROM (SELECT resource_id, array_agg(queue_position ORDER BY queue_position) AS positions
+              FROM {schema}.rows_of(p_member) GROUP BY resource_id) AS a
+        CROSS JOIN LATERAL (SELECT unnest(a.positions) AS queue_position
+                            EXCEPT SELECT {schema}.shielded(p_member, a.resource_id, a.positions[257:])) AS r;
     END IF;
     RETURN true;
+END
+$$;
+
+
+-- The waiting rows of a member for whose end nobody need wait: right behind each stands another row of the same member that asks
+-- for the same, with nobody beside it. Whoever stands behind both is kept out by that one as well, and for longer. (Who waits and
+-- believes otherwise looks from time to time. So simple that the planner inlines it, as those above.)
+CREATE OR REPLACE FUNCTION {schema}.shielded(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS SETOF bigint
+LANGUAGE sql STABLE
+AS $$
+    SELECT t.queue_position
+    FROM {schema}.{table} AS t
+    CROSS JOIN LATERAL (
+        SELECT n.member_id, n.access_type, n.weight, n.concurrency_limit FROM {schema}.{table} AS n
+        WHERE n.resource_id::text OPERATOR(pg_catalog.=) p_resource::text
+          AND n.queue_position OPERATOR(pg_catalog.>) t.queue_position
+        ORDER BY n.queue_position LIMIT 1) AS n
+    WHERE t.resource_id::text OPERATOR(pg_catalog.=) p_resource::text AND t.queue_position OPERATOR(pg_catalog.=) ANY (p_positions)
+      AND t.member_id OPERATOR(pg_catalog.=) p_member AND t.granted_at IS NULL AND t.access_type::text OPERATOR(pg_catalog.=) 'write'::text
+      AND n.member_id OPERATOR(pg_catalog.=) p_member AND n.access_type::text OPERATOR(pg_catalog.=) 'write'::text
+      AND n.weight OPERATOR(pg_catalog.=) t.weight AND (n.concurrency_limit OPERATOR(pg_catalog.=) t.concurrency_limit
+                                                        OR n.concurrency_limit IS NULL AND t.concurrency_limit IS NULL)
+$$;
+
+-- The rows of this session's member, of these (NULL: of all), without an entry lock of its own.
+CREATE OR REPLACE FUNCTION {schema}.spared_entries(p_member bigint, p_positions bigint[] DEFAULT NULL) RETURNS SETOF bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.queue_position FROM {schema}.member AS m JOIN {schema}.{table} AS r ON r.member_id = m.member_id
+    WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
+      AND r.queue_position = ANY (coalesce(p_positions, ARRAY(SELECT queue_position FROM {schema}.rows_of(p_member))))
+      AND {schema}.lock_key(r.queue_position) NOT IN (
+          SELECT objid::bigint FROM pg_locks
+          WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted AND pid = pg_backend_pid()
+            AND classid::bigint = {schema}.lock_class(2))
+$$;
+
+-- Gives up the entry locks of those rows that are shielded: the table of locks is the whole server's, and who has many of them
+-- pays for each at the end of every transaction. May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.spare_entries(p_member bigint, p_resource varchar, p_positions bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    PERFORM pg_advisory_unlock({schema}.lock_class(2), {schema}.lock_key(p.position))
+    FROM (SELECT {schema}.shielded(m.member_id, p_resource, p_positions) AS position FROM {schema}.member AS m
+          WHERE m.member_id = p_member AND m.login = session_user AND m.backend_pid = pg_backend_pid() AND m.lease_ms IS NULL
+          EXCEPT SELECT {schema}.spared_entries(p_member, p_positions)) AS p;
+END
+$$;
+
+-- Takes them again, before the turn of these rows comes, or before they leave. May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.keep_entries(p_member bigint, p_positions bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_spared bigint[] := ARRAY(SELECT {schema}.spared_entries(p_member, p_positions));
+BEGIN
+    PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p.position)) FROM unnest(v_spared) AS p (position);
 END
 $$;
 
@@ -1207,7 +1271,8 @@ BEGIN
                   LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
             CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
-            IF v_free THEN
+            -- (A row may stand without its entry lock: its owner has a lease, or stands behind it once more.)
+            IF v_free OR {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
                 PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
                 CONTINUE;
             END IF;

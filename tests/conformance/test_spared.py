@@ -1,0 +1,226 @@
+"""Entry locks on PostgreSQL: very many who wait in one process do not fill the server's table of locks, and all are
+woken nevertheless.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+
+import pytest
+from support import PATIENCE, until
+
+from sqlsem.core import lines
+from sqlsem.model import Request
+
+pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
+
+
+class Party:
+    """One who takes part, without a coordinator."""
+
+    numbers = itertools.count()
+
+    def __init__(self, database, member=None, **options):
+        self.session = database.session(grace=60, **options)
+        self.told = []
+        self.session.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
+        if member is None:
+            member = self.session.enrol("host", 1, "test")
+        else:
+            assert self.session.resume(member)
+        self.member = member
+        self.pid = self.session.backend()
+
+    def ask(self, resource, access="write", limit=1, weight=1):
+        """The ticket."""
+        uid = f"{self.member}.{next(self.numbers)}"
+        (ticket,) = self.session.register(
+            self.member, "party", "party", uid, [Request(resource, access, limit, weight)], False
+        )
+        return ticket
+
+    def release(self, *tickets):
+        for ticket in tickets:
+            assert self.session.release(ticket, "released")
+
+    def spare(self, tickets):
+        self.session.spare_entries(self.member, tickets)
+
+    def keep(self, tickets):
+        self.session.keep_entries(self.member, tickets)
+
+
+@pytest.fixture
+def party(database):
+    with contextlib.ExitStack() as made:
+
+        def make(*member, **options):
+            one = Party(database, *member, **options)
+            made.callback(one.session.close)
+            return one
+
+        yield make
+
+
+@pytest.fixture
+def locked(database):
+    """Which of these tickets have an entry lock."""
+
+    def locked(tickets):
+        rows = database.rows(
+            "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
+            " AND classid::bigint = sqlsem.lock_class(2)"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        keys = {key for (key,) in rows}
+        return [ticket.position in keys for ticket in tickets]
+
+    return locked
+
+
+def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name):
+    one, other = party(), party()
+    before = [one.ask(name) for _ in range(5)]
+    between = other.ask(name)
+    behind = [one.ask(name) for _ in range(3)]
+    every = [*before, between, *behind]
+    one.spare([*before, *behind])
+    # The one that holds, the one before another member's, and the last one keep theirs.
+    assert locked(every) == [True, False, False, False, True, True, False, False, True]
+    one.spare([*before, *behind])
+    one.spare([between])
+    assert locked([between]) == [True], "another member's"
+    one.keep(before)
+    one.keep([*before, *behind])
+    assert all(locked(every))
+    one.release(*before, *behind)
+    assert locked(every) == [ticket is between for ticket in every], "each was taken once"
+    assert one.told == [], "nothing was freed twice"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"limit": 2}),
+        ({"limit": 2}, {"limit": 2, "weight": 2}),
+        ({}, {"access": "read"}),
+        ({"access": "read"}, {"access": "read"}),
+    ],
+)
+def test_who_is_followed_by_one_that_asks_for_something_else_is_not(party, locked, name, first, then):
+    """Somebody behind both may be kept out by the first one alone; and those who share are inside together."""
+    one = party()
+    holder = one.ask(name, "write", 2, 2)
+    two = [one.ask(name, **first), one.ask(name, **then)]
+    one.spare([holder, *two])
+    assert locked([holder, *two]) == [True] * 3
+
+
+def test_who_leaves_without_a_lock_says_nothing_wrong(party, locked, name):
+    """The server writes a line into its log for each lock that is freed and was not there."""
+    one = party()
+    several = [one.ask(name) for _ in range(4)]
+    one.spare(several)
+    one.release(several[2])
+    one.session.keep_entries(one.member, [several[1]])
+    one.release(several[1], several[0], several[3])
+    assert locked(several) == [False] * 4
+    assert one.told == []
+
+
+def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
+    number = lines.MOST_KEPT + 100
+    one = party()
+    several = [one.ask(name) for _ in range(number)]
+    one.spare(several)
+    one.session.close()
+    until(lambda: not any(locked(several)), "the session has ended")
+    again = party(one.member)
+    assert locked(several) == [True] * lines.MOST_KEPT + [False] * 99 + [True]
+    again.release(*several)
+    assert again.told == []
+    assert not any(locked(several))
+
+
+def test_those_behind_are_woken_wherever_a_run_ends(party, name):
+    """Also where those that were to come between have given up."""
+    one, other = party(), party()
+    several = [one.ask(name) for _ in range(6)]
+    one.spare(several)
+    last = other.ask(name)
+    found = []
+
+    def wait():
+        found.append(other.session.wait(last, PATIENCE, threading.Event()))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    one.release(several[5], several[2])
+    one.keep(several[3:5])
+    one.release(several[0], several[1], several[3])
+    assert found == []
+    one.release(several[4])
+    thread.join(PATIENCE)
+    assert found == [True]
+
+
+def test_who_waits_behind_a_row_without_a_lock_sleeps_nevertheless(party, database, name):
+    """It slept on the lock of the oldest one of those that may leave first, and that of a lease is free always."""
+    leased, one = party(lease=60), party()
+    leased.ask(name, limit=3)
+    one.ask(name, limit=3)
+    one.ask(name, limit=3, weight=2)  # waits, and nobody attends to it
+    other = party()
+    mine = other.ask(name, limit=3)
+    execute = other.session.connection.execute
+    execute("SET track_functions = 'pl'")
+    assert other.session.wait(mine, 1.0, threading.Event()) is False
+    execute("SELECT pg_stat_force_next_flush()")
+    ((calls,),) = execute("SELECT sum(calls) FROM pg_stat_user_functions WHERE funcname IN ('sleep_on', 'suspect')")
+    assert (calls or 0) < 200, "it looks from time to time, and does not spin"
+
+
+def test_a_crowd_of_one_process_takes_few_locks(connect, database, name, locked):
+    """In the order in which they asked, though most of them give up."""
+    number, most = 1200, lines.MOST_KEPT + 16
+    holder, coordinator = connect(grace=60), connect(grace=60)
+    with coordinator.mutex(name):  # connects
+        pass
+    told = []
+    main = coordinator.process.member.main.session
+    main.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+
+    def counted():
+        rows = database.rows("SELECT queue_position FROM {table} WHERE resource_id = ?", str(name))
+        tickets = [type("Row", (), {"position": position}) for (position,) in rows]
+        return sum(locked(tickets))
+
+    async def main_task(grant):
+        order = []
+
+        async def enter():
+            async with coordinator.mutex(name) as had:
+                order.append(had.position)
+
+        tasks = [asyncio.create_task(enter()) for _ in range(number)]
+        while len(coordinator.process.lines.waiters()) < number:
+            await asyncio.sleep(0.02)
+        assert counted() <= most
+        for task in tasks[10:-1:2]:
+            task.cancel()
+        await asyncio.wait(tasks[10:-1:2], timeout=10 * PATIENCE)
+        assert counted() <= most
+        await asyncio.to_thread(grant.release)
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10 * PATIENCE)
+        cancelled = [one for one in done if isinstance(one, asyncio.CancelledError)]
+        assert len(cancelled) == len(tasks[10:-1:2])
+        assert len(order) == number - len(cancelled)
+        assert order == sorted(order)
+
+    lock = holder.mutex(name)
+    assert lock.acquire()
+    asyncio.run(main_task(lock.grant))
+    assert told == []
+    assert database.queue(name) == []
+    assert counted() == 0
