@@ -294,9 +294,9 @@ CALLS = (
 
 
 @contextlib.contextmanager
-def counting_calls(kind: type[Any]) -> Iterator[list[int]]:
-    """Counts what is asked of any session of that class in this process."""
-    count = [0]
+def counting_calls(kind: type[Any], count: list[int] | None = None) -> Iterator[list[int]]:
+    """Counts what is asked of any session of that class in this process, on top of ``count``."""
+    count = [0] if count is None else count
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

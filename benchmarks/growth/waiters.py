@@ -88,7 +88,12 @@ def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
         await everybody
 
     coordinator = sqlsem.connect(url, retry=60)
-    with measure.counting_calls(coordinator.engine.session_class) as count:
+    with contextlib.ExitStack() as counting:
+        count = counting.enter_context(measure.counting_calls(coordinator.engine.session_class))
+        if coordinator.engine.awaits:  # then it waits in sessions of another kind
+            from sqlsem.engines.postgresql.aio import AsyncPostgresSession
+
+            counting.enter_context(measure.counting_calls(AsyncPostgresSession, count))
         asyncio.run(crowd(coordinator, count))
     coordinator.close()
 
@@ -135,27 +140,25 @@ def crowd(engine: str, url: str, waiters: int, processes: int, seconds: float) -
             time.sleep(0.2)
         time.sleep(min(3.0, seconds))  # until the dust has settled
         found = Crowd(waiters, processes, 0.0)
-        with measure.counting_calls(holder.engine.session_class) as ours:
-            _idle(found, engine, place, shared, seconds, ours)
+        _idle(found, place, shared, seconds)
         _probe(found, other)
         lock.release()
         found.rate = shared.rate()
     return found
 
 
-def _idle(found: Crowd, engine: str, url: str, shared: _Shared, seconds: float, ours: list[int]) -> None:
-    """What they cost while nothing happens; the server counts the holder's pings and our own question, too."""
-    used, counted = servers.cpu_seconds(url), measure.transactions(engine, url)
-    began, pings = time.monotonic(), ours[0]
+def _idle(found: Crowd, url: str, shared: _Shared, seconds: float) -> None:
+    """What they cost while nothing happens. (They count what they send: a server's own counters lag behind by a second,
+    and count what connects as well.)
+    """
+    used, began = servers.cpu_seconds(url), time.monotonic()
     shared.begin.set()
     time.sleep(seconds)
     elapsed = time.monotonic() - began
-    used_after, counted_after = servers.cpu_seconds(url), measure.transactions(engine, url)
+    used_after = servers.cpu_seconds(url)
     shared.end.set()
     told = [shared.calls.get(timeout=120) for _ in range(found.processes)]
     calls, cpu = (sum(part) for part in zip(*told, strict=True))
-    if counted is not None:  # a file does not count
-        calls = counted_after - counted - (ours[0] - pings) - 1
     found.statements = calls / elapsed / found.processes
     found.server_cpu = None if used is None or used_after is None else (used_after - used) / elapsed
     found.client_cpu = cpu / elapsed

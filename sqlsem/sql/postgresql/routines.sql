@@ -1169,6 +1169,8 @@ DECLARE
     v_tested   timestamptz := clock_timestamp();
     v_pause    float := 2;          -- ms
     v_waiting  boolean := false;
+    v_waits    boolean := false;
+    v_first    bigint;              -- nothing below this row lives
 BEGIN
     -- Stand aside while the tables are upgraded, before any of them is touched.
     IF {schema}.is_upgraded() THEN
@@ -1231,6 +1233,15 @@ BEGIN
         v_left := least(v_left, CASE WHEN v_row.weight = v_row.concurrency_limit THEN 4000 ELSE 2000 END);
         IF {schema}.is_upgraded() THEN
             RETURN -1;
+        END IF;
+        -- Who has to wait writes marks now, and not when it is granted, as nobody waits for it yet.
+        v_waits := true;
+        IF {schema}.marks_now() THEN
+            v_first := (SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 1);
+            IF v_row.lowest < v_first AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+                PERFORM {schema}.raise_marks(p_resource, v_first, v_row.member_id);
+                RETURN 1;
+            END IF;
         END IF;
         IF v_ahead.until = 'paused' THEN
             PERFORM pg_sleep(least(v_left, v_pause) / 1000);
@@ -1298,7 +1309,7 @@ BEGIN
             EXIT WHEN FOUND;
         END IF;
     END LOOP;
-    IF {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+    IF NOT v_waits AND {schema}.marks_now() AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
         PERFORM {schema}.raise_marks(p_resource, p_position, NULL);
     END IF;
     RETURN 0;
