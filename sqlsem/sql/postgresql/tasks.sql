@@ -995,6 +995,7 @@ CREATE OR REPLACE FUNCTION {schema}.next_tasks(
     OUT ended text, OUT claimed text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_member {schema}.member;
