@@ -123,10 +123,10 @@ def main(
                 found = results.setdefault(engine, {})[name] = MEASUREMENTS[name](engine, url, options)
                 if name == growth.__name__:
                     slopes[engine] = found
-    if picture:
-        draw(slopes, picture)
     if file:
         Path(file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if picture:
+        draw(slopes, picture)
 
 
 if __name__ == "__main__":

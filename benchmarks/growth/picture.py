@@ -103,7 +103,7 @@ def _grown(curve: dict[str, Any]) -> list[tuple[float, float]]:
 
 def _pairs(axes: Any, figures: dict[str, Any]) -> None:
     _words(axes, "A pair, under an old snapshot", "pairs done under it", "times the first")
-    styles = {"repeatable read": "-", "prepared": "--", "reader": "-"}
+    styles = {"repeatable read": "-", "prepared": "--", "standby": ":", "reader": "-"}
     for engine, found in figures.items():
         for kind, curve in found.get("snapshots", {}).get("a pair", {}).get("sqlsem", {}).items():
             _line(axes, _grown(curve), f"{ENGINES[engine]}, {kind}", COLOURS[engine], styles[kind])

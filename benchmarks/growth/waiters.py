@@ -90,7 +90,7 @@ def _wait_as_tasks(url: str, number: int, shared: _Shared) -> None:
     coordinator = sqlsem.connect(url, retry=60)
     with contextlib.ExitStack() as counting:
         count = counting.enter_context(measure.counting_calls(coordinator.engine.session_class))
-        if coordinator.engine.awaits:  # then it waits in sessions of another kind
+        if url.startswith("postgresql"):  # tasks wait in sessions of another kind
             from sqlsem.engines.postgresql.aio import AsyncPostgresSession
 
             counting.enter_context(measure.counting_calls(AsyncPostgresSession, count))
