@@ -6,6 +6,7 @@ Times of different processes are compared by `time.monotonic_ns`, one clock for 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import sqlsem
 from benchmarks import servers, subjects
+from sqlsem.engines import roles
 from sqlsem.engines.base import Session
 
 #: Asked so much earlier (ns) and served later: overtaken, and not merely a tie.
@@ -276,21 +278,12 @@ class Waiting:
     client_cpu: float  # the same for one waiter, milliseconds
 
 
-#: What a session is asked for by those who hold and wait.
-CALLS = (
-    "ping",
-    "register",
-    "release",
-    "cancel",
-    "wait",
-    "look",
-    "prune",
-    "entries",
-    "claim_task",
-    "next_task",
-    "next_tasks",
-    "recover_tasks",
-)
+#: What a session can be asked for.
+CALLS = [
+    name
+    for name, _ in inspect.getmembers(roles.Session, inspect.isfunction)
+    if not (name.startswith("_") or hasattr(roles.Wire, name))
+]
 
 
 @contextlib.contextmanager

@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 #: Between two looks for workers that died: a part of the grace, from so many seconds to so many.
 RECOVER_PART, RECOVER_SECONDS = 2 / 5, (0.25, 2.0)
-#: The longest pause between two looks for something to do where nothing is heard of other processes.
-UNHEARD_SECONDS = 1.0
+#: The longest pause between two looks for something to do where nothing is heard of other processes; and where nothing
+#: has happened of which one would have heard.
+UNHEARD_SECONDS, UNCHANGED_SECONDS = 1.0, 4.0
 #: Between two looks at the tasks that wait for their locks: so many seconds, and as many times the last look's.
 PARKED_SECONDS, PARKED_TIMES = 0.2, 20
 #: And so soon where a task's time came just after a look.
@@ -67,16 +68,24 @@ class Claiming:
         """
         process, left = self.process, pauses(timeout, longest=longest or self._recover_every())
         asked, ready = -1, math.inf  # of which version, and when the next task's time comes
+        looked, look_at = -1, -math.inf  # at which version, and when to look though that is still so
         doubtful = True  # whether a time that has just come was not looked at once more
         with process.news.wanted():
             while stop is None or not stop():
                 version = process.bell.version()
-                found = look()
+                rests = longest is None and version == looked and monotonic() < min(ready, look_at)
+                if rests and process.news.heard:
+                    self.recover()  # of which everybody hears
+                    found = None
+                else:
+                    looked, rests = version, False
+                    found = look()
+                    look_at = monotonic() + UNCHANGED_SECONDS
                 if found is not None:
                     return found
                 pause = next(left, None)
                 if pause is None:
-                    return None
+                    return look() if rests else None
                 if not process.news.heard:
                     pause = min(pause, UNHEARD_SECONDS)
                 elif version != asked or monotonic() >= ready:
