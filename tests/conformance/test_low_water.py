@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import threading
 
 import psycopg
 import pytest
@@ -163,3 +164,49 @@ def test_the_rows_of_a_member_have_one_index(party):
         "WHERE schemaname = 'sqlsem' AND tablename = 'processcontrol' AND strpos(indexdef, '(member_id') > 0"
     )
     assert found == [("(member_id, queue_position)",)]
+
+
+#: Who is there before one that waits, as (access, limit) of each; and whether an operator has paused the resource.
+BEFORE = {
+    "holder": ([("write", 1)], False),
+    "holder and waiter": ([("write", 1), ("write", 1)], False),
+    "as many as may be": ([("write", 2), ("write", 2)], False),
+    "readers": ([("read", 1), ("read", 1)], False),
+    "nobody, paused": ([], True),
+    "holder, paused": ([("write", 1)], True),
+    "nobody any more": None,
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_nobody_sleeps_with_the_gate(party, before):
+    """Marks are written under it, also by those who are about to sleep."""
+    holder, other = party(), party()
+    database = party.database
+    asked, paused = BEFORE[before] or ([("write", 1)], False)
+    tickets = [holder.ask("r", access, limit) for access, limit in asked]
+    for _ in range(3):
+        other.release(other.ask("r"))  # there is something to write a mark of
+    if paused:
+        holder.session.set_resource("r", "paused", 1)
+    if BEFORE[before] is None:
+        # It leaves between two looks of the one that waits.
+        database.rows(
+            "CREATE OR REPLACE FUNCTION sqlsem.marks_now() RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$ BEGIN"
+            f" DELETE FROM {database.table} WHERE queue_position = {tickets[0].position}; RETURN true; END $$"
+        )
+    waits = other.ask("r", limit=2 if before == "as many as may be" else 1)
+    pid = other.session.backend()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(other.session.wait(waits, 3, threading.Event())))
+    thread.start()
+    gate = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ? AND classid::int = sqlsem.lock_class(0)"
+    )
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE pid = ? AND wait_event IN ('advisory', 'PgSleep')"
+    until(lambda: not thread.is_alive() or database.rows(asleep, pid) == [(1,)], "it sleeps")
+    held = database.rows(gate, pid)
+    sleeps = database.rows(asleep, pid) == [(1,)]
+    thread.join(60)
+    assert held == [(0,)] or not sleeps
+    assert found == [BEFORE[before] is None]

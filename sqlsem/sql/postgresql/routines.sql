@@ -1238,9 +1238,12 @@ BEGIN
         v_waits := true;
         IF {schema}.marks_now() THEN
             v_first := (SELECT queue_position FROM {schema}.oldest_first(p_resource, p_position) LIMIT 1);
-            IF v_row.lowest < v_first AND pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
-                PERFORM {schema}.raise_marks(p_resource, v_first, v_row.member_id);
-                RETURN 1;
+            -- (Two questions: NULL AND … asks for the gate as well, and who sleeps afterwards would keep it.)
+            IF v_row.lowest < v_first THEN
+                IF pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
+                    PERFORM {schema}.raise_marks(p_resource, v_first, v_row.member_id);
+                    RETURN 1;
+                END IF;
             END IF;
         END IF;
         IF v_ahead.until = 'paused' THEN
