@@ -11,6 +11,7 @@ import pytest
 from support import PATIENCE, until
 
 from sqlsem.core import lines
+from sqlsem.errors import SchemaError
 from sqlsem.model import Request
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
@@ -141,6 +142,20 @@ def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
     again.release(*several)
     assert again.told == []
     assert not any(locked(several))
+
+
+def test_older_routines_spare_nobody(party, locked, name, monkeypatch):
+    """Tables that another installation has upgraded, and not with the latest routines: locks work on."""
+    one = party()
+    several = [one.ask(name) for _ in range(4)]
+    older = {"spare_entries": "SELECT sqlsem.not_there(%s, %s, %s)", "keep_entries": "SELECT sqlsem.not_there(%s, %s)"}
+    monkeypatch.setattr(one.session, "queries", {**one.session.queries, **older})
+    with pytest.raises(SchemaError):
+        one.spare(several)
+    assert all(locked(several))
+    one.release(*several)
+    assert not any(locked(several))
+    assert one.told == []
 
 
 def test_those_behind_are_woken_wherever_a_run_ends(party, name):

@@ -37,7 +37,11 @@ class EntryLocks(PostgresConnection):
         if tickets and self.options.lease is None:
             positions = [ticket.position for ticket in tickets]
             self._spared.update(dict.fromkeys(positions, member_id))  # first, as the answer may be lost
-            self.rows("spare_entries", (member_id, tickets[0].resource, positions))
+            try:
+                self.rows("spare_entries", (member_id, tickets[0].resource, positions))
+            except SchemaError:  # older routines
+                self._spared.clear()
+                raise
 
     def keep_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         spared = [ticket.position for ticket in tickets if ticket.position in self._spared] if self._spared else []
