@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 
 import pytest
 from support import PATIENCE, until
@@ -194,6 +195,46 @@ def test_who_waits_behind_a_row_without_a_lock_sleeps_nevertheless(party, databa
     execute("SELECT pg_stat_force_next_flush()")
     ((calls,),) = execute("SELECT sum(calls) FROM pg_stat_user_functions WHERE funcname IN ('sleep_on', 'suspect')")
     assert (calls or 0) < 200, "it looks from time to time, and does not spin"
+
+
+#: The lock of this row is free when it is asked for the second time, as the row leaves just before that.
+LEAVES = """
+CREATE OR REPLACE FUNCTION sqlsem.is_free(p_class integer, p_key integer) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF p_class = sqlsem.lock_class(2) AND p_key = {position} THEN
+        IF current_setting('test.asked_{position}', true) IS NULL THEN
+            PERFORM set_config('test.asked_{position}', 'once', false);
+            RETURN false;
+        END IF;
+        DELETE FROM {table} WHERE queue_position = {position};
+        RETURN true;
+    END IF;
+    RETURN CASE WHEN pg_try_advisory_lock_shared(p_class, p_key)
+                THEN pg_advisory_unlock_shared(p_class, p_key) ELSE false END;
+END $$
+"""
+
+
+def test_who_waits_for_a_limit_sees_who_leaves_just_before_it_sleeps(make_database, postgres_server):
+    """After a long wait it sleeps for 0.1 s where nothing would wake it."""
+    database, took = make_database(postgres_server), []
+    with contextlib.ExitStack() as made:
+        one, other = (Party(database) for _ in range(2))
+        made.callback(one.session.close)
+        made.callback(other.session.close)
+        for number in range(3):
+            first, _ = (one.ask(f"r{number}", limit=2) for _ in range(2))
+            mine = other.ask(f"r{number}", limit=2)
+            database.rows(
+                "UPDATE {table} SET requested_at = requested_at - interval '1 hour',"
+                " granted_at = granted_at - interval '1 hour'"
+            )
+            database.rows(LEAVES.format(position=first.position, table=database.table))
+            began = time.monotonic()
+            assert other.session.wait(mine, PATIENCE, threading.Event()) is True
+            took.append(time.monotonic() - began)
+            assert database.rows("SELECT count(*) FROM {table} WHERE queue_position = ?", first.position) == [(0,)]
+    assert min(took) < 0.07, took
 
 
 def test_a_crowd_of_one_process_takes_few_locks(connect, database, name, locked):

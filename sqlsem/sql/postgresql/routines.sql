@@ -1285,8 +1285,12 @@ BEGIN
                   LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
             CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
-            -- (A row may stand without its entry lock: its owner has a lease, or stands behind it once more.)
-            IF v_free OR {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
+            IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
+                -- It has left this instant; or it stands without its entry lock, as one with a lease does.
+                CONTINUE WHEN NOT EXISTS (SELECT FROM {schema}.{table} WHERE resource_id = p_resource AND queue_position = v_oldest);
+                v_free := true;
+            END IF;
+            IF v_free THEN
                 PERFORM pg_sleep(least(v_left, v_pause, 100) / 1000);
                 CONTINUE;
             END IF;
