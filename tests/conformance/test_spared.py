@@ -199,7 +199,8 @@ def test_who_waits_behind_a_row_without_a_lock_sleeps_nevertheless(party, databa
 
 #: The lock of this row is free when it is asked for the second time, as the row leaves just before that.
 LEAVES = """
-CREATE OR REPLACE FUNCTION sqlsem.is_free(p_class integer, p_key integer) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION sqlsem.is_free(p_class integer, p_key integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     IF p_class = sqlsem.lock_class(2) AND p_key = {position} THEN
         IF current_setting('test.asked_{position}', true) IS NULL THEN
