@@ -210,3 +210,20 @@ def test_nobody_sleeps_with_the_gate(party, before):
     thread.join(60)
     assert held == [(0,)] or not sleeps
     assert found == [BEFORE[before] is None]
+
+
+def test_a_row_that_is_adopted_while_another_one_waits_is_below_no_mark(party):
+    """Who waits writes marks as well, in another session than the one that adopts, and its commit may take its time."""
+    holder, giver, me = (party(grace=60) for _ in range(3))
+    token = "token" * 9
+    party.database.rows(AT_EVERY_CALL.replace("true", "false"))
+    given = giver.ask("given")
+    holder.ask("r")
+    mine = me.ask("r")
+    assert giver.session.hand_over(giver.member, [given], token, 60, None)
+    party.database.rows(AT_EVERY_CALL)
+    with psycopg.connect(party.database.url) as slow:
+        assert slow.execute("SELECT sqlsem.wait('r', %s, 1000)", (mine.position,)).fetchall() == [(1,)]
+        ((_, ticket),) = me.session.adopt(me.member, "me", "me", "adopting", token)
+    assert ticket.position == given.position
+    assert me.session.ping(me.member).positions == {given.position, mine.position}

@@ -12,7 +12,7 @@ import pytest
 from support import PATIENCE, until
 
 from sqlsem.core import lines
-from sqlsem.errors import SchemaError
+from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.model import Request
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
@@ -145,14 +145,20 @@ def test_a_member_that_comes_back_spares_as_many(party, database, locked, name):
     assert not any(locked(several))
 
 
-def test_older_routines_spare_nobody(party, locked, name, monkeypatch):
-    """Tables that another installation has upgraded, and not with the latest routines: locks work on."""
+@pytest.mark.parametrize("why", ["older routines", "older rights"])
+def test_where_that_cannot_be_asked_for_nobody_is_spared(party, locked, name, monkeypatch, why):
+    """The tables were upgraded by another installation, and not with the latest routines: locks work on."""
     one = party()
     several = [one.ask(name) for _ in range(4)]
-    older = {"spare_entries": "SELECT sqlsem.not_there(%s, %s, %s)", "keep_entries": "SELECT sqlsem.not_there(%s, %s)"}
-    monkeypatch.setattr(one.session, "queries", {**one.session.queries, **older})
-    with pytest.raises(SchemaError):
+    queries = {"keep_entries": "SELECT sqlsem.not_there(%s, %s)"}
+    if why == "older routines":
+        queries["spare_entries"] = "SELECT sqlsem.not_there(%s, %s, %s)"
+    else:
+        one.session.connection.execute("SET ROLE pg_monitor")
+    monkeypatch.setattr(one.session, "queries", {**one.session.queries, **queries})
+    with pytest.raises((SchemaError, ConfigurationError)):
         one.spare(several)
+    one.session.connection.execute("RESET ROLE")
     assert all(locked(several))
     one.release(*several)
     assert not any(locked(several))

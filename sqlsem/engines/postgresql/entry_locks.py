@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.postgresql.database import PostgresDatabase
 from sqlsem.engines.postgresql.wire import Connection
-from sqlsem.errors import SchemaError
+from sqlsem.errors import ConfigurationError, SchemaError
 from sqlsem.model import Ticket
 
 
@@ -30,7 +30,7 @@ class EntryLocks(PostgresConnection):
     def came_back(self, member_id: int) -> None:
         """This session is a member's from now on, and has taken the locks of its rows again, or not of all."""
         if self.options.lease is None:
-            with contextlib.suppress(SchemaError):  # older routines, which spare none
+            with contextlib.suppress(SchemaError, ConfigurationError):  # older routines or rights, and none is spared
                 self._spared = {position: member_id for (position,) in self.rows("spared_entries", (member_id,))}
 
     def spare_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:
@@ -39,7 +39,7 @@ class EntryLocks(PostgresConnection):
             self._spared.update(dict.fromkeys(positions, member_id))  # first, as the answer may be lost
             try:
                 self.rows("spare_entries", (member_id, tickets[0].resource, positions))
-            except SchemaError:  # older routines
+            except (SchemaError, ConfigurationError):  # older routines, or rights
                 self._spared.clear()
                 raise
 

@@ -26,11 +26,13 @@ SELECT s.reset_val, pg_catalog.current_setting('synchronous_commit'), pg_catalog
 FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'default_transaction_isolation'::text
 
 -- name: locks
--- How many locks the server's table has room for at the least, and how many are in it. (Those on the fast path are not.)
+-- How many locks the server's table has room for at the least, and how many are in it. (Those on the fast path are not, nor those
+-- of serializable transactions.)
 SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint
        OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::bigint
                                OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::bigint),
-       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks AS l WHERE NOT l.fastpath)
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks AS l
+        WHERE NOT l.fastpath AND l.mode OPERATOR(pg_catalog.<>) 'SIReadLock'::text)
 
 -- name: tls
 -- This session's own row.

@@ -245,7 +245,8 @@ $$;
 -- nothing lives but these survivors" stays true for ever once it was true, and whoever looks begins there: at the newest mark,
 -- whose entry comes first. The rows of a member have such marks as well, under a key that no resource can have.
 --
--- A mark is written by a registration, or by a grant under the gate, and is never above the position of that row. Should
+-- A mark is written under the gate, by a registration, by one that is granted, or by one that is about to wait, and is never above
+-- the position of that row; a member's by its registrations alone, which those wait for that give it rows (adopt). Should
 -- numbers ever go back (somebody restores rows, or sets the sequence), the first registration below a resource's mark removes
 -- all that are above it, and looks again. Those of members are not read by registrations, as they only serve to list a member's
 -- rows: one that passed a row by would have its member told that the row is gone, and let nobody in.
@@ -1241,7 +1242,7 @@ BEGIN
             -- (Two questions: NULL AND … asks for the gate as well, and who sleeps afterwards would keep it.)
             IF v_row.lowest < v_first THEN
                 IF pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(p_resource)) THEN
-                    PERFORM {schema}.raise_marks(p_resource, v_first, v_row.member_id);
+                    PERFORM {schema}.raise_marks(p_resource, v_first, NULL);
                     RETURN 1;
                 END IF;
             END IF;
