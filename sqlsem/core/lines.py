@@ -143,9 +143,14 @@ class _Line:
             return Place.LET_IN_TOO
         return Place.FIRST if self.waiters[0] is waiter else Place.EXPOSED
 
+    @property
+    def crowded(self) -> bool:
+        """Whether so many are not spared that it pays to look whom to spare."""
+        return len(self.waiters) - self.spared >= self.most_kept
+
     def spare(self) -> list[Waiter]:
         """Those in the middle, from now on: right behind each stands another one of ours that asks for the same."""
-        if len(self.waiters) - self.spared < self.most_kept:
+        if not self.crowded:
             return []
         middle = itertools.pairwise(itertools.islice(self.waiters, FRONT, None))
         chosen = [one for one, after in middle if not one.spared and one.kind == after.kind and not one.request.shared]
@@ -157,7 +162,7 @@ class _Line:
 
     def keep(self) -> list[Waiter]:
         """Those whose turn is near, and that were spared."""
-        if not self.spared or not any(one.spared for one in self.waiters[: FRONT // 2]):
+        if not any(one.spared for one in self.waiters[: FRONT // 2]):
             return []
         chosen = [one for one in self.waiters[:FRONT] if one.spared]
         for waiter in chosen:
@@ -347,7 +352,7 @@ class Lines:
         the database by which those behind them are woken.
         """
         line = self._lines.get(resource)
-        if line is None or len(line.waiters) - line.spared < line.most_kept:
+        if line is None or not line.crowded:
             return
         with self._state_lock:
             chosen = line.spare()

@@ -23,20 +23,27 @@ class Party:
 
     numbers = itertools.count()
 
-    def __init__(self, database, **options):
+    def __init__(self, database, member=None, **options):
         self.database = database
         self.session = database.session(**{"grace": 0, **options})
-        self.member = self.session.enrol("host", 1, "test")
+        self.told = []  # what the server warns of
+        self.session.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
+        if member is None:
+            member = self.session.enrol("host", 1, "test")
+        else:
+            assert self.session.resume(member)
+        self.member = member
 
-    def ask(self, resource, access="write", limit=1, only_if_free=False):
+    def ask(self, resource, access="write", limit=1, only_if_free=False, weight=1):
         """The ticket."""
         uid = f"{self.member}.{next(self.numbers)}"
-        request = Request(resource, access, limit, 1, None)
+        request = Request(resource, access, limit, weight, None)
         tickets = self.session.register(self.member, "party", "party", uid, [request], only_if_free)
         return tickets[0] if tickets else None
 
-    def release(self, ticket):
-        assert self.session.release(ticket, "released")
+    def release(self, *tickets):
+        for ticket in tickets:
+            assert self.session.release(ticket, "released")
 
 
 @pytest.fixture

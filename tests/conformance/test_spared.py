@@ -4,47 +4,24 @@ woken nevertheless.
 
 import asyncio
 import contextlib
-import itertools
 import threading
 import time
 
 import pytest
+from conformance import test_low_water as low_water
 from support import PATIENCE, until
 
 from sqlsem.core import lines
 from sqlsem.errors import ConfigurationError, SchemaError
-from sqlsem.model import Request
 
 pytestmark = [pytest.mark.engines("postgresql"), pytest.mark.leaves_rows]
 
 
-class Party:
-    """One who takes part, without a coordinator."""
-
-    numbers = itertools.count()
+class Party(low_water.Party):
+    """One who spares its own rows."""
 
     def __init__(self, database, member=None, **options):
-        self.session = database.session(grace=60, **options)
-        self.told = []
-        self.session.connection.add_notice_handler(lambda notice: self.told.append(notice.message_primary))
-        if member is None:
-            member = self.session.enrol("host", 1, "test")
-        else:
-            assert self.session.resume(member)
-        self.member = member
-        self.pid = self.session.backend()
-
-    def ask(self, resource, access="write", limit=1, weight=1):
-        """The ticket."""
-        uid = f"{self.member}.{next(self.numbers)}"
-        (ticket,) = self.session.register(
-            self.member, "party", "party", uid, [Request(resource, access, limit, weight)], False
-        )
-        return ticket
-
-    def release(self, *tickets):
-        for ticket in tickets:
-            assert self.session.release(ticket, "released")
+        super().__init__(database, member, grace=60, **options)
 
     def spare(self, tickets):
         self.session.spare_entries(self.member, tickets)
@@ -113,7 +90,7 @@ def test_who_is_followed_by_one_of_the_same_member_is_spared(party, locked, name
 def test_who_is_followed_by_one_that_asks_for_something_else_is_not(party, locked, name, first, then):
     """Somebody behind both may be kept out by the first one alone; and those who share are inside together."""
     one = party()
-    holder = one.ask(name, "write", 2, 2)
+    holder = one.ask(name, "write", 2, weight=2)
     two = [one.ask(name, **first), one.ask(name, **then)]
     one.spare([holder, *two])
     assert locked([holder, *two]) == [True] * 3

@@ -300,8 +300,8 @@ def test_a_look_that_fails_says_nothing_and_is_made_again(room):
 class Locks:
     """A session that notes which rows were spared, and which were to be kept."""
 
-    def __init__(self, answers=()):
-        self.spared, self.kept, self.calls, self.answers = set(), set(), 0, dict(answers)
+    def __init__(self):
+        self.spared, self.kept, self.calls = set(), set(), 0
 
     def spare_entries(self, member_id, tickets):
         self.calls += 1
@@ -310,9 +310,6 @@ class Locks:
     def keep_entries(self, member_id, tickets):
         self.calls += 1
         self.kept |= {ticket.position for ticket in tickets}
-
-    def wait(self, ticket, timeout, nudge):
-        return self.answers.get(ticket.position, False)
 
 
 def test_of_many_in_a_line_those_in_the_middle_are_spared(room):

@@ -127,8 +127,7 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
     # -- locks that travel --------------------------------------------------------------------------------------
 
     def hand_over(self, member_id: int, tickets: Sequence[Ticket], token: str, ttl: float, to: str | None) -> bool:
-        for ticket in tickets:
-            self.keep_entry(ticket)
+        self.keep_entries(member_id, tickets)
         positions = [ticket.position for ticket in tickets]
         return self.number("hand_over", member_id, positions, hash_of(token), int(ttl * 1000), to) == 0
 

@@ -228,12 +228,8 @@ CREATE OR REPLACE FUNCTION {schema}.hold_entry(p_resource varchar, p_position bi
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
-               WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id
-                 AND m.lease_ms IS NULL AND m.backend_pid = pg_backend_pid() AND m.login = session_user)
-       AND NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ExclusiveLock' AND granted
-                       AND pid = pg_backend_pid() AND classid::bigint = {schema}.lock_class(2)
-                       AND objid::bigint = {schema}.lock_key(p_position)) THEN
+    IF EXISTS (SELECT FROM {schema}.{table} AS t CROSS JOIN LATERAL {schema}.spared_entries(t.member_id, ARRAY[p_position])
+               WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id) THEN
         PERFORM pg_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p_position));
     END IF;
 END

@@ -770,10 +770,9 @@ CREATE OR REPLACE FUNCTION {schema}.keep_entries(p_member bigint, p_positions bi
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
-DECLARE
-    v_spared bigint[] := ARRAY(SELECT {schema}.spared_entries(p_member, p_positions));
 BEGIN
-    PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p.position)) FROM unnest(v_spared) AS p (position);
+    PERFORM pg_try_advisory_lock({schema}.lock_class(2), {schema}.lock_key(p.position))
+    FROM {schema}.spared_entries(p_member, p_positions) AS p (position);
 END
 $$;
 
