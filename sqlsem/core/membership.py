@@ -285,7 +285,6 @@ class Membership:
             failure = self.main.given_up()
             self.lose_all("this process was out of reach for longer than its grace, and was given up")
             raise failure
-        self.prove(began)
         with self.state_lock:
             gone = [position for position in self.tickets if position not in pulse.positions]
             taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
@@ -298,6 +297,8 @@ class Membership:
             self._owner.lose(gone, "its row was removed")
         if taken:
             self._owner.lose([ticket.position for ticket in taken], "an operator took it away")
+        self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
+        if taken:
             for ticket in taken:
                 session.release(ticket, "revoked")
             self.forget(taken)

@@ -150,3 +150,27 @@ def test_a_lease_is_trusted_for_a_margin_less(lease, trust):
 def test_what_cannot_be_lost_is_trusted_for_ever(locks):
     with locks.mutex("a"):
         assert locks.process.member.seconds_left() is None
+
+
+@pytest.mark.parametrize("taken", ["removed", "revoked"])
+def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypatch, taken):
+    """Not as soon as it is known that the database has been heard."""
+    holder, answered = threading.current_thread(), threading.Event()
+    url = f"sqlite:///{tmp_path / 'locks.db'}"
+    with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
+        member = locks.process.member
+        prove = member.prove
+
+        def proving(since):
+            prove(since)
+            if threading.current_thread() is not holder:
+                assert answered.wait(10), "who is in doubt gets its answer"
+
+        grant = locks.mutex("a").acquire() and locks.process.holdings.grants()[0]
+        with member.main._lock:  # no ping comes between
+            operator.revoke(grant.position, force=taken == "removed")
+            monkeypatch.setattr(member, "prove", proving)
+            member._proved -= 100
+        lost = grant.lost
+        answered.set()
+        assert lost
