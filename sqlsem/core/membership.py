@@ -85,7 +85,7 @@ class Membership:
         self.retry = retry
         self._owner = owner
         options = engine.options
-        life = options.grace if options.lease is None else options.lease
+        life = self._life = options.grace if options.lease is None else options.lease
         # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
         # as nothing could be known in time (grace=0).
         watched = options.lease is not None or engine.beacon_may_fail
@@ -359,16 +359,20 @@ class Membership:
     def verify(self) -> None:
         """Was nothing heard for too long? Then ask, for a second; and if no answer comes, believe the worst. (Not where
         only an operator takes a row away: the answer may be late for other reasons.)
+
+        Where nobody else can be inside yet, as only this thread is late, the worst is believed before anybody can.
         """
         if not self.unheard():
             return
         asked = monotonic()
+        left = self._proved + self._life - asked
+        seconds = min(VERIFY_SECONDS, left / 2) if left > 0 and self.trust else VERIFY_SECONDS
         self.urge()
         doubting = Token()
         try:
             self._doubting.take(doubting)
             with self._proofs:
-                self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), VERIFY_SECONDS)
+                self._proofs.wait_for(lambda: self._proved >= asked or self.closing.is_set(), seconds)
         finally:
             self._doubting.give_back(doubting)
         if self._proved < asked and not self.closing.is_set() and self.trust:

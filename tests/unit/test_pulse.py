@@ -174,3 +174,17 @@ def test_who_asks_after_a_pause_is_answered_when_all_is_known(tmp_path, monkeypa
         lost = grant.lost
         answered.set()
         assert lost
+
+
+@pytest.mark.parametrize(("late", "least", "most"), [(0.3, 0.3, 0.35), (0.9, 0.0, 0.05), (5.0, 1.0, 1.0)])
+def test_who_looks_late_asks_no_longer_than_nobody_else_can_be_inside(monkeypatch, late, least, most):
+    """A busy machine is no pause: the lease of 10 s, which is trusted for 9, is not over yet."""
+    with sqlsem.testing.memory(lease=10.0, retry=1.0) as locks:
+        assert locks.mutex("a").acquire()
+        (grant,) = locks.process.holdings.grants()
+        member, asked = locks.process.member, []
+        with member.main._lock:  # no ping is answered
+            member._proved = time.monotonic() - 9 - late
+            monkeypatch.setattr(member._proofs, "wait_for", lambda known, timeout: asked.append(timeout))
+            assert grant.lost
+        assert least <= asked[0] <= most
