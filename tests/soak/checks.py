@@ -50,6 +50,11 @@ class Happened:
                 found.append({**one, "left": left})
         return found
 
+    def told_of(self, pids: set[int]) -> str:
+        """What was done to these, to find out why."""
+        sleeps = [one for one in self.sleeps if one[0] in pids]
+        return f"stopped: {sleeps}, killed: { {pid: at for pid, at in self.killed.items() if pid in pids} }"
+
     def slept(self, pids: set[int] | None, at: float) -> bool:
         """Whether one of these (None: anybody) was asleep then, or has just woken."""
         return any(
@@ -159,7 +164,8 @@ def leaders(words: Sequence[Words], happened: Happened) -> list[str]:
         several.sort()
         for one, after in itertools.pairwise(several):
             if after[0] < one[1]:
-                found.append(f"two led {resource} at a time: {one} and {after}")
+                what = [word for fence in (one[2], after[2]) for word in terms[resource, fence].values()]
+                found.append(f"two led {resource} at a time: {what}; {happened.told_of({one[3], after[3]})}")
             if after[2] <= one[2]:
                 found.append(f"the fences of {resource} went back: {one} and {after}")
     return found
