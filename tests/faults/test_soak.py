@@ -95,7 +95,7 @@ SEEDED = {
     "a task in two hands": ([attempt(1, 0, 2), attempt(2, 1, 3, pid=2)], "two hands"),
     "an attempt twice": ([attempt(1, 0, 1), attempt(1, 2, 3)], "two hands"),
     "somebody behind the door": (
-        [{"what": "refused", "resource": "r", "at": 1.0, "holders": [2], "pid": 1}],
+        [{"what": "refused", "resource": "r", "tried": 1.0, "at": 1.0, "holders": [2], "pid": 1}],
         "flock: 1 found",
     ),
     "what a job finds": ([{"what": "wrong", "words": "a zombie wrote", "pid": 1}], "a zombie wrote"),
@@ -114,7 +114,7 @@ def test_who_sleeps_may_lose_and_only_who_says_so():
     assert judge([stay(1, 0, 9), stay(2, 2, 3, pid=2)], happened)  # it had it all the time
     assert judge([stay(1, 0, 9, lost=True, pid=3), stay(2, 2, 3, pid=2)], happened)  # another one slept
     assert judge([stay(1, 0, 9, lost=True), stay(2, 0.5, 3, pid=2)], happened)  # before it slept
-    refused = {"what": "refused", "resource": "r", "at": 5.0, "holders": [1], "pid": 2}
+    refused = {"what": "refused", "resource": "r", "tried": 5.0, "at": 5.0, "holders": [1], "pid": 2}
     assert judge([refused], happened) == []
     assert judge([{**refused, "at": 12.0}], happened)
     assert judge([{**refused, "holders": [3]}], happened)
@@ -122,11 +122,13 @@ def test_who_sleeps_may_lose_and_only_who_says_so():
 
 def test_who_was_told_may_still_wait_for_the_database():
     told = {"what": "told", "resource": "r", "position": 1, "at": 4.0, "pid": 1}
-    refused = {"what": "refused", "resource": "r", "at": 5.0, "holders": [1], "pid": 2}
-    left = {"what": "releasing", "position": 1, "pid": 1}
+    refused = {"what": "refused", "resource": "r", "tried": 4.9, "at": 5.0, "holders": [1], "pid": 2}
+    left = {"what": "releasing", "position": 1, "pid": 1, "at": 6.0}
     assert judge([told, refused, left]) == []
-    assert judge([refused, told, left])  # too late
-    assert judge([told, left, refused])  # it has left, and is in again
+    assert judge([told, left, refused]) == []  # who is refused may write it down late
+    assert judge([told, {**left, "at": 4.95}, refused]) == []  # it has just left
+    assert judge([{**told, "at": 5.5}, refused, left])  # too late
+    assert judge([told, {**left, "at": 4.5}, refused])  # it has left, and is in again
     assert judge([{**told, "pid": 3}, refused, left])
     assert judge([{**told, "resource": "s"}, refused, left])
 

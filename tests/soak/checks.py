@@ -76,15 +76,21 @@ def doors(words: Sequence[Words], happened: Happened) -> list[str]:
     before that it has lost its lock, and waits for the database before it can leave.
     """
     found = []
-    leaving: dict[tuple[int, str], Words] = {}  # by process and resource
-    for one in _of(words, "refused", "told", "releasing"):
-        if one["what"] == "told":
-            leaving[one["pid"], one["resource"]] = one
-        if one["what"] == "releasing":
-            leaving = {key: other for key, other in leaving.items() if other["position"] != one["position"]}
-        if one["what"] != "refused":
-            continue
-        if one["holders"] and all((pid, one["resource"]) in leaving for pid in one["holders"]):
+    # By process and resource: when it was told. By position: when it had left. (Who is refused writes that down later
+    # than it happens.)
+    told: dict[tuple[int, str], list[Words]] = defaultdict(list)
+    left = {one["position"]: one["at"] for one in _of(words, "releasing")}
+    for one in _of(words, "told"):
+        told[one["pid"], one["resource"]].append(one)
+
+    def is_leaving(pid: int, refused: Words) -> bool:
+        return any(
+            one["at"] <= refused["at"] and left.get(one["position"], float("inf")) >= refused["tried"]
+            for one in told[pid, refused["resource"]]
+        )
+
+    for one in _of(words, "refused"):
+        if one["holders"] and all(is_leaving(pid, one) for pid in one["holders"]):
             continue
         suspects = {one["pid"], *one["holders"]} if one["holders"] else None
         # Whoever has a session and not the library is not told when that is ended: it finds out by its next statement.

@@ -68,7 +68,7 @@ class Doors:
 
     def _take(self, resource: str, how: int, places: int) -> tuple[str, int] | None:
         """One that is free; None where all are taken, which is written down."""
-        first, refused = random.randrange(places), []
+        first, refused, tried = random.randrange(places), [], time.monotonic()
         for number in range(places):
             file = f"{resource}.{(first + number) % places}"
             descriptor = self._open(file)
@@ -79,7 +79,7 @@ class Doors:
                 self._close(file, descriptor)
                 continue
             return file, descriptor
-        self._book.note(what="refused", resource=resource, at=time.monotonic(), holders=refused)
+        self._book.note(what="refused", resource=resource, tried=tried, at=time.monotonic(), holders=refused)
         return None
 
     def _leave(self, file: str, descriptor: int) -> None:

@@ -377,7 +377,7 @@ class Jobs:
                 try:
                     self._depart(grant, resource, asked, commits)
                 except BaseException:
-                    self.book.note(what="releasing", position=grant.position)  # by leaving the block
+                    self._note_releasing(grant.position)  # by leaving the block
                     raise
         except sqlsem.NotHeld as exc:
             self.drop_line()
@@ -407,7 +407,10 @@ class Jobs:
             self.book.note(what="committed", position=position)
             self._gone(resource, position)
         else:
-            self.book.note(what="releasing", position=position)
+            self._note_releasing(position)
+
+    def _note_releasing(self, position: int) -> None:
+        self.book.note(what="releasing", position=position, at=time.monotonic())
 
     def _gone(self, resource: str, position: int) -> None:
         """Wait until the row has gone, which takes milliseconds when nothing is wrong."""
