@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from support import TESTS, Database, keep_to_the_permissions
 
 import sqlsem
 from sqlsem import sql
+from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
@@ -648,3 +650,92 @@ def test_threads_that_light_and_look_at_once(tmp_path):
     for one in lit:
         one.put_out()
     assert list(beacons.folder.iterdir()) == []
+
+
+# -- the write-ahead log
+
+
+@pytest.mark.parametrize(
+    ("version", "loses"),
+    [
+        *(((3, 7, 0), True), ((3, 40, 1), True), ((3, 44, 5), True), ((3, 44, 6), False), ((3, 45, 0), True)),
+        *(((3, 50, 6), True), ((3, 50, 7), False), ((3, 51, 0), True), ((3, 51, 2), True), ((3, 51, 3), False)),
+        ((3, 53, 0), False),
+    ],
+)
+def test_which_versions_lose_commits_where_two_write_the_log_back(version, loses):
+    assert wal.may_miss_a_reset(version) is loses
+
+
+class Watched:
+    """What writes the log back, and tries whether anybody else could commit in between."""
+
+    def __init__(self, connection, other):
+        self.connection, self.other, self.could = connection, other, []
+
+    def execute(self, text):
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.other.execute("BEGIN IMMEDIATE")
+        self.could.append(self.other.in_transaction)
+        self.other.rollback()
+        return self.connection.execute(text)
+
+    def close(self):
+        self.connection.close()
+
+
+def test_nobody_commits_while_the_log_is_written_back(file, monkeypatch):
+    """Who begins the log anew in that instant would have its transactions lost, with the rows of those who hold."""
+    monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
+    with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
+        other.execute("PRAGMA busy_timeout = 0")
+        session = coordinator.process.engine.connect("main")
+        session._writer_back = watched = Watched(coordinator.process.engine.open(), other)
+        with fork.held_off, session.writing():
+            session.run_text("UPDATE sqlsem_setting SET value = value")
+        session.write_back(1)
+        assert watched.could == [False]
+        session.write_back(1)
+        assert watched.could == [False], "there is nothing new"
+        session.close()
+
+
+def test_no_connection_writes_the_log_back_at_its_own_time(file, monkeypatch):
+    monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
+    with file.coordinator() as coordinator:
+        for session in (coordinator.process.engine.connect("main"), coordinator.process.engine.connect("wait")):
+            session.check_schema()
+            assert [row[0] for row in session.rows_of_text("PRAGMA wal_autocheckpoint")] == [0]
+            session.close()
+        with contextlib.closing(coordinator.process.engine.open()) as connection:  # the SQL of a task
+            assert connection.execute("PRAGMA wal_autocheckpoint").fetchone()[0] == 0
+
+
+def test_the_log_stays_short_whatever_is_written(file, monkeypatch):
+    """Also where nothing is held, so that nobody pings. (15 MB, if nobody wrote it back.)"""
+    monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
+    log = Path(file.url.removeprefix("sqlite:///") + "-wal")
+    with file.coordinator() as coordinator:
+        queue, longest = coordinator.queue("q"), 0
+        for _ in range(12):
+            queue.put_many([sqlsem.Sql("SELECT 1")] * 5000)
+            longest = max(longest, log.stat().st_size)
+    assert longest < 6 * 2**20
+
+
+def test_a_log_that_cannot_be_written_back_is_no_error(file, monkeypatch):
+    """What was written is there; another time will do."""
+    monkeypatch.setattr(wal, "MUST_BE_ALONE", True)
+    monkeypatch.setattr(wal, "MOST_ROWS", 0)
+    with file.coordinator() as coordinator, contextlib.closing(file.raw()) as other:
+        session = coordinator.process.engine.connect("main")
+        session.check_schema()
+        monkeypatch.setattr(coordinator.process.engine, "open", raise_unavailable)
+        with fork.held_off, session.writing():
+            session.run_text("INSERT INTO sqlsem_resource (resource_id, cap) VALUES ('written', 1)")
+        assert other.execute("SELECT cap FROM sqlsem_resource WHERE resource_id = 'written'").fetchone()[0] == 1
+        session.close()
+
+
+def raise_unavailable():
+    raise sqlsem.Unavailable("too many files are open")

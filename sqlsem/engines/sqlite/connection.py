@@ -11,18 +11,13 @@ from typing import Any
 
 from sqlsem.engines.base import Busy, Disconnected
 from sqlsem.engines.roles import LockSession
-from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 
-#: After so many transactions of this connection the log is written back into the file, when nobody waits for it.
-CHECKPOINT_EVERY = 256
-#: After so many pages SQLite does that by itself, at the end of whatever transaction it is.
-CHECKPOINT_PAGES = 16_000
-#: The log's file is cut to so many bytes when it begins anew, should somebody's long look have made it grow.
-LOG_BYTES = 32 * 2**20
+WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
 
 
 class SqliteConnection(LockSession):
@@ -36,6 +31,8 @@ class SqliteConnection(LockSession):
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
         self._written = 0  # transactions since the log was last written back
+        self._changed = 0  # rows, up to then
+        self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
         self.interrupted = False
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
@@ -55,8 +52,10 @@ class SqliteConnection(LockSession):
                 self.rows_of_text("PRAGMA journal_mode = WAL")
             # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
             self.rows_of_text("PRAGMA synchronous = NORMAL")
-            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            self.rows_of_text(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+            if not wal.MUST_BE_ALONE:
+                self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
+            self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
+            self._changed = 0
         return self.connection
 
     # -- statements ---------------------------------------------------------------------------------------------
@@ -141,15 +140,31 @@ class SqliteConnection(LockSession):
     def wrote(self) -> None:
         """One more transaction has been written."""
         self._written += 1
+        connection = self.connection
+        if wal.MUST_BE_ALONE and connection and connection.total_changes - self._changed > wal.MOST_ROWS:
+            self.write_back(1)
 
-    def write_back(self, most: int = CHECKPOINT_EVERY) -> None:
-        """Write the log back into the file, after that many transactions. It waits for the disk, and stops nobody else:
-        to be called where nobody waits for us.
+    def write_back(self, most: int = wal.EVERY) -> None:
+        """Write the log back into the file, after that many transactions. It waits for the disk: to be called where
+        nobody waits for us. It stops nobody else, but where SQLite would lose what others commit meanwhile.
         """
-        if self._written >= most and self.connection is not None and not self.connection.in_transaction:
-            self._written = 0
-            with contextlib.suppress(sqlite3.Error), fork.held_off:
-                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        connection = self.connection
+        if self._written < most or connection is None or connection.in_transaction:
+            return
+        self._changed = connection.total_changes
+        with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
+            if not wal.MUST_BE_ALONE:
+                self._written = 0
+                connection.execute(WRITE_BACK).fetchall()
+                return
+            if self._writer_back is None:
+                self._writer_back = self.engine.open()
+            connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
+            try:
+                self._written = 0
+                self._writer_back.execute(WRITE_BACK).fetchall()
+            finally:
+                self.roll_back()
 
     def roll_back(self) -> None:
         """End the transaction that is open, if any. An interrupt may have parted one from its end: what comes next must
@@ -204,10 +219,12 @@ class SqliteConnection(LockSession):
     def let_go(self) -> None:
         """Close the connection for now."""
         with fork.held_off:
-            connection, self.connection = self.connection, None
-            if connection is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.close()
+            connections = self.connection, self._writer_back
+            self.connection = self._writer_back = None
+            for connection in connections:
+                if connection is not None:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.close()
 
 
 class Reading:

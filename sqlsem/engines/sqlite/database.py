@@ -15,6 +15,7 @@ from typing import Any
 import platformdirs
 
 from sqlsem.engines.base import Creator, Engine, Options, setting_number
+from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
@@ -85,6 +86,8 @@ class SqliteDatabase(Engine):
             connection = sqlite3.connect(
                 place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
             )
+            if wal.MUST_BE_ALONE:
+                connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
         connection.row_factory = sqlite3.Row

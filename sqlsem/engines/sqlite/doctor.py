@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlsem.engines.base import Busy
 from sqlsem.engines.doctor import Doctor
 from sqlsem.engines.roles import Check
-from sqlsem.engines.sqlite import fork
+from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.connection import SqliteConnection
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import Unavailable
@@ -36,6 +36,8 @@ class SqliteDoctor(Doctor):
         modern = sqlite3.sqlite_version_info >= (3, 35)
         mend = "" if modern else "Use a Python whose SQLite is 3.35 or later (sqlite3.sqlite_version)."
         told = f"SQLite {sqlite3.sqlite_version} of Python {platform.python_version()}"
+        if wal.MUST_BE_ALONE:
+            told += "; its WAL-reset bug is worked around here (other programs that write this file want 3.51.3)"
         return Check("driver", modern, told, mend)
 
     def file_system(self) -> Check:
