@@ -59,7 +59,7 @@ def guards(engine: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
                     found.setdefault(f"grant.session{suffix}", []).append(turn(guarded, lambda: None))
     best = {what: min(times) for what, times in found.items()}  # other programs only ever add
     shown = table("A statement on a guarded table (µs)", "", "insert", "more than without")
-    for what, one in best.items():
-        shown.add_row(what, f"{one:.0f}", f"{one - best['no guard']:.0f}")
+    for what, least in best.items():
+        shown.add_row(what, f"{least:.0f}", f"{least - best['no guard']:.0f}")
     console.print(shown)
     return best

@@ -65,6 +65,16 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
                 *(judged(one.statements, STATEMENTS), judged(one.server_cpu, SERVER_CPU, ".3f")),
                 f"{one.client_cpu:.2f}",
             )
+    beside: list[tuple[str, waiters.Crowd]] = []
+    if found and found[-1].processes > 1:
+        # What grows with the waiters, and what with the processes: each of them has to be woken.
+        last = found[-1]
+        with console.status(f"{name}: a waiter in each of {last.processes} processes"):
+            one = waiters.crowd(engine, url, last.processes, last.processes, seconds)
+        if one is not None:
+            rate = f"{one.rate:.0f}, with {last.waiters:,}: {judged(last.rate / one.rate, RATE, least=True)} times"
+            shown.add_row(f"one in each: {one.waiters}", str(one.processes), rate)
+            beside.append(("one in each", one))
     raw: list[waiters.Crowd] = []
     if engine == "postgresql":
         # As far as there are connections, in as many processes as ours: what that does to a lock of the server itself.
@@ -76,7 +86,8 @@ def _waiters(engine: str, url: str, sizes: dict[str, Any], options: dict[str, An
             shown.add_row(f"raw: {number:,}", str(processes), rate)
             raw.append(one)
     console.print(shown)
-    return [asdict(one) for one in found] + [{**asdict(one), "subject": "pg_advisory_lock"} for one in raw]
+    beside += [("pg_advisory_lock", one) for one in raw]
+    return [asdict(one) for one in found] + [{**asdict(one), "subject": subject} for subject, one in beside]
 
 
 def _beside(one: waiters.Crowd, first: waiters.Crowd, what: str, target: float, *, least: bool = False) -> str:
