@@ -23,6 +23,8 @@ CHECKPOINT_EVERY = 256
 CHECKPOINT_PAGES = 16_000
 #: The log's file is cut to so many bytes when it begins anew, should somebody's long look have made it grow.
 LOG_BYTES = 32 * 2**20
+#: What each connection needs that calls a routine (see client.sql).
+ROUTINES = ("leaving", "leaving_alone")
 
 
 class SqliteConnection(LockSession):
@@ -35,6 +37,7 @@ class SqliteConnection(LockSession):
         self.connection: sqlite3.Connection | None = None
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
+        self._has_routines: sqlite3.Connection | None = None
         self._written = 0  # transactions since the log was last written back
         self.interrupted = False
         self.given_up = False
@@ -120,6 +123,18 @@ class SqliteConnection(LockSession):
                 self._open().executemany(self._queries[name], parameters)
         except sqlite3.Error as exc:
             raise self.translate(exc) from exc
+
+    def run_routine(self, name: str, parameters: Any) -> int:
+        """Call a routine of client.sql, outside of a transaction; how many rows it has changed."""
+        connection = self.connection or self._open()
+        if self._has_routines is not connection:
+            self.rows_of_text("PRAGMA temp_store = MEMORY")
+            for one in ROUTINES:
+                self.run(one)
+            self._has_routines = connection
+        before = connection.total_changes
+        self.run(name, parameters)
+        return connection.total_changes - before
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         """Its rows, whose columns have names."""
