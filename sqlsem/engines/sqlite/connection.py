@@ -78,8 +78,9 @@ class SqliteConnection(LockSession):
         if not is_busy(failure):
             raise self.translate(failure) from failure
         # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
+        # (What we write takes some 0.1 ms, so the first pauses are shorter than that.)
         deadline = time.monotonic() + self.options.patience
-        pause = 0.0001
+        pause = 0.00004
         while True:
             time.sleep(random.uniform(0.5, 1) * pause)
             pause = min(pause * 1.3, 0.01)

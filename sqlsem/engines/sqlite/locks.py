@@ -39,7 +39,7 @@ TESTED = 32
 #: So many resources a session remembers as tested.
 MOST_TESTS = 1000
 #: So many rows of a queue are read at a time, at first and at the most.
-FIRST_STEP, STEP = 2, 256
+FIRST_STEP, STEP = 4, 256
 #: Who leaves lets in those that may go among so many rows that come first; the others find that out themselves.
 LET_IN = 8
 LAST = 2**63 - 1
@@ -102,14 +102,16 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         # How the last wait ended: position, the file's version then, quiet since when.
         self._left: tuple[int, Any, float] | None = None
         self._tests = Tests()
-        self._alone = True  # whether the last one that left by this session was alone on its resource
+        # Whether the last one that came, and that left, by this session was alone on its resource: what is done in one
+        # statement then is not tried where others are.
+        self._came_alone = self._left_alone = True
         self.rings = Rings(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
-        if len(requests) == 1 and self.options.lease is None:
+        if self._came_alone and len(requests) == 1 and self.options.lease is None:
             self.give_sign(member_id, known=True)
             with fork.held_off:
                 self.roll_back()
@@ -127,6 +129,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if not state[0]["known"]:
                 raise self.given_up_error()
             busy = [one["queued"] for one in state]
+            self._came_alone = not any(busy)
             # A row of ours can only be there when somebody is.
             if any(busy) and (found := self.rows("find", {"member": member_id, "uid": uid})):
                 return [
@@ -161,7 +164,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with fork.held_off:
-            there = self._alone and self._leave_alone(ticket, outcome)
+            there = self._left_alone and self._leave_alone(ticket, outcome)
             if not there:
                 with self.writing():
                     there, come = self.leave(ticket, outcome)
@@ -174,15 +177,15 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         """Leave in one statement; False when others are on the resource, or the row is not there."""
         self.roll_back()
         key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
-        self._alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
-        if self._alone:
+        self._left_alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
+        if self._left_alone:
             self.wrote()
-        return self._alone
+        return self._left_alone
 
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
         """In a transaction that writes: whether the row was there, and who is to be rung when that has ended."""
         found = self._come(ticket.resource, None, LET_IN, without=ticket.position)
-        self._alone, come = found is None, found or []
+        self._left_alone, come = found is None, found or []
         if come:
             # Another process wakes up while this one writes; a thread of ours would only be in the way.
             self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
