@@ -78,14 +78,15 @@ class Lock:
                 while there is room), or is one of several who wait for each other. Never when it does not wait.
             Unavailable: The database is out of reach.
         """
-        seconds, depth = self.terms.seconds(blocking, timeout), len(self._stack())
+        seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
+        depth = len(stack)
         try:
-            grant = self._acquire(self.terms.requests, seconds)
+            grant = self._acquire(self.terms.requests, seconds, stack)
             if grant is not None and self.terms.semaphore:
                 self._loose.add(grant)
             return grant is not None
         except BaseException:
-            self._unwind(depth)
+            self._unwind(stack, depth)
             raise
 
     def locked(self) -> bool:
@@ -95,7 +96,7 @@ class Lock:
 
         Raises `Unavailable` when the database is out of reach.
         """
-        self._require_no_loop("aio.mutex(…).locked()")
+        require_no_loop(self, "use await sqlsem.aio.mutex(…).locked()")
         process = self.terms.process
         return drive(locked(process, split(self.terms.requests)[0]), process.perform)
 
@@ -110,18 +111,18 @@ class Lock:
             self._release()
 
     def _release(self) -> None:
-        given_back = False
+        stack, given_back = self._stack(), False
         while not given_back:  # but by another thread
-            last = self._last()
+            last = self._loose.last(stack)
             grant = self._loose.oldest() if last is None else last.grant
             if grant is None:
                 raise NotHeld(
                     f"{self!r} is not held by this thread ({threading.current_thread().name}); it is released by the "
                     f"thread that acquired it, or from any thread through its grant (grant.release())"
                 )
-            given_back = self._end(grant, Exit() if last is None else last.token)
+            given_back = self._end(grant, Exit() if last is None else last.token, stack)
 
-    def _end(self, grant: Grant, by: Token) -> bool:
+    def _end(self, grant: Grant, by: Token, stack: list[Hold[Grant]]) -> bool:
         """Give it back, unless another thread does; whatever strikes, it is on our stack no more."""
         try:
             mine = self._loose.take(grant)
@@ -132,18 +133,16 @@ class Lock:
             abandon(grant, by)  # a signal handler's exception, of whatever kind, may have come first
             raise
         finally:
-            stack = self._stack()
             if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _unwind(self, depth: int) -> None:
+    def _unwind(self, stack: list[Hold[Grant]], depth: int) -> None:
         """Interrupted on the way in: what was had since the stack was so deep is given back."""
-        stack = self._stack()
         while len(stack) > depth:
             if stack[-1].ended:
                 stack.pop()
             else:
-                self._end(stack[-1].grant, stack[-1].token)
+                self._end(stack[-1].grant, stack[-1].token, stack)
 
     def _abandon(self, last: Hold[Grant] | None) -> None:
         """Interrupted on the way out of a block: its hold (None: the last one) is given back all the same."""
@@ -169,9 +168,9 @@ class Lock:
         stack: list[Hold[Grant]] = runtime.namespace(self._mine).setdefault("stack", [])
         return stack
 
-    def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
+    def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[Hold[Grant]]) -> Grant | None:
         """Have all of the requests, or None. The hold is on our stack before anything can interrupt."""
-        self._require_no_loop("aio.mutex(…).acquire()")
+        require_no_loop(self, "use 'async with', await sqlsem.aio.mutex(…).acquire()")
         terms, process = self.terms, self.terms.process
         if terms.cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
@@ -180,7 +179,7 @@ class Lock:
             return Grant(process, holding, waited)
 
         caller, (locks, rates) = this_thread(), split(requests)
-        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, self._stack())
+        acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, stack)
         if not rates:
             return carry_out(acquisition, process.perform)
 
@@ -189,21 +188,19 @@ class Lock:
 
         return carry_out(GroupTaking(acquisition, taking, rates, timeout), process.perform)
 
-    def _require_no_loop(self, instead: str) -> None:
-        require_no_loop(self, f"use 'async with', await sqlsem.{instead}")
-
-    def _enter(self, requests: Sequence[Ask]) -> Grant:
-        grant = self._acquire(requests, self.terms.timeout)
+    def _enter(self, requests: Sequence[Ask], stack: list[Hold[Grant]]) -> Grant:
+        grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
             raise self.terms.too_late(requests)
         return grant
 
     def __enter__(self) -> Grant:
-        depth = len(self._stack())
+        stack = self._stack()
+        depth = len(stack)
         try:
-            return self._enter(self.terms.requests)
+            return self._enter(self.terms.requests, stack)
         except BaseException:
-            self._unwind(depth)
+            self._unwind(stack, depth)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
@@ -266,12 +263,12 @@ class _Block:
         self._requests = requests
 
     def __enter__(self) -> Grant:
-        lock = self._lock
-        depth = len(lock._stack())
+        lock, stack = self._lock, self._lock._stack()
+        depth = len(stack)
         try:
-            return lock._enter(self._requests)
+            return lock._enter(self._requests, stack)
         except BaseException:
-            lock._unwind(depth)
+            lock._unwind(stack, depth)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:

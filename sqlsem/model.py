@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlsem.errors import ConfigurationError
 from sqlsem.model_tasks import (
@@ -290,8 +290,7 @@ class Request:
         return f"{kind} on {self.resource!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen dataclass.)
     """A number taken: one row in the table, waiting or granted."""
 
     resource: str

@@ -91,8 +91,9 @@ class Acquisition(WaitingVerb, Generic[G]):
             self.trace = signals.follow(self.requests, self.caller)
         try:
             had = not holdings.refuse(self.requests, self.caller, self._terms.reentrant, self.timeout)
-            if had:
-                self._watch_order()
+            if had and lockorder.current is not None:
+                self._watch_order(lockorder.current)
+            if had and self.process.above.held != ():
                 had = not (yield from self._is_refused_by_those_above())
             if not had or not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
@@ -176,10 +177,10 @@ class Acquisition(WaitingVerb, Generic[G]):
 
     # -- before anything is asked -------------------------------------------------------------------------------
 
-    def _watch_order(self) -> None:
-        if lockorder.current is not None and self.timeout != 0:
+    def _watch_order(self, orders: lockorder.LockOrder) -> None:
+        if self.timeout != 0:
             held = [(one.resource, one.exclusive) for one in self.process.holdings.requests_of(self.caller.number)]
-            lockorder.current.entering(self.process.engine.where, held, [one.resource for one in self.requests])
+            orders.entering(self.process.engine.where, held, [one.resource for one in self.requests])
 
     def _is_refused_by_those_above(self) -> Operations[bool]:
         """Whether those under whom this process runs hold what it wants, until it ends."""

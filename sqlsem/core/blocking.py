@@ -27,11 +27,7 @@ def _in_event_loop() -> bool:
     """Whether one runs in this thread. None does where asyncio was never imported."""
     if "asyncio" not in sys.modules:
         return False
-    try:
-        sys.modules["asyncio"].get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return sys.modules["asyncio"]._get_running_loop() is not None
 
 
 def _in_notebook_cell() -> bool:

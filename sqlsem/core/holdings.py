@@ -191,10 +191,14 @@ class BaseGrant:
         first = holding.tickets[0]
         self.resource = first.resource
         self.position = self.fence = first.position
-        self.positions = {ticket.resource: ticket.position for ticket in holding.tickets}
         self.waited = waited
         #: What was taken with it of rates, by their names.
         self.rates: Mapping[str, Any] = {}
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Each resource's position."""
+        return {ticket.resource: ticket.position for ticket in self.holding.tickets}
 
     def __reduce__(self) -> str:
         raise NotHeld(
@@ -269,9 +273,11 @@ class Holdings:
     def _held_of(self, caller: Caller, resource: str) -> list[tuple[BaseGrant, Request]]:
         """What a thread or task holds of a resource, the latest first."""
         held = self._by_caller.get(caller.number)
+        if not held:
+            return []
         return [
             (grant, next(one for one in grant.holding.requests if one.resource == resource))
-            for grant in reversed(held.get(resource, ()) if held else ())
+            for grant in reversed(held.get(resource, ()))
             if grant.holding.why_lost is None
         ]
 
@@ -359,7 +365,7 @@ class Holdings:
         """
         holding = grant.holding
         # (Where it was had once more only that ends.)
-        if holding.depth > 1 or holding.departure is None or not holding.departure.settle():
+        if holding.departure is None or holding.depth > 1 or not holding.departure.settle():
             yield from self.leave(grant, by)
 
     def leave(self, grant: BaseGrant, by: Token, parted: Callable[[], None] | None = None) -> Operations[None]:

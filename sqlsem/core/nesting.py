@@ -78,7 +78,7 @@ class Above:
     """What those above this process hold in one database; looked up once. (Their rows tell which database it is.)"""
 
     def __init__(self) -> None:
-        self.held: tuple[Held, ...] | None = None  # None: not looked up yet
+        self.held: tuple[Held, ...] | None = None  # None: not looked up yet; (): nothing, as nearly always
 
     def find(self) -> Operations[tuple[Held, ...]]:
         """Look it up."""

@@ -92,6 +92,7 @@ class Process:
         self.state_lock = self.member.state_lock
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self.secret = os.urandom(4).hex()
+        self._uid = f"{self.secret}{os.getpid():x}."  # what each begins with
         self._uids = itertools.count(1)
         self.holdings = Holdings(self.member, self.signals)
         self.claims = Claims(self.member)
@@ -113,16 +114,17 @@ class Process:
 
     def new_uid(self) -> str:
         """An id for one request alone."""
-        return f"{self.secret}{os.getpid():x}.{next(self._uids)}"
+        return f"{self._uid}{next(self._uids)}"
 
     # -- operations ---------------------------------------------------------------------------------------------
 
     def perform(self, operation: Operation) -> Any:
         """Carry out an operation, blocking."""
-        if self.closed:
+        member = self.member
+        if member.closing.is_set():
             ending.stay_asleep()
         if isinstance(operation, Call):
-            return self.member.main.perform(operation)
+            return member.main.call(operation.what, operation.call, operation.budget, sign=operation.sign)
         if isinstance(operation, WaitFor):
             with self.waiting_room.session(operation.timeout) as session:
                 if session is None:
@@ -133,7 +135,7 @@ class Process:
             woken = operation.waiter.event.wait(operation.timeout)
             operation.waiter.event.clear()
             return woken
-        return self.member.verify()
+        return member.verify()
 
     def look(self, call: Callable[[Session], T], role: type[Any] = LockSession) -> T:
         """Do something that needs no membership but a ``role`` of the engine's, on a connection of its own."""
@@ -198,7 +200,7 @@ class Process:
         """Ends of tasks: a server that forgets one has the task running, by a member that lives, for ever."""
         ends = [end for at, end in list(self.recent_ends) if monotonic() - at < UNDONE_SECONDS]
         if ends and self.engine.beacon_may_fail:
-            uid = f"{self.secret}{os.getpid():x}.again"
+            uid = f"{self._uid}again"
             yield lambda session, me: session.next_tasks(me, ends, "", "", uid, True, 0)
 
     def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:

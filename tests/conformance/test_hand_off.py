@@ -1,7 +1,6 @@
 """Who sleeps in the database wakes when a row before it has left, and goes in if it may by the whole rule."""
 
 import contextlib
-import dataclasses
 import itertools
 import threading
 
@@ -128,7 +127,7 @@ def test_what_has_left_is_in_no_book_when_others_of_ours_are_told(connect, name,
 
     def returned(process, ticket, session, member_id):
         told.append(ticket.resource)
-        found.extend(process.holdings.ahead_of(dataclasses.replace(ticket, position=ticket.position + 1)))
+        found.extend(process.holdings.ahead_of(ticket._replace(position=ticket.position + 1)))
         tell(process, ticket, session, member_id)
 
     monkeypatch.setattr(Process, "returned", returned)

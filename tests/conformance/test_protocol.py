@@ -125,10 +125,41 @@ def test_two_with_the_same_id_do_not_harm_each_other(database, member, name):
     assert one.release(a, "released")
     assert not one.release(a, "released")
     assert [row[0] for row in database.queue(name)] == [b.position]
-    assert not one.release(Ticket(name, b.position, "another", False), "released")
+    for session in (one, other):
+        assert not session.release(Ticket(name, b.position, "another", False), "released")
     assert now(other, b) is True
     one.resign(first)
     assert [row[0] for row in database.queue(name)] == [b.position]
+    other.resign(second)
+
+
+@pytest.mark.parametrize("outcome", ["released", "revoked"])
+def test_what_is_kept_of_who_leaves_is_the_same_whether_or_not_others_are_there(member, name, session, outcome):
+    (one, first), (other, second) = member(), member()
+
+    def leave(number, others):
+        request = Request(name, limit=7, weight=2, note="a note")
+        (ticket,) = one.register(first, "me", "thread", f"{name}.{number}", [request], False)
+        late = [
+            other.register(second, "o", "o", f"{name}.{number}.{at}", [Request(name)], False)[0] for at in range(others)
+        ]
+        if outcome == "revoked":
+            session().revoke(ticket.position, False)
+        assert one.release(ticket, outcome)
+        for behind in late:
+            other.release(behind, "cancelled")
+        (past,) = (one for one in session().history(name, 10) if one.position == ticket.position)
+        assert past.ended_at >= past.granted_at >= past.requested_at
+        changing = {"position", "requested_at", "granted_at", "ended_at", "waited", "held"}
+        return {key: value for key, value in past.as_dict().items() if key not in changing}
+
+    alone = leave(1, 0)
+    assert alone["outcome"] == outcome
+    assert (alone["owner"], alone["host"], alone["limit"], alone["note"]) == ("thread", "host", 7, "a note")
+    assert bool(alone["ended_by"]) == (outcome == "revoked")
+    for number, others in enumerate((2, 1, 0), 2):
+        assert leave(number, others) == alone
+    one.resign(first)
     other.resign(second)
 
 

@@ -1,7 +1,6 @@
 """SQLite: who lets a waiter in rings it. A ring lets nobody in by itself, and nothing depends on it."""
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
@@ -108,7 +107,7 @@ def test_a_waiter_that_is_not_rung_finds_out(queue, monkeypatch):
 
 def test_who_gives_back_what_is_not_its_own_lets_nobody_in(queue):
     first, waiting, held, wanted, _, _ = queue
-    assert not first.release(dataclasses.replace(held, requesting_id="somebody else's"), "released")
+    assert not first.release(held._replace(requesting_id="somebody else's"), "released")
     assert waiting.wait(wanted, 0, threading.Event()) is False
     assert [one.state for one in first.entries(held.resource)] == ["holds", "waits"]
 

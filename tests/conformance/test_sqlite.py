@@ -20,6 +20,7 @@ import sqlsem
 from sqlsem import sql
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
+from sqlsem.model import Request
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
 
@@ -604,6 +605,49 @@ def test_an_upgrade_while_a_lock_is_held_and_a_task_runs(tmp_path, monkeypatch):
         with coordinator.mutex("a", timeout=0):
             pass
         assert coordinator.history("a")[-1].held < 60
+
+
+def test_who_is_alone_comes_and_leaves_in_one_statement_each(file, monkeypatch):
+    """And tries neither where others are, until they have left."""
+    with (
+        contextlib.closing(file.session()) as session,
+        contextlib.closing(file.session()) as other,
+    ):
+        ours, theirs = session.enrol("h", 1, "p"), other.enrol("h", 1, "p")
+        begun, execute = [], session._execute
+
+        def counted(statement, parameters, fetch):
+            if not session.connection.in_transaction:
+                begun.append(statement.rpartition("\n")[2] or statement)
+            return execute(statement, parameters, fetch)
+
+        def done(call):
+            begun.clear()
+            call()
+            return len(begun), begun[-1].startswith("BEGIN")
+
+        tickets = []
+
+        def come():
+            tickets.extend(session.register(ours, "r", "o", f"uid.{len(tickets)}", [Request("q")], False))
+
+        def leave():
+            assert session.release(tickets[-1], "released")
+
+        come(), leave()  # what a routine needs is made
+        monkeypatch.setattr(session, "_execute", counted)
+        alone, among_others, in_vain = (1, False), (1, True), (2, True)
+        for _ in range(2):
+            assert (done(come), done(leave)) == (alone, alone)
+        (stays,) = other.register(theirs, "r", "o", "stays", [Request("q")], False)
+        assert (done(come), done(leave)) == (in_vain, in_vain)
+        for _ in range(2):
+            assert (done(come), done(leave)) == (among_others, among_others)
+        other.release(stays, "released")
+        assert (done(come), done(leave)) == (among_others, among_others)
+        assert (done(come), done(leave)) == (alone, alone)
+        session.resign(ours)
+        other.resign(theirs)
 
 
 @pytest.mark.parametrize("value", ["x", "", "1e3", "3.0", "-1", "³"])

@@ -18,6 +18,8 @@ from sqlsem.engines.sqlite.values import as_text
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
+#: What each connection needs that calls a routine (see client.sql).
+ROUTINES = ("leaving", "leaving_alone")
 
 
 class SqliteConnection(LockSession):
@@ -30,6 +32,7 @@ class SqliteConnection(LockSession):
         self.connection: sqlite3.Connection | None = None
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
+        self._has_routines: sqlite3.Connection | None = None
         self._written = 0  # transactions since the log was last written back
         self._changed = 0  # rows, up to then
         self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
@@ -74,8 +77,9 @@ class SqliteConnection(LockSession):
         if not is_busy(failure):
             raise self.translate(failure) from failure
         # SQLite's own handler waits at least a millisecond, which is an age here, and never jitters.
+        # (What we write takes some 0.1 ms, so the first pauses are shorter than that.)
         deadline = time.monotonic() + self.options.patience
-        pause = 0.0001
+        pause = 0.00004
         while True:
             time.sleep(random.uniform(0.5, 1) * pause)
             pause = min(pause * 1.3, 0.01)
@@ -119,6 +123,18 @@ class SqliteConnection(LockSession):
                 self._open().executemany(self._queries[name], parameters)
         except sqlite3.Error as exc:
             raise self.translate(exc) from exc
+
+    def run_routine(self, name: str, parameters: Any) -> int:
+        """Call a routine of client.sql, outside of a transaction; how many rows it has changed."""
+        connection = self.connection or self._open()
+        if self._has_routines is not connection:
+            self.rows_of_text("PRAGMA temp_store = MEMORY")
+            for one in ROUTINES:
+                self.run(one)
+            self._has_routines = connection
+        before = connection.total_changes
+        self.run(name, parameters)
+        return connection.total_changes - before
 
     def rows(self, name: str, parameters: Any = ()) -> list[Any]:
         """Its rows, whose columns have names."""

@@ -39,7 +39,7 @@ TESTED = 32
 #: So many resources a session remembers as tested.
 MOST_TESTS = 1000
 #: So many rows of a queue are read at a time, at first and at the most.
-FIRST_STEP, STEP = 2, 256
+FIRST_STEP, STEP = 4, 256
 #: Who leaves lets in those that may go among so many rows that come first; the others find that out themselves.
 LET_IN = 8
 LAST = 2**63 - 1
@@ -102,13 +102,16 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         # How the last wait ended: position, the file's version then, quiet since when.
         self._left: tuple[int, Any, float] | None = None
         self._tests = Tests()
+        # Whether the last one that came, and that left, by this session was alone on its resource: what is done in one
+        # statement then is not tried where others are.
+        self._came_alone = self._left_alone = True
         self.rings = Rings(engine.path, f"{engine.options.schema}.{engine.options.table}")
 
     def register(
         self, member_id: int, requesting_id: str, owner: str, uid: str, requests: Sequence[Request], only_if_free: bool
     ) -> list[Ticket] | None:
         who = {"requesting_id": requesting_id, "member": member_id, "owner": owner}
-        if len(requests) == 1 and self.options.lease is None:
+        if self._came_alone and len(requests) == 1 and self.options.lease is None:
             self.give_sign(member_id, known=True)
             with fork.held_off:
                 self.roll_back()
@@ -126,6 +129,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if not state[0]["known"]:
                 raise self.given_up_error()
             busy = [one["queued"] for one in state]
+            self._came_alone = not any(busy)
             # A row of ours can only be there when somebody is.
             if any(busy) and (found := self.rows("find", {"member": member_id, "uid": uid})):
                 return [
@@ -160,16 +164,28 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         with fork.held_off:
-            with self.writing():
-                there, come = self.leave(ticket, outcome)
-            if come:
-                self.rings.ring(come)
+            there = self._left_alone and self._leave_alone(ticket, outcome)
+            if not there:
+                with self.writing():
+                    there, come = self.leave(ticket, outcome)
+                if come:
+                    self.rings.ring(come)
             self.write_back()
         return there
 
+    def _leave_alone(self, ticket: Ticket, outcome: str) -> bool:
+        """Leave in one statement; False when others are on the resource, or the row is not there."""
+        self.roll_back()
+        key = {"resource": ticket.resource, "position": ticket.position, "requesting_id": ticket.requesting_id}
+        self._left_alone = self.run_routine("leave_alone", {**key, "outcome": outcome}) > 0
+        if self._left_alone:
+            self.wrote()
+        return self._left_alone
+
     def leave(self, ticket: Ticket, outcome: str) -> tuple[bool, list[int]]:
         """In a transaction that writes: whether the row was there, and who is to be rung when that has ended."""
-        come = self._come(ticket.resource, None, LET_IN, without=ticket.position)
+        found = self._come(ticket.resource, None, LET_IN, without=ticket.position)
+        self._left_alone, come = found is None, found or []
         if come:
             # Another process wakes up while this one writes; a thread of ours would only be in the way.
             self.rings.ring(row["position"] for row in come if row["member_id"] != self.member_id)
@@ -284,7 +300,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         come = [
             (resource, row["position"])
             for resource, positions in waiting.items()
-            for row in self._come(resource, positions)
+            for row in self._come(resource, positions) or ()
         ]
         if come:
             with fork.held_off, self.writing():
@@ -299,24 +315,22 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
                 self.test_ahead(everybody, max(positions), member_id)
         return found
 
-    def _come(self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0) -> list[Any]:
+    def _come(
+        self, resource: str, wanted: Collection[int] | None, most: int = LAST, *, without: int = 0
+    ) -> list[Any] | None:
         """The rows whose turn has come, of those at these positions or of all: one pass along the queue, as far as
-        anybody can be let in, over so many rows at the most, and as if one of them had left.
+        anybody can be let in, over so many rows at the most, and as if one of them had left. None: nobody is there.
         """
         come: list[Any] = []
         line: Pass | None = None
         last, position, step = LAST if wanted is None else max(wanted), 0, min(FIRST_STEP, most)
         while position < last:
-            rows = self.rows("pass", {"resource": resource, "position": position, "most": step})
-            if len(rows) == 1 < step and rows[0]["position"] == without:
-                break  # the usual case: nobody else is there
+            rows = self.rows("pass", {"resource": resource, "position": position, "without": without, "most": step})
             for row in rows:
                 line = line or Pass(row["cap"], bool(row["paused"]))
                 if line.closed or position >= last:
                     return come
                 position = row["position"]
-                if position == without:
-                    continue
                 asked = row["access"], row["limit"], row["weight"]
                 asks = not (row["granted"] or row["revoked"]) and (wanted is None or position in wanted)
                 if asks and line.fits(*asked):
@@ -326,7 +340,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if len(rows) < step or most <= 0 or (line is not None and line.closed):
                 break
             step = min(step * 4, STEP, most)
-        return come
+        return None if line is None else come
 
     def server_limit(self, resource: str) -> int | None:
         """The limit that an operator has set for it."""

@@ -110,7 +110,8 @@ class SqliteMembers(SqliteConnection):
     def remove(self, resource: str, position: int, requesting_id: str | None, outcome: str) -> bool:
         """End one row; False when it was not there any more."""
         values = {"resource": resource, "position": position, "requesting_id": requesting_id}
-        self.run("keep_one", {**values, "outcome": outcome, "login": user_name()})
+        login = user_name() if outcome == "reaped" else None  # who has found it dead
+        self.run("keep_one", {**values, "outcome": outcome, "login": login})
         return self.run("delete_one", values).rowcount == 1
 
     def bury(self, member_id: int, outcome: str, seen: float | None = None) -> int:

@@ -95,11 +95,11 @@ WHERE resource_id = :resource AND queue_position >= :first AND queue_position < 
 ORDER BY queue_position LIMIT :most
 
 -- name: pass
--- What the rule needs to know of a resource's rows from a position on, in order.
+-- What the rule needs to know of a resource's rows from a position on, in order, as if one of them had left.
 SELECT t.queue_position AS position, t.access_type AS access, t.concurrency_limit AS "limit", t.weight, t.member_id,
        t.granted_at IS NOT NULL AS granted, t.revoked_at IS NOT NULL AS revoked, {cap} AS cap, o.paused_at IS NOT NULL AS paused
 FROM {table} AS t LEFT JOIN {schema}_resource AS o ON o.resource_id = t.resource_id
-WHERE t.resource_id = :resource AND t.queue_position > :position
+WHERE t.resource_id = :resource AND t.queue_position > :position AND t.queue_position <> :without
 ORDER BY t.queue_position LIMIT :most
 
 -- name: let_in
@@ -327,6 +327,31 @@ WHERE t.resource_id = :resource AND t.queue_position = :position
 -- name: delete_one
 DELETE FROM {table}
 WHERE resource_id = :resource AND queue_position = :position AND (:requesting_id IS NULL OR requesting_id = :requesting_id)
+
+-- name: leaving
+-- SQLite has no routines, but a trigger that takes the place of an INSERT is one: what is inserted are its arguments. (No
+-- part of the file, so each connection makes its own.)
+CREATE TEMP VIEW IF NOT EXISTS {schema}_leaving AS
+SELECT NULL AS resource, NULL AS position, NULL AS requesting_id, NULL AS outcome
+
+-- name: leaving_alone
+-- Where nobody else is on the resource: what keep_one and delete_one do, in one statement, which is its own transaction.
+CREATE TEMP TRIGGER IF NOT EXISTS {schema}_leaving_alone INSTEAD OF INSERT ON {schema}_leaving
+WHEN NOT EXISTS (SELECT 1 FROM {table} WHERE resource_id = NEW.resource AND queue_position <> NEW.position)
+BEGIN
+    INSERT INTO {schema}_history (resource_id, queue_position, requesting_id, access_type, concurrency_limit, weight, member_id,
+                                  owner, note, requested_at, granted_at, outcome, host, pid, program, login, ended_by)
+    SELECT t.resource_id, t.queue_position, t.requesting_id, t.access_type, t.concurrency_limit, t.weight, t.member_id, t.owner,
+           t.note, t.requested_at, t.granted_at, NEW.outcome, m.host, m.pid, m.program, m.login,
+           CASE NEW.outcome WHEN 'revoked' THEN t.revoked_by END
+    FROM {table} AS t LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
+    WHERE t.resource_id = NEW.resource AND t.queue_position = NEW.position AND t.requesting_id = NEW.requesting_id;
+    DELETE FROM {table}
+    WHERE resource_id = NEW.resource AND queue_position = NEW.position AND requesting_id = NEW.requesting_id;
+END
+
+-- name: leave_alone
+INSERT INTO {schema}_leaving VALUES (:resource, :position, :requesting_id, :outcome)
 
 -- name: keep_all
 -- Before the member is removed, which tells who it was.
