@@ -51,6 +51,7 @@ class Task(Stoppable):
 
     can_be_lost: ClassVar[bool] = True
     grant: Grant | None = None
+    result: Any = None
     _lost_event: threading.Event | None = None
 
     def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
@@ -65,7 +66,6 @@ class Task(Stoppable):
         self.attempt = claimed.attempt
         self.text = claimed.body
         self.began = monotonic()
-        self.result: Any = None
         self.opened(process.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
 
     @classmethod

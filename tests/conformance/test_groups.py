@@ -521,7 +521,7 @@ def test_what_has_locks_is_not_claimed_ahead(queue, eager, unhurried):
 
 
 @postgresql
-def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, monkeypatch):
+def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, unhurried, monkeypatch):
     monkeypatch.setattr(claiming, "PARKED_SECONDS", 0.01)
     monkeypatch.setattr(claiming, "PARKED_TIMES", 0)
     looks = looks_for_parked(queue)
