@@ -88,15 +88,18 @@ class Group:
         """Whether there is anything to `take`."""
         return bool(self._ahead or self._next or self._done)
 
-    def is_late(self, seconds: float, *, recording: bool) -> bool:
-        """Whether anything has been kept for so long. ``recording``: what is done is about to be recorded anyhow."""
+    def is_late(self, seconds: float) -> bool:
+        """Whether anything that has not begun has been kept for so long."""
         since = monotonic() - seconds
         with self._lock:
-            if self._done and not recording and self._done_since < since:
-                return True
             if self._ahead:
                 return self._since < since
             return bool(self._next) and self._next[0].began < since  # which is the time of its claim
+
+    def is_unrecorded(self, seconds: float) -> bool:
+        """Whether anything has been done for so long."""
+        with self._lock:
+            return bool(self._done) and self._done_since < monotonic() - seconds
 
     def take(self, *, ahead: bool = True) -> list[TaskEnd]:
         """Everything but what runs, for the thread that asks: it records what was done, and returns what was not."""

@@ -493,8 +493,10 @@ class Worker:
                 self._tend()
             if self._over.wait(GROUP_LOOK_SECONDS):
                 return
-            if self._group.is_late(GROUP_LATE_SECONDS, recording=self._ahead.flies):
+            if self._group.is_late(GROUP_LATE_SECONDS):
                 self._lighten()
+            elif not self._ahead.flies and self._group.is_unrecorded(GROUP_LATE_SECONDS):  # else that does it next
+                self._lighten(ahead=False)
 
     def _tend(self) -> None:
         """While all threads are busy: others may have died, and schedules be due. (Else it was done a moment ago.)"""
@@ -513,11 +515,11 @@ class Worker:
             self._claiming.process.claims.settle(one.task for one in left)
             self._conclude([(one, one.end.outcome) for one in left])
 
-    def _lighten(self) -> None:
-        """End what is done, and give back what has not begun."""
+    def _lighten(self, *, ahead: bool = True) -> None:
+        """End what is done, and give back what has not begun (unless ``ahead`` is false)."""
         try:
             with self._at_work():
-                self._end(self._group.take(), 0)
+                self._end(self._group.take(ahead=ahead), 0)
         except Exception as exc:
             later = "Tasks of %r end when the database can be reached again: %s"
             log.warning(later, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))

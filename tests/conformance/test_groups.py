@@ -256,7 +256,7 @@ def sign(number):
     by.append(threading.get_ident())
 
 
-def test_short_tasks_are_run_by_one_thread(queue, monkeypatch):
+def test_short_tasks_are_run_by_one_thread(queue, unhurried, monkeypatch):
     """Several would only wait for each other."""
     monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
     monkeypatch.setattr(groups, "LONG_SECONDS", PATIENCE)
