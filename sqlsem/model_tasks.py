@@ -127,8 +127,7 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):  # as `End`: made in no time, for short tasks
     """A task that was claimed, as its worker sees it."""
 
     task_id: int
@@ -142,8 +141,7 @@ class Claimed:
     locks: tuple[TaskLock, ...] = ()  # what it holds
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """How an attempt ended: 'finished', 'failed', 'returned' or 'cancelled'."""
 
     task_id: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,9 @@ def import_by_name(name: str) -> Any:
     """The object that ``package.module:function`` names."""
     module, _, path = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        found = sys.modules.get(module)
+        if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
+            found = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:

@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.core.membership import Membership
@@ -52,13 +52,16 @@ class Claim:
     why_lost: str | None = None
     _ended = True  # until it is open: an interrupt can strike before
 
-    def opened(self, claims: Claims, closing: Ending) -> None:
-        """The database has it as ours, or may have from now on. (For the package.)"""
+    def opened(self, claims: Claims, closing: Ending, *, known: bool = True) -> None:
+        """The database has it as ours, or may have from now on. Unless ``known``, the caller adds it to ``claims``,
+        with others. (For the package.)
+        """
         self._claims = claims
         self._closing = closing
         self._pid = os.getpid()
         self._ended = False
-        claims.add(self)
+        if known:
+            claims.add([self])
 
     def close_by(self, closing: Ending) -> None:
         """What ends it from now on, where nobody else does. (For the package.)"""
@@ -85,8 +88,7 @@ class Claim:
 
     def settle(self) -> None:
         """Its end has been recorded. (For the package.)"""
-        self._ended = True
-        self._claims.discard(self)
+        self._claims.settle([self])
 
     def leave(self) -> None:
         """Unless it has ended, leave its end to the pulse. (For the package.)"""
@@ -169,16 +171,18 @@ class Claims:
         self._lock = threading.Lock()
         self._known: weakref.WeakSet[Claim] = weakref.WeakSet()
 
-    def add(self, claim: Claim) -> None:
-        """It is open, and the pulse must not rest."""
+    def add(self, claims: Iterable[Claim]) -> None:
+        """They are open, and the pulse must not rest."""
         with self._lock:
-            self._known.add(claim)
+            self._known.update(claims)
         self.member.add(())
 
-    def discard(self, claim: Claim) -> None:
-        """It has ended."""
+    def settle(self, claims: Iterable[Claim]) -> None:
+        """Their ends have been recorded."""
         with self._lock:
-            self._known.discard(claim)
+            for claim in claims:
+                claim._ended = True
+                self._known.discard(claim)
 
     def lose(self, why: str) -> None:
         """Declare all of them lost that can be."""

@@ -119,6 +119,8 @@ class Engine(abc.ABC):
     session_class: ClassVar[type[LockSession]]
     #: Whether a living member's beacon can be lost, as one that hangs on a connection can.
     beacon_may_fail: ClassVar[bool] = True
+    #: Whether a worker claims short tasks while it runs others: a server does that work meanwhile.
+    claims_ahead: ClassVar[bool] = False
     #: Sessions in which the tasks of one event loop may wait at the same time. With the main session that makes four.
     async_sessions: ClassVar[int] = 3
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file

@@ -17,6 +17,7 @@ task      a task that was claimed
 worker    threads that carry tasks out
 schedules tasks that are put again and again
 groups    how short tasks are claimed and ended together
+ahead     the thread that claims the next group while one is run
 """
 
 from sqlsem.bodies import Call, Shell, Sql, encode

@@ -51,7 +51,8 @@ class Claiming:
     def process(self) -> Process:
         """In which database; without a coordinator the default one, as it is now."""
         process = process_of(self._given)
-        process.engine.require(TaskSession, f"Queue {self.queue!r}")
+        if not process.engine.has(TaskSession):
+            process.engine.require(TaskSession, f"Queue {self.queue!r}")  # which says what is missing
         return process
 
     def look_until(
@@ -110,17 +111,24 @@ class Claiming:
         _, claimed = self.end_and_claim([], 1)
         return claimed[0] if claimed else None
 
-    def end_and_claim(self, ends: Sequence[End], most: int) -> tuple[list[str | None], list[Task]]:
+    def is_parked_due(self) -> bool:
+        """Whether the next claim is to look at the tasks that wait for their locks."""
+        return monotonic() >= self._parked_at and self.process.engine.has(ParkingSession)
+
+    def end_and_claim(
+        self, ends: Sequence[End], most: int, *, ahead_of: str | None = None
+    ) -> tuple[list[str | None], list[Task]]:
         """End what was done, and claim up to ``most`` in the same call: what has become of each, and what was claimed.
 
+        ``ahead_of``: for the owner of that name, who is busy; then nothing that has locks, as others would wait for it.
         What is not known to have ended, or been claimed, in time ends or is given back as soon as that can be.
         """
         process, queue = self.process, self.queue
         member = process.member
-        uid, owner, caller = process.new_uid(), owner_name(), this_thread()
+        uid, owner, caller = process.new_uid(), ahead_of or owner_name(), this_thread()
         requesting_id = process.requesting_id(caller)
         tried: list[int] = []  # as which members
-        parks = most > 0 and process.engine.has(ParkingSession)
+        parks = most > 0 and ahead_of is None and process.engine.has(ParkingSession)
         due, asked = parks and monotonic() >= self._parked_at, False
         held: list[Claimed] = []  # what was claimed with its locks
 
@@ -167,7 +175,7 @@ class Claiming:
             if parks and not asked and not any(claimed):
                 claimed = park(session, me, again)
             remember_ends(process, ends)
-            return statuses, [Task(process, queue, one, uid) for one in claimed if one is not None]
+            return statuses, Task.all_of(process, queue, claimed, uid)
 
         try:
             if not most:
@@ -181,13 +189,19 @@ class Claiming:
             # Interrupted, or the answer never came.
             if tried and most:
                 member.later(lambda session, me: session.return_claim(me, queue, uid))
-            if ends:
-                member.later(lambda session, me: session.next_tasks(me, ends, queue, owner, uid, True, 0))
+            self.end_later(ends)
             if held:
                 member.forget(tickets_of(held[0], requesting_id))
             raise
         finally:
             member.settled(uid)
+
+    def end_later(self, ends: Sequence[End]) -> None:
+        """End these as soon as that can be."""
+        process, queue = self.process, self.queue
+        uid = process.new_uid()
+        if ends:
+            process.member.later(lambda session, me: session.next_tasks(me, ends, queue, "", uid, True, 0))
 
     def recover(self, *, now: bool = False) -> int:
         """Now and then, or now, look after tasks whose workers died; how many are pending again."""

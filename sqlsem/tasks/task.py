@@ -6,6 +6,7 @@ import json
 import threading
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from sqlsem.bodies import as_json, format_error
@@ -50,6 +51,7 @@ class Task(Stoppable):
 
     can_be_lost: ClassVar[bool] = True
     grant: Grant | None = None
+    result: Any = None
     _lost_event: threading.Event | None = None
 
     def __init__(self, process: Process, queue: str, claimed: Claimed, uid: str) -> None:
@@ -64,10 +66,16 @@ class Task(Stoppable):
         self.attempt = claimed.attempt
         self.text = claimed.body
         self.began = monotonic()
-        self.result: Any = None
-        returned = self.make_end("returned")
-        self.opened(process.claims, lambda session, me: session.end_task(me, returned))
-        process.minder.mind()
+        self.opened(process.claims, partial(_give_back, claimed.task_id, claimed.attempt), known=False)
+
+    @classmethod
+    def all_of(cls, process: Process, queue: str, claimed: Iterable[Claimed | None], uid: str) -> list[Task]:
+        """Those that one call has claimed. (For the package.)"""
+        tasks = [cls(process, queue, one, uid) for one in claimed if one is not None]
+        if tasks:
+            process.claims.add(tasks)
+            process.minder.mind()
+        return tasks
 
     def hold(self, claimed: Claimed, requesting_id: str, caller: Caller) -> None:
         """Its locks are had by this thread, whose rows this process knows already. (For the package.)"""
@@ -183,11 +191,11 @@ class Task(Stoppable):
         if unlocked is not None and self.grant is not None and end.outcome == "failed":
             self.grant.holding.require()
 
-    def ended_with(self, status: str | None) -> None:
-        """Its end has got this answer. (For the package.)"""
+    def ended_with(self, status: str | None, *, settles: bool = True) -> None:
+        """Its end has got this answer. Unless it ``settles``, the caller does, with others. (For the package.)"""
         if status is None:
             self.lose("this process was given up meanwhile")
-        if self.is_open:
+        if settles and self.is_open:
             self.settle()
         for ticket in () if self.grant is None else self.grant.holding.tickets:
             self._process.nudge(ticket.resource)  # those of ours that waited for it may go in now
@@ -203,6 +211,10 @@ class Task(Stoppable):
 
     def __repr__(self) -> str:
         return f"<{self.title} of {self._queue!r}, attempt {self.attempt}{', lost' if self.why_lost else ''}>"
+
+
+def _give_back(task_id: int, attempt: int, session: Session, member_id: int) -> None:
+    session.end_task(member_id, End(task_id, attempt, "returned"))
 
 
 def _let_go(process: Process, grant: Grant) -> None:

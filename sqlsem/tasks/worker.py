@@ -6,6 +6,10 @@ lock, and a connection, would only hold each other up. When a task takes longer,
 goes on with what is left of the group; who leads records what others have done. Where most tasks are long the lead is
 handed on as soon as one begins. Nothing is kept from other workers for much longer than those 10 ms: what has not begun
 after 50 ms, as all threads are busy, is given back by one more thread, which also ends what is done.
+
+On PostgreSQL another thread claims the next group while one is run, and ends the group before it in the same call: for
+as long as claims find as many as they ask for. Both together take those 10 ms. What is claimed alone begins when all
+before it is recorded, and what has locks is never claimed ahead.
 """
 
 from __future__ import annotations
@@ -18,10 +22,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, run
+from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
 from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
+from sqlsem.tasks.ahead import Ahead
 from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
 from sqlsem.tasks.queues import Queue
 from sqlsem.tasks.task import Task
@@ -35,8 +41,9 @@ MOST_THREADS = 1000
 GROUP_LOOK_SECONDS = 0.01
 #: Between two looks after the queue while all threads are busy.
 TEND_SECONDS = 2.0
-#: For how long a thread that leads keeps the lead when its task does not end.
-LEAD_SECONDS = 0.005
+#: For how long a thread that leads keeps the lead when its task does not end; and the longest time between two looks at
+#: it, where it has begun another one each time.
+LEAD_SECONDS, LOOK_SECONDS = 0.005, 0.02
 #: Between two attempts to reach a database that is away, each of which takes its time.
 AWAY_SECONDS = 0.5
 #: For what runs to end when it is aborted, and after which it is told again.
@@ -95,6 +102,9 @@ class Worker:
         self._busy = Places()  # threads that have not left, or record what was done
         self._group = Group()
         self._pace = Pace(self._most)
+        self._ahead = Ahead(f"{queue.name[:200]}-ahead", self._claim_ahead)
+        self._ahead_of = ""  # the leader's name, when it was asked last
+        self._more = False  # the last claim has found as many as it asked for, and nobody claims ahead
         self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
         self._calls: dict[int, Stop] = {}  # and of functions
         self._leader: int | None = None  # the thread that claims
@@ -111,6 +121,7 @@ class Worker:
     def run(self) -> None:
         """Work. Returns when stopped, or idle for long enough; raises what ended it otherwise (`Unavailable`)."""
         self._active = monotonic()
+        self._pace = Pace(self._most, ahead=self._claiming.process.engine.claims_ahead)
         name = self.queue.name[:200]
         crew = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
@@ -134,8 +145,10 @@ class Worker:
             self._over.set()
             with self._changed:
                 self._changed.notify_all()
+            self._ahead.close(ABORT_SECONDS)
             if relief.is_alive():  # it may be recording what was done
                 relief.join(ABORT_SECONDS)
+            self._leave_behind()
         if self._errors:
             raise self._errors[0]
 
@@ -214,6 +227,9 @@ class Worker:
                 break
             if not self._go_on():
                 return None
+        if self._more and not self._ahead.flies and self._may_go_ahead():
+            self._more, self._ahead_of = False, owner_name()
+            self._ahead.start()
         with self._lock:
             self._began = monotonic()
             if self._pace.is_slow():
@@ -224,11 +240,16 @@ class Worker:
     def _take_lead(self, me: int) -> None:
         """Wait until nobody leads, or who does has been busy with one task for too long."""
         with self._turnstile, self._line:
+            seen, pause = None, LEAD_SECONDS / 2
             while self._leader is not None:
-                left = None if self._began is None else self._began + LEAD_SECONDS - monotonic()
-                if left is not None and left <= 0:
+                began = self._began
+                left = math.inf if began is None else began + LEAD_SECONDS - monotonic()
+                if left <= 0:
                     break
-                self._line.wait(None if left is None else min(left, LEAD_SECONDS))
+                # Each look disturbs who runs short tasks: fewer of them while there was another one each time.
+                pause = min(2 * pause, LOOK_SECONDS) if began != seen else min(left, LEAD_SECONDS)
+                seen = began
+                self._line.wait(None if began is None else pause)
             self._leader, self._began = me, math.inf
 
     def _hand_on(self) -> None:
@@ -240,29 +261,64 @@ class Worker:
     def _go_on(self) -> bool:
         """Leading: record what was done, and claim what comes next, if need be with a rest; False when it is over."""
         try:
+            if self._ahead.wait(lambda: self._group.is_ready() and not self._stopping.is_set()):
+                return True
             if self._stopping.is_set():
                 self._end(self._group.take(), 0)
                 return False
-            if not self._group.keeps() or not self._follow(self._pace.most()):
+            if self._group.is_barred():
+                self._end(self._group.take(ahead=False), 0)
+            elif not self._group.keeps() or not self._follow(self._pace.most()):
                 self._rest()
         except Unavailable as exc:  # what was done ends as soon as that can be
             self._require_patience(exc)
         return True
 
-    def _follow(self, most: int) -> bool:
-        """End what was done, and claim up to so many in the same call; whether there were any."""
+    def _follow(self, most: int, *, ahead_of: str | None = None) -> bool:
+        """End what was done, and claim up to so many in the same call; whether there were any. ``ahead_of``: while that
+        leader runs others.
+        """
         ends = self._group.take(ahead=False)
         following: list[Task] = []
         try:
-            following = self._end(ends, most)
+            following = self._end(ends, most, ahead_of=ahead_of)
         finally:
             with self._changed:
                 if ends or following:
                     self._active = monotonic()
+                self._more = 1 < most == len(following)
                 if following:
-                    self._group.add(following)
+                    self._group.add(following, ahead=ahead_of is not None)
                     self._changed.notify_all()
         return bool(following)
+
+    def _may_go_ahead(self) -> bool:
+        """Whether to claim the next group while one is run. (What waits for its locks is looked for in between.)"""
+        return (
+            self._group.has_room()
+            and self._pace.goes_ahead()
+            and not self._stopping.is_set()
+            and not self._claiming.is_parked_due()
+        )
+
+    def _claim_ahead(self) -> bool:
+        """The thread for that: claim the next group, and end what is done; whether to go on with the one after it."""
+        with self._at_work():
+            if self._stopping.is_set():
+                return False
+            self._follow(self._pace.most(), ahead_of=self._ahead_of)
+            if self._aborted:
+                self._end(self._group.take(), 0)  # those who lead may be in code that does not end
+                return False
+            self._ahead.tell()
+            with self._lock:
+                began = self._began
+            # Not behind a task that takes long.
+            at_rest = began is None or monotonic() - began > LEAD_SECONDS
+            goes_on = self._more and not at_rest and self._may_go_ahead()
+            if goes_on:
+                self._more = False
+            return goes_on
 
     def _rest(self) -> None:
         """Wait for a task. What other threads have done meanwhile is recorded at once."""
@@ -370,7 +426,7 @@ class Worker:
             error = f"{why}, and was ended\n{error}"
         return TaskEnd(task, task.make_end("finished" if error is None else "failed", result, error))
 
-    def _end(self, ends: list[TaskEnd], most: int) -> list[Task]:
+    def _end(self, ends: list[TaskEnd], most: int, *, ahead_of: str | None = None) -> list[Task]:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
         for one in ends:
             if one.task.why_lost is not None:
@@ -382,9 +438,11 @@ class Worker:
             one.task.ending()
         try:
             if ours or most:
-                statuses, following = self._claiming.end_and_claim([one.end for one in ours], most)
+                statuses, following = self._claiming.end_and_claim([one.end for one in ours], most, ahead_of=ahead_of)
                 for one, status in zip(ours, statuses, strict=True):
-                    one.task.ended_with(status)
+                    one.task.ended_with(status, settles=False)
+                if ours:
+                    self._claiming.process.claims.settle(one.task for one in ours)
         except BaseException:
             for one in ours:
                 one.task.settle()
@@ -435,8 +493,10 @@ class Worker:
                 self._tend()
             if self._over.wait(GROUP_LOOK_SECONDS):
                 return
-            if self._group.keeps() and monotonic() - self._group.since > GROUP_LATE_SECONDS:
+            if self._group.is_late(GROUP_LATE_SECONDS):
                 self._lighten()
+            elif not self._ahead.flies and self._group.is_unrecorded(GROUP_LATE_SECONDS):  # else that does it next
+                self._lighten(ahead=False)
 
     def _tend(self) -> None:
         """While all threads are busy: others may have died, and schedules be due. (Else it was done a moment ago.)"""
@@ -447,11 +507,19 @@ class Worker:
         except Exception:
             log.exception("Looking after %r failed", self.queue.name)
 
-    def _lighten(self) -> None:
-        """End what is done, and give back what has not begun."""
+    def _leave_behind(self) -> None:
+        """What was claimed ahead, and done, while something went wrong ends as soon as that can be."""
+        left = [one for one in self._group.take() if one.task.is_open]
+        if left:
+            self._claiming.end_later([one.end for one in left])
+            self._claiming.process.claims.settle(one.task for one in left)
+            self._conclude([(one, one.end.outcome) for one in left])
+
+    def _lighten(self, *, ahead: bool = True) -> None:
+        """End what is done, and give back what has not begun (unless ``ahead`` is false)."""
         try:
             with self._at_work():
-                self._end(self._group.take(), 0)
+                self._end(self._group.take(ahead=ahead), 0)
         except Exception as exc:
             later = "Tasks of %r end when the database can be reached again: %s"
             log.warning(later, self.queue.name, exc, exc_info=not isinstance(exc, SqlsemError))

@@ -91,7 +91,8 @@ class Calls:
 
     def __init__(self, queue):
         queue.state()  # connects
-        self.made = Counter()
+        self.made, self.answered = Counter(), Counter()
+        self.groups = 0  # that were asked for
         self.before = self.after = lambda name: None
         session = queue.claiming.process.member.main.session
         for name in ("claim_task", "next_task", "next_tasks", "end_task"):
@@ -100,9 +101,11 @@ class Calls:
     def watched(self, name, call):
         def made(*arguments):
             self.made[name] += 1
+            self.groups += name == "next_tasks" and arguments[-1] > 0
             self.before(name)
             answer = call(*arguments)
             self.after(name)
+            self.answered[name] += 1
             return answer
 
         return made
@@ -226,6 +229,17 @@ def test_the_pace():
     assert pace.most() == 1, "too long for a group, whatever it was"
 
 
+def test_the_pace_of_who_claims_ahead():
+    """Two groups take no longer than one where nothing is claimed ahead; and of long tasks none is."""
+    for seconds, most, ahead in ((0.0001, 50, True), (0.0009, 5, True), (0.002, 5, False)):
+        pace = groups.Pace(100, ahead=True)
+        for _ in range(100):
+            pace.took(seconds)
+            pace.most()
+        assert (pace.most(), pace.goes_ahead()) == (most, ahead)
+    assert not groups.Pace(1, ahead=True).goes_ahead(), "one by one"
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 together = threading.Barrier(8)
@@ -242,7 +256,7 @@ def sign(number):
     by.append(threading.get_ident())
 
 
-def test_short_tasks_are_run_by_one_thread(queue, monkeypatch):
+def test_short_tasks_are_run_by_one_thread(queue, unhurried, monkeypatch):
     """Several would only wait for each other."""
     monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
     monkeypatch.setattr(groups, "LONG_SECONDS", PATIENCE)
@@ -365,6 +379,190 @@ def test_what_is_lost_does_not_begin(connect, queue, name, eager):
     assert Counter(done) == {0: 1 + 2, 1: 2, 2: 2, **dict.fromkeys(range(3, 10), 1)}
     assert {entry.status for entry in queue.tasks()} == {"finished"}
     assert [outcomes(queue, number) for number in numbers] == [["returned", "finished"]] * 10
+
+
+# -- the next group, claimed while one is run -------------------------------------------------------------------------
+
+postgresql = pytest.mark.engines("postgresql")
+#: What tasks may look at.
+calls: list["Calls"] = []
+
+
+@pytest.fixture
+def watched(queue):
+    """The calls of a queue whose tasks may look at them."""
+    calls[:] = [Calls(queue)]
+    yield calls[0]
+    calls.clear()
+
+
+def see_claim(number):
+    """Not before another group was claimed."""
+    before = calls[0].answered["next_tasks"]
+    until(lambda: calls[0].answered["next_tasks"] > before)
+    done.append(number)
+
+
+@postgresql
+def test_the_next_group_is_claimed_while_one_is_run(queue, watched, eager, unhurried, monkeypatch):
+    """By the leader's name, and with the ends of the group before."""
+    monkeypatch.setattr(worker_module, "LEAD_SECONDS", PATIENCE)
+    bodies = [sqlsem.Call(see_claim if number == 5 else note, number) for number in range(350)]
+    numbers = queue.put_many(bodies)
+    seen = []
+    watched.before = lambda name: seen.append((name, threading.current_thread().name.rpartition("-")[2]))
+    Worker(queue, idle_exit=0).run()
+    assert done == list(range(350))
+    # One by itself, then groups; the last, which was not full, was claimed in the ordinary way, as it is ended.
+    assert seen == [
+        ("claim_task", "1"),
+        ("next_tasks", "1"),
+        *[("next_tasks", "ahead")] * 3,
+        ("next_tasks", "1"),
+        *[(seen[-1])] * (len(seen) - 6),
+    ]
+    assert {queue.log(numbers[which])[0].owner for which in (0, 50, 150, -1)} == {f"{queue.name}-1"}
+    assert {entry.attempt for entry in queue.tasks(most=1000)} == {1}
+
+
+@postgresql
+def test_nothing_is_kept_behind_a_slow_task(connect, queue, name, watched, eager):
+    """Neither of its group nor of the next one; and nothing more is claimed."""
+    numbers = queue.put_many([sqlsem.Call(hold if number == 120 else note, number) for number in range(400)])
+    thread = working(Worker(queue, idle_exit=0))
+    assert reached.wait(PATIENCE)
+    asked = watched.groups + 1  # one may be on its way
+    time.sleep(4 * groups.GROUP_LATE_SECONDS)
+    until(lambda: Counter(statuses(queue)) == {"finished": 120, "running": 1, "pending": 279})
+    assert watched.groups <= asked
+    Worker(connect().queue(name), idle_exit=0).run()
+    assert Counter(statuses(queue)) == {"finished": 399, "running": 1}
+    go.set()
+    thread.join(PATIENCE)
+    assert sorted(done) == list(range(400))
+    assert outcomes(queue, numbers[120]) == ["finished"]
+
+
+@postgresql
+def test_what_comes_late_is_not_kept_behind_a_slow_task(queue, watched, eager):
+    """It was claimed while nobody knew of that, and is given back as it arrives."""
+    queue.put_many([sqlsem.Call(hold if number == 5 else note, number) for number in range(400)])
+
+    def wait(name):
+        if watched.made["next_tasks"] == 2:
+            assert reached.wait(PATIENCE)
+            time.sleep(3 * groups.GROUP_LATE_SECONDS)
+
+    watched.before = wait
+    thread = working(Worker(queue, idle_exit=0))
+    assert reached.wait(PATIENCE)
+    until(lambda: watched.answered["next_tasks"] >= 2)
+    until(lambda: Counter(statuses(queue)) == {"finished": 5, "running": 1, "pending": 394})
+    time.sleep(4 * groups.GROUP_LATE_SECONDS)
+    assert watched.groups == 2, "no other one"
+    go.set()
+    thread.join(PATIENCE)
+    assert sorted(done) == list(range(400))
+
+
+@postgresql
+@pytest.mark.parametrize("aborts", [False, True])
+def test_who_leaves_keeps_nothing_that_was_just_claimed(queue, watched, eager, unhurried, aborts):
+    queue.put_many([sqlsem.Call(hold if number == 5 else note, number) for number in range(400)])
+    worker = Worker(queue)
+
+    def leave(name):
+        if watched.made["next_tasks"] == 2:
+            assert reached.wait(PATIENCE)
+            worker.stop()
+            if aborts:
+                leaving.start()
+                until(lambda: worker._aborted)
+
+    leaving = threading.Thread(target=worker.abort)
+    watched.after = leave
+    thread = working(worker)
+    assert reached.wait(PATIENCE)
+    if aborts:
+        until(lambda: Counter(statuses(queue)) == {"finished": 5, "pending": 395})
+        leaving.join(PATIENCE)
+    until(worker._stopping.is_set)
+    go.set()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert Counter(statuses(queue)) == ({"finished": 5, "pending": 395} if aborts else {"finished": 6, "pending": 394})
+    assert {entry.attempt for entry in queue.tasks(most=1000) if entry.status == "pending"} <= {0, 1}
+
+
+@postgresql
+def test_what_is_claimed_alone_begins_when_all_before_is_recorded(queue, eager, unhurried):
+    """Else what kills its worker would have others run again."""
+    put(queue, 101)
+    queue.put(sqlsem.Shell("true"))
+    put(queue, 3)
+    seen = []
+
+    def tell(task, outcome, error):
+        if task.kind == "shell" and outcome is None:
+            seen.extend(statuses(queue))
+
+    Worker(queue, idle_exit=0, on_task=tell).run()
+    assert seen == ["finished"] * 101 + ["running"] + ["pending"] * 3
+
+
+@postgresql
+def test_what_has_locks_is_not_claimed_ahead(queue, eager, unhurried):
+    """It would keep others from these while what was claimed before is run."""
+    looks = looks_for_parked(queue)
+    put(queue, 201)  # the last claim ahead finds nothing, and looks for nothing else
+    Worker(queue, idle_exit=0).run()
+    assert done == list(range(201))
+    assert {name for name, _ in looks} == {f"{queue.name}-1"}
+
+
+@postgresql
+def test_what_has_locks_is_looked_for_however_much_there_is_to_do(queue, unhurried, monkeypatch):
+    monkeypatch.setattr(claiming, "PARKED_SECONDS", 0.01)
+    monkeypatch.setattr(claiming, "PARKED_TIMES", 0)
+    looks = looks_for_parked(queue)
+    put(queue, 3000)
+    Worker(queue, idle_exit=0).run()
+    assert done == list(range(3000))
+    assert len([number for _, number in looks if 100 < number < 2900]) >= 2
+
+
+def looks_for_parked(queue):
+    """By which thread, and when how much was done."""
+    queue.state()
+    looks, session = [], queue.claiming.process.member.main.session
+    look = session.claim_parked
+
+    def looked(*given):
+        looks.append((threading.current_thread().name, len(done)))
+        return look(*given)
+
+    session.claim_parked = looked
+    return looks
+
+
+@postgresql
+def test_an_outage_of_who_claims_ahead(queue, watched, eager, unhurried):
+    """What was claimed is run, what was done is recorded when the worker has ended, and another one goes on."""
+    put(queue, 400)
+
+    def cut(name):
+        if watched.made["next_tasks"] == 3:
+            until(lambda: len(done) == 101)
+            watched.made["next_tasks"] += 1
+            raise Unavailable(f"{name} was cut for good")
+
+    watched.before = cut
+    with pytest.raises(Unavailable, match="for good"):
+        Worker(queue, idle_exit=0).run()
+    assert len(done) == 201
+    until(lambda: Counter(statuses(queue)) == {"finished": 201, "pending": 199})
+    Worker(queue, idle_exit=0).run()
+    assert done == list(range(400))
 
 
 # -- when answers are lost --------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ class PostgresDatabase(Engine):
     """A PostgreSQL database, version 13 or later."""
 
     name = "postgresql"
+    claims_ahead = True
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
