@@ -191,7 +191,9 @@ class BaseGrant:
         first = holding.tickets[0]
         self.resource = first.resource
         self.position = self.fence = first.position
-        self.positions = {ticket.resource: ticket.position for ticket in holding.tickets}
+        self.positions = {first.resource: first.position}
+        for ticket in holding.tickets[1:]:
+            self.positions[ticket.resource] = ticket.position
         self.waited = waited
         #: What was taken with it of rates, by their names.
         self.rates: Mapping[str, Any] = {}

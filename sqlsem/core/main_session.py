@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.core.steps import Call
 from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
@@ -101,10 +100,6 @@ class MainSession:
             return result
         except Disconnected as exc:
             raise unavailable(what, exc, retrying.statistics) from exc
-
-    def perform(self, operation: Call) -> Any:
-        """`call`, as a verb wants it."""
-        return self.call(operation.what, operation.call, operation.budget, sign=operation.sign)
 
     def policy(self, what: str, budget: float | None) -> dict[str, Any]:
         """When a call is tried again, for tenacity: bounded, jittered, logged. The face adds how it sleeps."""

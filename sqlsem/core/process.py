@@ -119,10 +119,10 @@ class Process:
 
     def perform(self, operation: Operation) -> Any:
         """Carry out an operation, blocking."""
-        if self.closed:
+        if self.member.closing.is_set():
             ending.stay_asleep()
         if isinstance(operation, Call):
-            return self.member.main.perform(operation)
+            return self.member.main.call(operation.what, operation.call, operation.budget, sign=operation.sign)
         if isinstance(operation, WaitFor):
             with self.waiting_room.session(operation.timeout) as session:
                 if session is None:
