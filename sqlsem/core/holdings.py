@@ -361,7 +361,7 @@ class Holdings:
         """
         holding = grant.holding
         # (Where it was had once more only that ends.)
-        if holding.depth > 1 or holding.departure is None or not holding.departure.settle():
+        if holding.departure is None or holding.depth > 1 or not holding.departure.settle():
             yield from self.leave(grant, by)
 
     def leave(self, grant: BaseGrant, by: Token, parted: Callable[[], None] | None = None) -> Operations[None]:

@@ -29,13 +29,13 @@ class LooseGrants(Generic[G]):
 
     def last(self, stack: list[Hold[G]]) -> Hold[G] | None:
         """What was acquired last of that stack, and neither its owner nor another one has given back; the rest goes."""
-        while stack and (stack[-1].ended or self._is_taken(stack[-1].grant)):
+        while stack:
+            last = stack[-1]
+            holding = last.grant.holding
+            if holding.has(last.token) and not (holding.is_loose and last.grant not in self._grants):
+                return last
             stack.pop()
-        return stack[-1] if stack else None
-
-    def _is_taken(self, grant: G) -> bool:
-        """Whether another one has released it."""
-        return grant.holding.is_loose and grant not in self._grants
+        return None
 
     def take(self, grant: G) -> bool:
         """Whether it may be released by the one who acquired it, and from now on by nobody else."""

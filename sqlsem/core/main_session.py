@@ -85,7 +85,8 @@ class MainSession:
         Tries for ``budget`` seconds at the most (``retry``, if left out): bounded, jittered, logged. Then the last
         error is raised, saying what was tried. ``sign``: when it succeeds, it has given a sign of life.
         """
-        self.require_open()
+        if self.closing.is_set():
+            self.require_open()
         if self.session is not None:
             # The usual case, without ceremony. ('with' and not acquire(): no interrupt comes between it and its block.)
             try:
