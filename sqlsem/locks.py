@@ -107,7 +107,7 @@ class Lock:
 
         Raises `NotHeld` when there is nothing to give back, `LockLost` when the lock was lost meanwhile.
         """
-        for _ in range(self.terms.check_number(n)):
+        for _ in range(1 if type(n) is int and n == 1 else self.terms.check_number(n)):
             self._release()
 
     def _release(self) -> None:
@@ -175,10 +175,7 @@ class Lock:
         if terms.cancel_on_lost:
             raise ConfigurationError("cancel_on_lost=True is for tasks ('async with'); a thread is told by on_lost=")
 
-        def grant(holding: Holding, waited: float) -> Grant:
-            return Grant(process, holding, waited)
-
-        caller, (locks, rates) = this_thread(), split(requests)
+        grant, caller, (locks, rates) = functools.partial(Grant, process), this_thread(), split(requests)
         acquisition = kind_of(locks)(process, terms, locks, timeout, caller, grant, stack)
         if not rates:
             return carry_out(acquisition, process.perform)

@@ -95,14 +95,18 @@ class Acquisition(WaitingVerb, Generic[G]):
                 self._watch_order(lockorder.current)
             if had and self.process.above.held != ():
                 had = not (yield from self._is_refused_by_those_above())
-            if not had or not (yield from self._take_numbers()) or not (yield from self._wait_for_all()):
+            if not had or not (yield from self._take_numbers()):
+                self._tell(TimedOut, timeout=self.timeout)
+                return None
+            # (Made before it waits, as the lock is nobody's for as long as anything takes afterwards.)
+            holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, 0.0, self.trace)
+            if not (yield from self._wait_for_all()):
                 self._tell(TimedOut, timeout=self.timeout)
                 return None
         except Deadlock as exc:
             self._tell(Deadlocked, why=str(exc))
             raise
-        now = monotonic()
-        holding = Holding(holdings, self.requests, self.tickets, self.caller, self._terms.on_lost, now, self.trace)
+        holding.since = now = monotonic()
         grant = self._make_grant(holding, now - self.began)
         self._hold = hold = Hold(grant, holding.first)
         holdings.add(grant)
@@ -330,10 +334,11 @@ class Acquisition(WaitingVerb, Generic[G]):
         """While we waited, the main session may have been lost, and our rows with it."""
         if self.member.unheard():
             yield Verify()
-        missing = [ticket.position for ticket in self.tickets if not self.member.knows(ticket)]
-        if missing:
-            self.process.lose(missing, "its row was removed before it could be used")
-            holding.require()
+        for ticket in self.tickets:
+            if not self.member.knows(ticket):
+                missing = [one.position for one in self.tickets if not self.member.knows(one)]
+                self.process.lose(missing, "its row was removed before it could be used")
+                holding.require()
 
     # -- telling ------------------------------------------------------------------------------------------------
 

@@ -209,21 +209,26 @@ class Lines:
     def leave(self, waiters: Collection[Waiter]) -> None:
         """They wait no more, and those behind them come forward. May be repeated."""
         with self._state_lock:
+            woken: list[Waiter] = []
             for waiter in waiters:
                 if waiter.answer is False:
                     waiter.answer = None  # from now on, should an interrupt come in between
-            woken = [one for waiter in waiters for one in self._remove(waiter)]
             for waiter in waiters:
+                # (Usually it has its answer, and nobody of ours stands behind it: then nothing is left to do.)
+                if waiter.ticket.resource in self._lines or waiter in self._standing or self._leader is waiter:
+                    woken += self._remove(waiter)
                 line = self._lines.get(waiter.ticket.resource)
                 if line is not None and waiter in line.let_in:
                     line.let_in.remove(waiter)
-        _wake(woken)
+        if woken:
+            _wake(woken)
 
     def settle(self, waiter: Waiter, answer: bool | None) -> None:
         """This is its answer, unless it has one. (From its own thread or task, which is awake.)"""
         with self._state_lock:
             woken = self._answer(waiter, answer)
-        _wake(one for one in woken if one is not waiter)
+        if len(woken) > 1:
+            _wake(one for one in woken if one is not waiter)
 
     def place(self, waiter: Waiter) -> Place:
         """Where one that has entered waits."""

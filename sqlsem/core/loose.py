@@ -31,8 +31,8 @@ class LooseGrants(Generic[G]):
         """What was acquired last of that stack, and neither its owner nor another one has given back; the rest goes."""
         while stack:
             last = stack[-1]
-            is_taken = last.grant.holding.is_loose and last.grant not in self._grants  # another one has released it
-            if not (is_taken or last.ended):
+            holding = last.grant.holding
+            if holding.has(last.token) and not (holding.is_loose and last.grant not in self._grants):
                 return last
             stack.pop()
         return None

@@ -63,7 +63,7 @@ class WaitingVerb:
             what = "to write" if self.upgrade else "for"
             log.warning("Waiting %s %r was interrupted, looking again: %s", what, waiter.ticket.resource, exc)
             return NO_ROOM
-        return self.checked(answer)
+        return self.checked(answer) if answer is None else answer
 
     def look(self, waiter: Waiter) -> Operations[bool | None]:
         """Has it come?"""

@@ -24,6 +24,29 @@ MOST_IDLE_SESSIONS = 2
 OVERDUE_SECONDS = 3.0
 
 
+class Seat(Token):
+    """Where one of ours waits, for as long as a ``with`` block lasts. (No generator, which takes longer to end: what it
+    waited for is nobody's meanwhile.)
+    """
+
+    __slots__ = ("_room", "session", "timeout")
+
+    def __init__(self, room: WaitingRoom, timeout: float) -> None:
+        self._room = room
+        self.timeout = timeout
+        self.session: Session | None = None
+
+    def __enter__(self) -> Session | None:
+        try:
+            return self._room.sit(self)
+        except BaseException:
+            self._room.rise(self, False)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._room.rise(self, kind is None)
+
+
 class WaitingRoom:
     """A small pool of sessions."""
 
@@ -36,29 +59,31 @@ class WaitingRoom:
         self._due: weakref.WeakKeyDictionary[Wire, float] = weakref.WeakKeyDictionary()
         self._places = Places(MOST_WAITING_SESSIONS)
 
-    @contextlib.contextmanager
-    def session(self, timeout: float) -> Iterator[Session | None]:
-        """A session to wait in, or None when too many of ours wait already."""
-        place, session, sound = Token(), None, False
-        try:
-            if not self._places.take(place):
-                yield None
-                return
-            session = self.idle_session()
-            if session is None:
-                session = self._engine.connect("wait")
-            self._await(session, timeout)
-            yield session
-            sound = True
-        finally:
-            # (All in one, as the grant that ends a wait is not its owner's before.)
-            with self._state_lock:
-                self._places.give_back(place)
-                if session is not None:
-                    self._due.pop(session, None)
-                    sound = sound and self._keep(session)
-            if session is not None and not sound:
-                session.close()
+    def session(self, timeout: float) -> Seat:
+        """For a ``with`` block: a session to wait in, or None when too many of ours wait already."""
+        return Seat(self, timeout)
+
+    def sit(self, seat: Seat) -> Session | None:
+        """The session that is its own until `rise`."""
+        if not self._places.take(seat):
+            return None
+        seat.session = self.idle_session()
+        if seat.session is None:
+            seat.session = self._engine.connect("wait")
+        self._await(seat.session, seat.timeout)
+        return seat.session
+
+    def rise(self, seat: Seat, sound: bool) -> None:
+        """It has waited; ``sound``: its session serves the next one."""
+        session = seat.session
+        # (All in one, as the grant that ends a wait is not its owner's before.)
+        with self._state_lock:
+            self._places.give_back(seat)
+            if session is not None:
+                self._due.pop(session, None)
+                sound = sound and self._keep(session)
+        if session is not None and not sound:
+            session.close()
 
     def idle_session(self) -> Session | None:
         """One that nobody uses, if there is one; `keep` takes it back."""

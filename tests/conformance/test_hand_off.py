@@ -90,17 +90,50 @@ def test_one_of_those_who_share_leaves(party, name, access):
     goes_in_after_both(waiter, second, first)
 
 
-def test_the_rest_is_too_heavy_still(party, name):
-    """One that wants all of the room waits for all who are inside."""
-    first, second, waiter = (party().ask(name, limit=3, weight=weight) for weight in (1, 1, 3))
+@pytest.mark.parametrize(
+    ("limits", "weights"),
+    [((3, 3, 3), (1, 1, 3)), ((4, 4, 4), (2, 2, 3)), ((2, 2, 9), (1, 1, 2)), ((2, 2, None), (1, 1, 2))],
+    ids=["all", "much", "by-what-others-declare", "by-what-only-others-declare"],
+)
+def test_the_rest_is_too_heavy_still(party, name, limits, weights):
+    """The last one fits beside neither of the others, and waits for both."""
+    parties = [party() for _ in limits]
+    if None in limits:
+        parties[0].main.set_resource(name, "cap", 9)
+    first, second, waiter = (
+        one.ask(name, limit=limit, weight=weight) for one, limit, weight in zip(parties, limits, weights, strict=True)
+    )
     goes_in_after_both(waiter, second, first)
 
 
-@pytest.mark.parametrize(("what", "pattern"), [("paused", ""), ("cap", ""), ("cap", "*")])
-def test_an_operator_stops_it_as_it_sleeps(party, name, what, pattern):
+@pytest.mark.parametrize("number", range(3))
+def test_a_place_of_three_is_left(party, name, number):
+    """Whichever it is."""
+    holders = [party().ask(name, limit=3) for _ in range(3)]
+    answer = party().ask(name, limit=3).sleep(PATIENCE)
+    holders[number].leave()
+    assert answer() is True
+
+
+def test_who_waits_for_a_place_is_behind_those_who_wait(party, name):
+    """Also where these do not look just now."""
+    holders = [party().ask(name, limit=2) for _ in range(2)]
+    before, waiter = party().ask(name, limit=2), party().ask(name, limit=2)
+    for holder in holders:
+        answer = waiter.sleep(CHANCE)
+        holder.leave()
+        assert answer() is (holder is holders[-1])
+    assert before.sleep(0)() is True
+
+
+@pytest.mark.parametrize(
+    ("what", "pattern", "limit"),
+    [("paused", "", 2), ("cap", "", 2), ("cap", "*", 2), ("paused", "", 3), ("cap", "", 3)],
+)
+def test_an_operator_stops_it_as_it_sleeps(party, name, what, pattern, limit):
     """Paused, or allowed less than it weighs, also by a limit for all names that begin so."""
     resource = name + pattern
-    holder, waiter = party().ask(name, limit=2, weight=2), party().ask(name, limit=2, weight=2)
+    holder, waiter = party().ask(name, limit=limit, weight=2), party().ask(name, limit=limit, weight=2)
     answer = waiter.sleep(CHANCE)
     holder.main.set_resource(resource, what, 1)
     try:

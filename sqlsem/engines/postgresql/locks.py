@@ -78,7 +78,7 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
 
     def release(self, ticket: Ticket, outcome: str) -> bool:
         self.keep_entry(ticket)
-        *_, code = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
+        (code,) = self.call("release", ticket.resource, ticket.position, ticket.requesting_id, outcome)
         return bool(code == 0)
 
     def cancel(self, member_id: int, uid: str, outcome: str) -> int:
@@ -95,7 +95,7 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
     def _wait(self, name: str, key: tuple[Any, ...], timeout: float) -> bool | None:
         deadline = monotonic() + timeout
         while True:
-            *_, code = self.call(name, *key, int(timeout * 1000))
+            (code,) = self.call(name, *key, int(timeout * 1000))
             if code != 1:
                 return {0: True, -1: False}.get(code)
             timeout = max(0.0, deadline - monotonic())

@@ -25,6 +25,7 @@ AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 #: PostgreSQL's numbers of types: bigint, smallint and integer; boolean; a list of bigint.
 _INTEGERS, _BOOLEAN, _NUMBERS = (20, 21, 23), 16, 1016
+_ROWS = psycopg.pq.ExecStatus.TUPLES_OK
 #: Numbers of prepared statements.
 _numbers = itertools.count(1)
 
@@ -126,8 +127,15 @@ class PostgresWire(Wire):
         if b"\0" in b"".join(filter(None, values)):  # libpq would end a value there
             raise psycopg.DataError("PostgreSQL text cannot contain NUL characters")
         (pgconn.send_query_prepared if lasting else pgconn.send_query_params)(known, values)
-        result = self._require((yield generators.execute(pgconn)), psycopg.pq.ExecStatus.TUPLES_OK)
-        self.require_replicated()
+        results = yield generators.execute(pgconn)
+        result = results[0]
+        # (Asked here as well, to spare the usual case calls: others wait for what comes next.)
+        if len(results) > 1 or result.status != _ROWS:
+            self._require(results, _ROWS)
+        if self._unsure:
+            self.require_replicated()
+        if result.nfields == 1:
+            return [self._read(result, 0)]
         return [self._read(result, column) for column in range(result.nfields)]
 
     def _read(self, result: psycopg.pq.abc.PGresult, column: int) -> Any:

@@ -58,15 +58,17 @@ FROM {schema}.take_turn(%s::bigint, %s::varchar, %s::varchar, %s::varchar, %s::b
 
 -- name: wait
 -- What is written while waiting is for people and may be lost in a crash of the server, as may a release, which is repeated.
-SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.wait(%s::varchar, %s::bigint, %s::integer)
+-- (In one column, as the client reads each.)
+SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
+            THEN {schema}.wait(%s::varchar, %s::bigint, %s::integer) END
 
 -- name: look_all
 SELECT pg_catalog.set_config('synchronous_commit', 'off', true), granted, gone
 FROM {schema}.look_all(%s, %s::varchar[], %s::bigint[])
 
 -- name: release
-SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
-       {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar)
+SELECT CASE WHEN pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL
+            THEN {schema}.release(%s::varchar, %s::bigint, %s::varchar, %s::varchar) END
 
 -- name: upgrade
 SELECT {schema}.upgrade(%s::varchar, %s::bigint, %s::varchar, %s::integer)

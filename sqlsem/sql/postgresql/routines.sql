@@ -1162,6 +1162,7 @@ DECLARE
     v_row      record;
     v_ahead    record;
     v_left     integer;
+    v_simple   boolean;             -- the whole rule need not be asked to know whom to wait for
     v_oldest   bigint;              -- whose entry lock to sleep on
     v_free     boolean;
     v_since    timestamptz;         -- when something changed ahead, as far as can be seen
@@ -1181,10 +1182,11 @@ BEGIN
            coalesce(m.lease_until, m.seen_at) + coalesce(m.lease_ms * interval '-0.875 millisecond',
                                                          m.grace_ms * interval '0.125 millisecond') AS stale_at,
            m.lease_ms IS NOT NULL AS leased, m.grace_ms = 0 AND m.lease_ms IS NULL AS mute,
-           -- Whether any row ahead keeps it out, whatever it asks for, and nobody has set anything for the resource, nor survived
-           -- below the mark. Then nothing ahead has a number below this one.
-           t.access_type = 'write' AND t.weight = t.concurrency_limit AND coalesce(l.survivors, '{}') = '{}'
-           AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*')) AS alone,
+           -- Whether every row ahead counts, nobody has set anything for the resource, nor survived below the mark: then nothing ahead
+           -- has a number below this one. And whether, besides, any row ahead keeps it out, whatever that asks for.
+           (t.access_type = 'write' AND t.concurrency_limit >= 1 AND coalesce(l.survivors, '{}') = '{}'
+            AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'))) IS TRUE AS plain,
+           t.weight = t.concurrency_limit AS whole,
            coalesce(l.mark, 0) AS lowest INTO v_row
     FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     LEFT JOIN LATERAL (SELECT w.mark, w.survivors FROM {schema}.low_water AS w WHERE w.resource_id = p_resource
@@ -1196,8 +1198,32 @@ BEGIN
         RETURN CASE WHEN v_row.mute OR {schema}.give_sign(v_row.member_id) THEN 0 ELSE -2 END;
     END IF;
     LOOP
-        SELECT * INTO v_ahead FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit,
-                                                  v_row.weight, NULL);
+        -- Who is going to sleep asks for whom, of rows that are alike; the whole rule is for the others, and for who may go in. (What
+        -- was set since is asked together with the grant.)
+        v_simple := v_row.plain AND p_timeout_ms > 0;
+        IF v_simple AND v_row.whole THEN
+            SELECT max(t.queue_position) AS blocker, 'leave' AS until, false AS eligible, NULL::timestamptz AS since INTO v_ahead
+            FROM {schema}.{table} AS t
+            WHERE t.resource_id = p_resource AND t.queue_position >= v_row.lowest AND t.queue_position < p_position;
+            v_simple := v_ahead.blocker IS NOT NULL;
+        ELSIF v_simple AND v_row.weight = 1 THEN
+            -- All weigh 1, and none declares a lower limit: as many as may be inside are ahead.
+            SELECT CASE WHEN count(*) = v_row.concurrency_limit AND bool_and(a.weight = 1)
+                             AND coalesce(min(a.concurrency_limit) >= v_row.concurrency_limit, true)
+                        THEN coalesce(max(a.queue_position) FILTER (WHERE a.granted_at IS NULL), min(a.queue_position)) END AS blocker,
+                   CASE WHEN count(a.granted_at) = count(*) THEN 'any' ELSE 'grant' END AS until, false AS eligible,
+                   max(a.granted_at) AS since, min(a.queue_position) AS oldest INTO v_ahead
+            FROM (SELECT t.queue_position, t.weight, t.concurrency_limit, t.granted_at FROM {schema}.{table} AS t
+                  WHERE t.resource_id = p_resource AND t.queue_position >= v_row.lowest AND t.queue_position < p_position
+                  ORDER BY t.queue_position DESC LIMIT v_row.concurrency_limit) AS a;
+            v_simple := v_ahead.blocker IS NOT NULL;
+        ELSE
+            v_simple := false;
+        END IF;
+        IF NOT v_simple THEN
+            SELECT a.eligible, a.blocker, a.until INTO v_ahead
+            FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS a;
+        END IF;
         IF v_ahead.eligible THEN
             IF NOT v_row.mute AND clock_timestamp() >= v_row.stale_at AND NOT {schema}.give_sign(v_row.member_id) THEN
                 RETURN -2;
@@ -1275,14 +1301,20 @@ BEGIN
             -- So we look again after a twentieth of the time for which nothing has changed; sooner, when the oldest leaves of
             -- those of whom one must. (Where they wait, nothing counts before it leaves: who comes first leaves first.)
             -- What has left since the look above is not seen here, and would not wake us: then look again at once.
-            SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
-                   CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
-                   (SELECT NOT n.eligible AND n.blocker = v_ahead.blocker
-                    FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
-            INTO v_since, v_oldest, v_stands
-            FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
-                  WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
-                  LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
+            IF v_simple AND NOT v_free THEN
+                v_since := greatest(v_row.requested_at, CASE v_ahead.until WHEN 'any' THEN v_ahead.since END);
+                v_oldest := v_ahead.oldest;
+                v_stands := true;  -- a moment ago, at least
+            ELSE
+                SELECT greatest(v_row.requested_at, max(granted_at) FILTER (WHERE v_ahead.until <> 'grant')),
+                       CASE v_ahead.until WHEN 'grant' THEN min(queue_position) ELSE v_oldest END,
+                       (SELECT NOT n.eligible AND n.blocker = v_ahead.blocker
+                        FROM {schema}.ahead(p_resource, p_position, v_row.access_type, v_row.concurrency_limit, v_row.weight, NULL) AS n)
+                INTO v_since, v_oldest, v_stands
+                FROM (SELECT granted_at, queue_position FROM {schema}.newest_first(p_resource, p_position)
+                      WHERE v_row.access_type = 'write' OR access_type <> v_row.access_type
+                      LIMIT least(v_row.concurrency_limit, (SELECT cap FROM {schema}.set_for(p_resource)))) AS r;
+            END IF;
             CONTINUE WHEN v_stands IS NOT TRUE;
             v_pause := greatest(1, 50 * extract(epoch FROM clock_timestamp() - v_since));
             IF NOT v_free AND {schema}.is_free({schema}.lock_class(2), {schema}.lock_key(v_oldest)) THEN
@@ -1299,13 +1331,22 @@ BEGIN
         CONTINUE WHEN NOT {schema}.sleep_on({schema}.lock_class(2), {schema}.lock_key(v_oldest), v_left);  -- look again
         IF NOT v_row.leased AND (v_row.mute OR clock_timestamp() < v_row.stale_at) THEN
             -- The usual end of a wait: look and take in one statement. (A sign of life comes before that, and only when it
-            -- is sure that this ends here: the member's row stays locked.) For one that wants to be alone the rule comes to this:
-            -- nobody is ahead, and nothing is set. That takes a third of the time, for which the lock is nobody's.
-            IF v_row.alone THEN
+            -- is sure that this ends here: the member's row stays locked.) Where nothing is set the rule comes to this: nobody is ahead
+            -- of one that wants to be alone; or there is room beside all who are ahead, of whom each weighs 1 at least. That takes a
+            -- third of the time, for which the lock is nobody's.
+            IF v_row.plain AND v_row.whole THEN
                 UPDATE {schema}.{table} SET granted_at = clock_timestamp()
                 WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
                   AND NOT EXISTS (SELECT FROM {schema}.{table} AS a
                                   WHERE a.resource_id = p_resource AND a.queue_position >= v_row.lowest AND a.queue_position < p_position)
+                  AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'));
+            ELSIF v_row.plain THEN
+                UPDATE {schema}.{table} SET granted_at = clock_timestamp()
+                WHERE resource_id = p_resource AND queue_position = p_position AND revoked_at IS NULL
+                  AND (SELECT coalesce(sum(a.weight), 0) + v_row.weight <= least(v_row.concurrency_limit, min(a.concurrency_limit))
+                       FROM (SELECT b.weight, b.concurrency_limit FROM {schema}.{table} AS b
+                             WHERE b.resource_id = p_resource AND b.queue_position >= v_row.lowest AND b.queue_position < p_position
+                             ORDER BY b.queue_position DESC LIMIT v_row.concurrency_limit) AS a)
                   AND NOT EXISTS (SELECT FROM {schema}.resource AS o WHERE o.resource_id IN (p_resource, '*'));
             ELSE
                 UPDATE {schema}.{table} SET granted_at = clock_timestamp()
