@@ -169,18 +169,21 @@ class SqliteConnection(LockSession):
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
-            if not wal.MUST_BE_ALONE:
+            if wal.MUST_BE_ALONE:
+                self._write_back_alone(connection)
+            else:
                 self._written = 0
                 connection.execute(WRITE_BACK).fetchall()
-                return
-            if self._writer_back is None:
-                self._writer_back = self.engine.open()
-            connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
-            try:
-                self._written = 0
-                self._writer_back.execute(WRITE_BACK).fetchall()
-            finally:
-                self.roll_back()
+
+    def _write_back_alone(self, connection: sqlite3.Connection) -> None:
+        if self._writer_back is None:
+            self._writer_back = self.engine.open()
+        connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
+        try:
+            self._written = 0
+            self._writer_back.execute(WRITE_BACK).fetchall()
+        finally:
+            self.roll_back()
 
     def roll_back(self) -> None:
         """End the transaction that is open, if any. An interrupt may have parted one from its end: what comes next must
