@@ -116,7 +116,7 @@ BEGIN
     SELECT @since = login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
     SET @name = CONCAT(N'spid ', @@SPID, N' ',
                        STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
-    EXEC sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
+    EXEC sys.sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
 END;
 GO
 
@@ -623,11 +623,11 @@ BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
         BEGIN
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+            EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
                 @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+                EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 RETURN -1;  -- its session is gone
             END;
         END;

@@ -16,6 +16,7 @@
 -- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
 -- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
 -- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal.
+-- System procedures are called in their schema, as some engines look elsewhere first.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -252,7 +253,7 @@ BEGIN
     IF @outcome <> N'reaped'
         SET @seen_at = NULL;
     BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 0, @DbPrincipal = @principal;
     IF @code < 0
         SET @code = -2;
@@ -283,7 +284,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
 END;
 GO
 
@@ -297,10 +298,10 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int;
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
         @LockTimeout = @timeout_ms, @DbPrincipal = @principal;
     IF @code >= 0
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
     RETURN @code;
 END;
 GO
@@ -556,7 +557,7 @@ BEGIN
     BEGIN
         SET @beacon = NEXT VALUE FOR {schema}.beacon;
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 0, @DbPrincipal = @principal;
         SET @tries = @tries + 1;
     END;
@@ -659,7 +660,7 @@ BEGIN
             BREAK;
         -- Hardly any waiting: where the old session lingers, its lock stands for ours.
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1
@@ -760,7 +761,7 @@ BEGIN
     IF @limit IS NULL
     BEGIN
         DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int, @limits nvarchar(255) = N'sqlsem.{schema}.limits';
-        EXEC @code = sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
+        EXEC @code = sys.sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody sets a limit in an open transaction', 1;
@@ -820,7 +821,7 @@ BEGIN
             IF @inside = 0
             BEGIN
                 BEGIN TRANSACTION;
-                EXEC @code = sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
+                EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             END;
@@ -874,7 +875,7 @@ BEGIN
                 IF @lease IS NULL
                 BEGIN
                     SET @entry = CONCAT(N'sqlsem.{schema}.entry.', @position);
-                    EXEC @code = sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
+                    EXEC @code = sys.sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
                 END;
             END;
             IF @inside > 0
@@ -950,7 +951,7 @@ BEGIN
             SELECT @gate = MIN(gate) FROM @asked;
             WHILE @gate IS NOT NULL
             BEGIN
-                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = @patience, @DbPrincipal = @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
@@ -1109,7 +1110,7 @@ BEGIN
             BEGIN
                 -- Those behind us wait for our grant.
                 SET @waiting_name = CONCAT(N'sqlsem.{schema}.waiting.', @position);
-                EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                EXEC @code = sys.sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                     @LockTimeout = 0, @DbPrincipal = @principal;
                 IF @code >= 0
                     SET @waiting = 1;
@@ -1129,7 +1130,7 @@ BEGIN
             -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
             -- for us waits for what we do next.)
             BEGIN TRANSACTION;
-            EXEC @code = sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
+            EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
             -- The usual end of a wait: look and take in one statement. With nobody ahead, and nothing that an operator has set,
             -- there is room; anything else is seen in the next turn.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
@@ -1323,7 +1324,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
-        EXEC @code = sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
+        EXEC @code = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
@@ -1351,7 +1352,7 @@ BEGIN
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
        AND (@code = 0 OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
                                      WHERE resource_id = @resource AND queue_position = @position))
-        EXEC sp_releaseapplock @name, N'Session', @principal;
+        EXEC sys.sp_releaseapplock @name, N'Session', @principal;
     IF @code = 0 AND @own = 1
         DELETE FROM {schema}.member WHERE member_id = @member;
     IF @answer = 1
@@ -1419,7 +1420,7 @@ BEGIN
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
     DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
@@ -1429,7 +1430,7 @@ BEGIN
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL;
     IF @there < 1  -- keep nobody's row
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
     IF @there = -1
         THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
     IF @answer = 1
@@ -1634,7 +1635,7 @@ BEGIN
     IF @what = N'cap' AND RIGHT(@resource, 1) = N'*'
         SET @prefix = LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(@resource) - 1);
     BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
     BEGIN
@@ -1645,7 +1646,7 @@ BEGIN
     BEGIN
         -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
         SET @name = N'sqlsem.{schema}.limits';
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
@@ -1876,7 +1877,7 @@ BEGIN
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL
     BEGIN
-        EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
