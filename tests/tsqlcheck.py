@@ -413,6 +413,10 @@ class Checker:
                 schema = node.SchemaObject.SchemaIdentifier
                 if schema is not None and schema.Value.lower() == "sys":
                     replace(schema, "[tsqlcheck_sys]")
+            elif kind == "ExecutableProcedureReference" and node.ProcedureReference.ProcedureReference is not None:
+                schema = node.ProcedureReference.ProcedureReference.Name.SchemaIdentifier
+                if schema is not None and schema.Value.lower() == "sys":
+                    replace(schema, "[dbo]")
             elif kind == "CreateTableStatement":
                 name = node.SchemaObjectName.BaseIdentifier.Value.lower()
                 for column in node.Definition.ColumnDefinitions:

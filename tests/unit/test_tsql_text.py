@@ -127,6 +127,12 @@ def test_application_locks_belong_to_one_principal():
             assert re.search(r"DECLARE @principal nvarchar\(128\) = sqlsem\.lock_principal\(\)[,;]", text), name
 
 
+def test_system_procedures_are_called_in_their_schema():
+    """Some engines look for them in other schemas first, and change a search path for that at each call."""
+    for name, text in PROCEDURES.items():
+        assert not re.search(r"EXEC (?:@\w+ = )?sp_(?!executesql)\w+", text), name
+
+
 def test_numbers_of_members_are_big():
     for name, text in PROCEDURES.items():
         assert not re.search(r"@(member|mine|old|member_before|part_member)\s+int\b|\bmember_id int\b", text), name

@@ -36,7 +36,7 @@ EXEC {schema}.ping ?
 EXEC {schema}.resign ?
 
 -- name: register
-EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
+EXEC {schema}.register ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL, 1
 
 -- name: register_all
 EXEC {schema}.register_all ?, ?, ?, ?, ?, ?, ?
@@ -119,7 +119,7 @@ SELECT @@SPID, COALESCE(CAST(SESSION_CONTEXT(N'sqlsem.{schema}.grants') AS nvarc
 EXEC {schema}.session_entry ?, ?, ?
 
 -- name: note_session
-EXEC sp_set_session_context N'sqlsem.{schema}.grants', ?
+EXEC sys.sp_set_session_context N'sqlsem.{schema}.grants', ?
 
 -- name: guard_table
 EXEC {schema}.guard_table ?, ?, 1
@@ -174,7 +174,7 @@ EXEC {schema}.prune_operations ?, 1
 SET LOCK_TIMEOUT -1
 
 -- name: install_lock
-EXEC sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = -1, @DbPrincipal = N'public'
+EXEC sys.sp_getapplock @Resource = N'sqlsem.install.{schema}', @LockMode = N'Exclusive', @LockOwner = N'Transaction', @LockTimeout = -1, @DbPrincipal = N'public'
 
 -- name: set_version
 UPDATE {schema}.setting SET value = ? WHERE name = N'schema_version'

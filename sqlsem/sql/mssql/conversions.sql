@@ -59,7 +59,7 @@ BEGIN
                 EXEC {schema}.suspect_all @resource, @member;
             BEGIN TRANSACTION;
             -- Nobody registers, and nobody else begins to upgrade, until this is committed.
-            EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @LockTimeout = @patience, @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
@@ -324,8 +324,8 @@ BEGIN
     DECLARE @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position), @code int;
     IF APPLOCK_MODE(@principal, @name, N'Session') = N'Exclusive'
     BEGIN
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 1000, @DbPrincipal = @principal;
     END;
 END;
@@ -352,7 +352,7 @@ BEGIN
             @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
     BEGIN TRY
         BEGIN TRANSACTION;
-        EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
@@ -368,7 +368,7 @@ BEGIN
             THROW 50000, N'sqlsem: this row is no writer of limit 1 and cannot be downgraded', 1;
         ELSE IF @access = N'write'
         BEGIN
-            EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+            EXEC @code = sys.sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                 @DbPrincipal = @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;

@@ -23,19 +23,19 @@ SELECT SYSUTCDATETIME()
 
 -- name: beacon_take
 SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @code int;
-EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
 SELECT CAST(@@SPID AS int), @code
 
 -- name: beacon_look
 SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @code int;
-EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
+EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session', @LockTimeout = 0, @DbPrincipal = N'public';
 IF @code >= 0
-    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
 SELECT CAST(@@SPID AS int), @code
 
 -- name: beacon_give
 SET NOCOUNT ON; DECLARE @name nvarchar(255) = ?, @mode nvarchar(32);
 SET @mode = APPLOCK_MODE(N'public', @name, N'Session');
 IF @mode <> N'NoLock'
-    EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
+    EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = N'public';
 SELECT CAST(@@SPID AS int), CASE @mode WHEN N'Exclusive' THEN 1 ELSE 0 END

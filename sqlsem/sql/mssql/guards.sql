@@ -50,7 +50,7 @@ BEGIN
     IF @position IS NOT NULL
     BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         -- (Where the member is gone its row stands as long as this transaction, which has pinned it before.)
         IF @code >= 0

@@ -88,7 +88,7 @@ BEGIN
                 BREAK;
             -- Anyone who leans on the row in an open transaction (assert_holding) is waited for.
             SET @name = CONCAT(N'sqlsem.{schema}.pin.', @position);
-            EXEC @lock = sp_getapplock @name, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
+            EXEC @lock = sys.sp_getapplock @name, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
             IF @lock < 0
                 THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
             SET @resource = NULL;
@@ -264,7 +264,7 @@ BEGIN
             BREAK;
         -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @one);
-        EXEC @lock = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC @lock = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1 AND @code = 0

@@ -282,7 +282,7 @@ BEGIN
         WHILE @gate IS NOT NULL AND @code >= 0
         BEGIN
             IF APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
-                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = 250, @DbPrincipal = @principal;
             SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', resource_id), 255) COLLATE Latin1_General_100_BIN2)
             FROM {schema}.task_lock
@@ -293,7 +293,7 @@ BEGIN
         IF EXISTS (SELECT 1 FROM {schema}.task_lock WHERE task_id = @task AND concurrency_limit IS NULL)
         BEGIN
             -- The server's limit must stay.
-            EXEC @code = sp_getapplock @Resource = N'sqlsem.{schema}.limits', @LockMode = N'Shared', @LockOwner = N'Transaction',
+            EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.{schema}.limits', @LockMode = N'Shared', @LockOwner = N'Transaction',
                 @LockTimeout = 250, @DbPrincipal = @principal;
             IF @code < 0
                 BREAK;
@@ -530,7 +530,7 @@ BEGIN
         SET @number = @number + 1;
         -- Hardly any waiting: who waits shares it for an instant. It only spares them looking.
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+            EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                 @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1

@@ -125,9 +125,9 @@ BEGIN
             SET @before = NULL;
             SET @ahead = 0;
             BEGIN TRANSACTION;
-            EXEC @code = sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
+            EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
             IF @code >= 0
-                EXEC @code = sp_getapplock @other, N'Exclusive', N'Transaction', @patience, @principal;
+                EXEC @code = sys.sp_getapplock @other, N'Exclusive', N'Transaction', @patience, @principal;
             IF @code < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             SELECT @position = queue_position, @granted = CASE WHEN revoked_at IS NULL THEN 1 ELSE 0 END FROM {schema}.entry

@@ -116,7 +116,7 @@ BEGIN
     SELECT @since = login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID;
     SET @name = CONCAT(N'spid ', @@SPID, N' ',
                        STUFF(CONVERT(nvarchar(23), COALESCE(@since, GETDATE()), 121), 11, 1, N'T'));
-    EXEC sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
+    EXEC sys.sp_set_session_context @key = N'sqlsem.{schema}.session', @value = @name;
 END;
 GO
 
@@ -192,9 +192,9 @@ BEGIN
     SET NOCOUNT ON;
     SET XACT_ABORT ON;
     DECLARE @one bigint = -1, @before bigint, @code int, @result int = -1;
+    SET @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
-    EXEC {schema}.check_name N'resource', @resource;
     WHILE 1 = 1
     BEGIN
         SET @before = @one;
@@ -204,11 +204,14 @@ BEGIN
           AND (@position IS NULL OR queue_position = @position)
         ORDER BY queue_position;
         IF @one = @before
-            RETURN @result;
+            BREAK;
         EXEC @code = {schema}.release @resource, @one, @requesting_id, @outcome;
         IF @code = 0
             SET @result = 0;
     END;
+    IF @result < 0
+        EXEC {schema}.check_name N'resource', @resource;  -- nothing there: is that a name at all?
+    RETURN @result;
 END;
 GO
 
@@ -347,10 +350,18 @@ BEGIN
             @left int, @slice int, @pause int, @attended_ms int,
             @others bit, @looked datetime2(6), @victim bigint, @words nvarchar(4000),
             @began datetime2(6), @since datetime2(6), @outcome nvarchar(16);
+    SET @requesting_id = COALESCE(@requesting_id, CONVERT(nvarchar(255), SESSION_CONTEXT(N'sqlsem.{schema}.session')));
     IF @requesting_id IS NULL
         EXEC {schema}.session_name @requesting_id OUTPUT;
-    EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id;
-    EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
+    -- Whatever is not plainly in order (as in register) is looked at there.
+    IF DATALENGTH(@resource) > 510 OR DATALENGTH(@requesting_id) > 510 OR COALESCE(DATALENGTH(@access), 0) <> 10
+       OR @access COLLATE Latin1_General_100_BIN2 <> N'write' OR COALESCE(@weight, 0) < 1 OR @weight > @limit
+       OR COALESCE(@timeout_ms, -2) < -1 OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
+       OR COALESCE(@requesting_id, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
+       OR CONCAT(@resource, @requesting_id) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
+        EXEC {schema}.check_request @resource, @limit, @access OUTPUT, @weight, @timeout_ms, @requesting_id;
+    IF @lease_seconds IS NOT NULL
+        EXEC {schema}.check_lease @lease_seconds, @lease_ms OUTPUT;
     IF @priority IS NOT NULL AND @lease_ms IS NOT NULL
         THROW 50000, N'sqlsem: a request with a priority belongs to its session, and takes no lease_seconds; leave out one of the two', 1;
     IF @priority IS NOT NULL
@@ -365,8 +376,6 @@ BEGIN
         WHILE @result IS NULL  -- once, but for a row that was lost while this session stood still
         BEGIN
             SET @uid = CONCAT(N'sql ', NEWID());
-            SET @position = NULL;
-            SET @granted = 0;
             IF @member IS NULL OR @lease_ms IS NULL
                 EXEC {schema}.session_member @lease_ms, @member OUTPUT;
             SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), 3000);
@@ -376,7 +385,7 @@ BEGIN
             SET @number = 0;
             BEGIN TRY
                 EXEC {schema}.register @member, @requesting_id, @owner, @uid, @try, @resource, @access, @limit, @weight,
-                    @note, @slice, @position OUTPUT, @granted OUTPUT, @attended_ms = 5000;
+                    @note, @slice, @position OUTPUT, @granted OUTPUT, 0, 5000;
             END TRY
             BEGIN CATCH
                 SET @number = ERROR_NUMBER();
@@ -623,11 +632,11 @@ BEGIN
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
         IF APPLOCK_MODE(@principal, @name, N'Session') = N'NoLock'
         BEGIN
-            EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+            EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
                 @LockTimeout = 0, @DbPrincipal = @principal;
             IF @code >= 0
             BEGIN
-                EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+                EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
                 RETURN -1;  -- its session is gone
             END;
         END;

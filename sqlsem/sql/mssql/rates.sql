@@ -272,7 +272,7 @@ BEGIN
         WHILE 1 = 1
         BEGIN
             BEGIN TRANSACTION;
-            EXEC @got = sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
+            EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
             IF @got < 0
                 THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
             IF @position IS NOT NULL
@@ -338,7 +338,7 @@ BEGIN
         THROW 50000, N'sqlsem: a rate cannot be settled so; give what was taken when, and how much more (or less) it has cost', 1;
     BEGIN TRY
         BEGIN TRANSACTION;
-        EXEC @got = sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
+        EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 1000, @principal;
         IF @got < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
         SET @us = {schema}.clock_us();

@@ -21,7 +21,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.round.', @name), 255);
-    EXEC @code = sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = @patience, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: somebody keeps the rounds of this name locked in an open transaction', 1;

@@ -15,7 +15,9 @@
 -- 50004 not held, 50005 this member is not known (any more), 50006 not this login's to do, 50008 no limit is set, or it is counted on.
 -- No aggregate may meet NULL: the warning that this raises stands before an error that follows, and drivers report the first.
 -- SET ROWCOUNT 0 wherever callers come in: their session may have set another, under which half of a statement is done.
--- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal.
+-- What each request runs (register, wait, release) calls sp_getapplock by position: resource, mode, owner, timeout, principal;
+-- and in the fewest statements (tests/unit/test_tsql_steps.py counts them).
+-- System procedures are called in their schema, as some engines look elsewhere first.
 
 SET QUOTED_IDENTIFIER ON;
 SET ANSI_NULLS ON;
@@ -252,7 +254,7 @@ BEGIN
     IF @outcome <> N'reaped'
         SET @seen_at = NULL;
     BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @pin, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 0, @DbPrincipal = @principal;
     IF @code < 0
         SET @code = -2;
@@ -283,7 +285,7 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
 END;
 GO
 
@@ -297,10 +299,10 @@ BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @code int;
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Session',
         @LockTimeout = @timeout_ms, @DbPrincipal = @principal;
     IF @code >= 0
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Session', @DbPrincipal = @principal;
     RETURN @code;
 END;
 GO
@@ -556,7 +558,7 @@ BEGIN
     BEGIN
         SET @beacon = NEXT VALUE FOR {schema}.beacon;
         SET @name = CONCAT(N'sqlsem.{schema}.beacon.', @beacon);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 0, @DbPrincipal = @principal;
         SET @tries = @tries + 1;
     END;
@@ -659,7 +661,7 @@ BEGIN
             BREAK;
         -- Hardly any waiting: where the old session lingers, its lock stands for ours.
         SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Session',
             @LockTimeout = 50, @DbPrincipal = @principal;
     END;
     IF @answer = 1
@@ -760,7 +762,7 @@ BEGIN
     IF @limit IS NULL
     BEGIN
         DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @code int, @limits nvarchar(255) = N'sqlsem.{schema}.limits';
-        EXEC @code = sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
+        EXEC @code = sys.sp_getapplock @Resource = @limits, @LockMode = N'Shared', @LockOwner = N'Transaction', @LockTimeout = 10000,
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody sets a limit in an open transaction', 1;
@@ -803,78 +805,77 @@ ALTER PROCEDURE {schema}.register
     @answer bit = 0, @attended_ms int = NULL, @ranked bit = 0
 AS
 BEGIN
-    SET NOCOUNT ON;
+    SET NOCOUNT, XACT_ABORT ON;
     SET ROWCOUNT 0;
+    -- (What is too long for the gate's name is cut off.)
     DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @inside int = @@TRANCOUNT,
-            @gate nvarchar(255) = LEFT(N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), 255), @entry nvarchar(255),
-            @looked int = 0, @code int, @known int, @lease int, @due int, @eligible int, @mine bigint, @now datetime2(6);
-    SET XACT_ABORT ON;
+            @gate nvarchar(255) = N'sqlsem.{schema}.gate.' + COALESCE(@resource, N''), @entry nvarchar(255),
+            @looked int = 0, @code int, @known int, @lease int, @due int, @mine bigint, @now datetime2(6);
     IF @inside > 0 AND APPLOCK_MODE(@principal, @gate, N'Transaction') <> N'Exclusive'
         THROW 50001, N'sqlsem: register must not be called inside an open transaction; commit first and use autocommit', 1;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    SET @position = NULL;
-    SET @granted = 0;
     BEGIN TRY
         WHILE 1 = 1
         BEGIN
             IF @inside = 0
             BEGIN
                 BEGIN TRANSACTION;
-                EXEC @code = sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
+                EXEC @code = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', @patience, @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of this resource in an open transaction', 1;
             END;
-            SET @now = SYSUTCDATETIME();
-            SELECT @known = 1, @lease = m.lease_ms,
+            SELECT @known = 1, @lease = m.lease_ms, @position = NULL,
                    -- As in give_sign: to ask there would cost the usual case a call and a look.
                    @due = CASE WHEN COALESCE(m.lease_ms, m.grace_ms) > 0
-                                AND DATEADD(millisecond, COALESCE(m.lease_ms, m.grace_ms) / 8, m.seen_at) < @now
+                                AND DATEDIFF_BIG(millisecond, m.seen_at, SYSUTCDATETIME()) > COALESCE(m.lease_ms, m.grace_ms) / 8
                                THEN 1 ELSE 0 END,
-                   @eligible = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                                                 WHERE resource_id = @resource)
-                                      OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
-                                    THEN 0 ELSE 1 END
+                   @granted = CASE WHEN EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                                WHERE resource_id = @resource)
+                                     OR EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id IN (@resource, N'*'))
+                                   THEN 0 ELSE 1 END
             FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN();
-            IF @due = 1
-            BEGIN
-                UPDATE {schema}.member
-                SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
-                WHERE member_id = @member;
-                IF @@ROWCOUNT = 0
-                    SET @known = NULL;
-            END;
             -- Whatever is not plainly in order (names that are not ASCII, or of one character, among them) is looked at there.
-            IF @known IS NULL OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight OR DATALENGTH(@resource) > 510
-               OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
+            IF @known IS NULL OR @due = 1 OR @limit IS NULL OR COALESCE(@weight, 0) < 1 OR @limit < @weight
+               OR DATALENGTH(@resource) > 510 OR DATALENGTH(@access) > 128 OR @access LIKE N'upgrade%'
                OR COALESCE(@resource, N'') COLLATE Latin1_General_100_BIN2 NOT LIKE N'[!-~]%[!-~]'
                OR CONCAT(@resource, @access, @requesting_id, @owner) COLLATE Latin1_General_100_BIN2 LIKE N'%[^ -~]%'
+            BEGIN
+                IF @due = 1
+                BEGIN
+                    UPDATE {schema}.member
+                    SET seen_at = SYSUTCDATETIME(), lease_until = DATEADD(millisecond, lease_ms, SYSUTCDATETIME())
+                    WHERE member_id = @member;
+                    IF @@ROWCOUNT = 0
+                        SET @known = NULL;
+                END;
                 EXEC {schema}.check_registration @requesting_id, @owner OUTPUT, @resource, @access, @limit, @weight, @known;
-            IF @eligible = 0  -- the usual case is that nobody is there
+            END;
+            IF @granted = 0  -- the usual case is that nobody is there
             BEGIN
                 IF @ranked = 0 AND EXISTS (SELECT 1 FROM {schema}.resource WHERE resource_id = @resource AND ageing_ms IS NOT NULL)
                     EXEC {schema}.refuse_unranked @resource;
-                SELECT @eligible = eligible, @mine = mine
+                SELECT @granted = eligible, @mine = mine
                 FROM {schema}.ahead(@resource, 9223372036854775807, @access, @limit, @weight, @uid);
                 IF @mine IS NOT NULL  -- (where it is somebody else's the insert will fail)
                     SELECT @position = queue_position, @granted = CASE WHEN granted_at IS NULL OR revoked_at IS NOT NULL THEN 0 ELSE 1 END
                     FROM {schema}.entry WHERE resource_id = @resource AND queue_position = @mine AND member_id = @member;
             END;
-            IF @position IS NULL AND (@eligible = 1 OR @try = 0)
+            IF @position IS NULL AND (@granted = 1 OR @try = 0)
             BEGIN
                 SET @now = SYSUTCDATETIME();  -- who was ahead may have left since: it is let in after that, by its history too
                 INSERT INTO {schema}.entry (resource_id, requesting_id, access_type, concurrency_limit, weight, member_id,
                                             owner, request_uid, requested_at, granted_at, note, attended_until)
                 VALUES (@resource, @requesting_id, @access, @limit, @weight, @member,
                         @owner, COALESCE(@uid, CONVERT(nvarchar(64), NEWID())), @now,
-                        CASE WHEN @eligible = 1 THEN @now END, @note, DATEADD(millisecond, @attended_ms, @now));
+                        CASE WHEN @granted = 1 THEN @now END, @note,
+                        CASE WHEN @attended_ms IS NOT NULL THEN DATEADD(millisecond, @attended_ms, @now) END);
                 SET @position = SCOPE_IDENTITY();
-                SET @granted = @eligible;
                 -- The entry lock, unless the member lives by a lease and its session may be anybody's. Nobody has it, unless
                 -- to be in the way: without it those behind look at the member from time to time.
                 IF @lease IS NULL
                 BEGIN
                     SET @entry = CONCAT(N'sqlsem.{schema}.entry.', @position);
-                    EXEC @code = sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
+                    EXEC @code = sys.sp_getapplock @entry, N'Exclusive', N'Session', 0, @principal;
                 END;
             END;
             IF @inside > 0
@@ -950,7 +951,7 @@ BEGIN
             SELECT @gate = MIN(gate) FROM @asked;
             WHILE @gate IS NOT NULL
             BEGIN
-                EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+                EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
                     @LockTimeout = @patience, @DbPrincipal = @principal;
                 IF @code < 0
                     THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;
@@ -1109,7 +1110,7 @@ BEGIN
             BEGIN
                 -- Those behind us wait for our grant.
                 SET @waiting_name = CONCAT(N'sqlsem.{schema}.waiting.', @position);
-                EXEC @code = sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
+                EXEC @code = sys.sp_getapplock @Resource = @waiting_name, @LockMode = N'Exclusive', @LockOwner = N'Session',
                     @LockTimeout = 0, @DbPrincipal = @principal;
                 IF @code >= 0
                     SET @waiting = 1;
@@ -1129,7 +1130,7 @@ BEGIN
             -- Asleep here. (In a transaction, whose end gives the share back, and not by a call of await_free: whoever waits
             -- for us waits for what we do next.)
             BEGIN TRANSACTION;
-            EXEC @code = sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
+            EXEC @code = sys.sp_getapplock @name, N'Shared', N'Transaction', @left, @principal;
             -- The usual end of a wait: look and take in one statement. With nobody ahead, and nothing that an operator has set,
             -- there is room; anything else is seen in the next turn.
             IF @code >= 0 AND @until = N'leave' AND @access <> N'read'
@@ -1143,6 +1144,8 @@ BEGIN
                     SET @result = 0;
             END;
             COMMIT TRANSACTION;
+            IF @result = 0
+                BREAK;
             IF @code >= 0
                 SET @unheld = @name;
             ELSE IF @code = -3 AND @until <> N'any'  -- locks wait in a circle; of several holders one may still leave
@@ -1289,26 +1292,27 @@ ALTER PROCEDURE {schema}.release
     @outcome nvarchar(16) = N'released', @answer bit = 0
 AS
 BEGIN
-    SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: release must not be called inside an open transaction; commit or roll back first', 1;
-    SET XACT_ABORT ON;
+    SET NOCOUNT, XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    IF @@OPTIONS & 2 = 2
-        SET IMPLICIT_TRANSACTIONS OFF;
-    DECLARE @code int = -1, @member bigint, @own bit, @tries int = 5, @name nvarchar(255), @pin nvarchar(255),
-            @host nvarchar(255), @pid int, @program nvarchar(255), @login nvarchar(128) = ORIGINAL_LOGIN(),
-            @by nvarchar(128);
-    IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
-        THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
-    IF @position IS NULL OR @requesting_id IS NULL
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal(), @login nvarchar(128) = ORIGINAL_LOGIN(),
+            @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.entry.', @position),
+            @pin nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position), @tries int = 5, @code int, @lock int,
+            @member bigint, @own bit, @host nvarchar(255), @pid int, @program nvarchar(255), @by nvarchar(128);
+    IF @position IS NULL OR @requesting_id IS NULL OR COALESCE(@outcome, N'') <> N'released' OR @@OPTIONS & 2 = 2
     BEGIN
-        EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
-        IF @answer = 1
-            SELECT @code AS code;
-        RETURN @code;
+        SET IMPLICIT_TRANSACTIONS OFF;
+        IF @outcome IS NULL OR @outcome NOT IN (N'released', N'cancelled', N'timeout', N'lost', N'revoked')
+            THROW 50000, N'sqlsem: bad outcome: it must be released, cancelled, timeout, lost or revoked', 1;
+        IF @position IS NULL OR @requesting_id IS NULL
+        BEGIN
+            EXEC @code = {schema}.release_rows @resource, @position, @requesting_id, @outcome;
+            IF @answer = 1
+                SELECT @code AS code;
+            RETURN @code;
+        END;
     END;
     -- @own: what acquire has made for this row alone, where it has a lease.
     SELECT @member = t.member_id, @host = m.host, @pid = m.pid, @program = m.program,
@@ -1317,14 +1321,14 @@ BEGIN
     FROM {schema}.entry AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND m.login = @login;
-    SET @name = CONCAT(N'sqlsem.{schema}.entry.', @position);
-    SET @pin = CONCAT(N'sqlsem.{schema}.pin.', @position);
-    WHILE @member IS NOT NULL AND @tries > 0
+    IF @member IS NULL
+        SET @code = -1;
+    WHILE @code IS NULL
     BEGIN TRY
         BEGIN TRANSACTION;
         -- (Without @LockTimeout it is that of the session. To ask for @@LOCK_TIMEOUT costs some engines a millisecond.)
-        EXEC @code = sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
-        IF @code < 0
+        EXEC @lock = sys.sp_getapplock @pin, N'Exclusive', N'Transaction', @DbPrincipal = @principal;
+        IF @lock < 0
             THROW 50002, N'sqlsem: busy: an open transaction has pinned this row (assert_holding); end that first', 1;
         DELETE FROM {schema}.entry
         OUTPUT deleted.resource_id, deleted.queue_position, deleted.requesting_id, deleted.access_type, deleted.weight,
@@ -1335,25 +1339,25 @@ BEGIN
                                concurrency_limit, outcome, host, pid, program, login, ended_by)
         WHERE resource_id = @resource AND queue_position = @position AND requesting_id = @requesting_id
           AND member_id = @member;
-        SET @code = CASE WHEN @@ROWCOUNT > 0 THEN 0 ELSE -1 END;
+        SET @code = @@ROWCOUNT - 1;
         COMMIT TRANSACTION;
-        SET @tries = 0;
     END TRY
     BEGIN CATCH
         IF @@TRANCOUNT > 0
             ROLLBACK TRANSACTION;
+        SET @code = NULL;
         SET @tries = @tries - 1;
         IF ERROR_NUMBER() <> 1205 OR @tries = 0  -- rows that others locked in another order: once more
             THROW;
-        SET @code = -1;
     END CATCH;
-    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone. (It may be gone already.)
-    IF APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
-       AND (@code = 0 OR NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
-                                     WHERE resource_id = @resource AND queue_position = @position))
-        EXEC sp_releaseapplock @name, N'Session', @principal;
-    IF @code = 0 AND @own = 1
+    -- Not sooner: those who wait for the entry lock must not wake before the row is seen gone.
+    IF @code = 0 AND APPLOCK_MODE(@principal, @name, N'Session') <> N'NoLock'
+        EXEC sys.sp_releaseapplock @name, N'Session', @principal;
+    ELSE IF @code = 0 AND @own = 1  -- (with a lease there is no such lock)
         DELETE FROM {schema}.member WHERE member_id = @member;
+    ELSE IF @code < 0 AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (READCOMMITTEDLOCK)
+                                      WHERE resource_id = @resource AND queue_position = @position)
+        EXEC {schema}.let_go @name;  -- it was gone already
     IF @answer = 1
         SELECT @code AS code;
     RETURN @code;
@@ -1419,7 +1423,7 @@ BEGIN
     IF @@TRANCOUNT = 0
         THROW 50001, N'sqlsem: asserting needs an open transaction, to which it pins the row; BEGIN TRANSACTION first (no autocommit)', 1;
     DECLARE @code int, @name nvarchar(255) = CONCAT(N'sqlsem.{schema}.pin.', @position);
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Shared', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
         THROW 50002, N'sqlsem: busy: this row is being removed', 1;
@@ -1429,7 +1433,7 @@ BEGIN
     WHERE t.resource_id = @resource AND t.queue_position = @position AND t.requesting_id = @requesting_id
       AND t.granted_at IS NOT NULL;
     IF @there < 1  -- keep nobody's row
-        EXEC sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
+        EXEC sys.sp_releaseapplock @Resource = @name, @LockOwner = N'Transaction', @DbPrincipal = @principal;
     IF @there = -1
         THROW 50006, N'sqlsem: this row is another login''s; only its own can pin it', 1;
     IF @answer = 1
@@ -1634,7 +1638,7 @@ BEGIN
     IF @what = N'cap' AND RIGHT(@resource, 1) = N'*'
         SET @prefix = LEFT(@resource COLLATE Latin1_General_100_BIN2, LEN(@resource) - 1);
     BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
     BEGIN
@@ -1645,7 +1649,7 @@ BEGIN
     BEGIN
         -- Nobody registers by a limit of the server's meanwhile: anyone who did before is seen below.
         SET @name = N'sqlsem.{schema}.limits';
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
@@ -1876,7 +1880,7 @@ BEGIN
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL
     BEGIN
-        EXEC @code = sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @gate, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of a resource in an open transaction', 1;

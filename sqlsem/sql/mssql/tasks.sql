@@ -131,7 +131,7 @@ BEGIN
     BEGIN
         -- The call whose reply was lost may still be running.
         SET @name = CONCAT(N'sqlsem.{schema}.put.', LEFT(@uid, CHARINDEX(N'.', CONCAT(@uid, N'.')) - 1));
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
@@ -145,7 +145,7 @@ BEGIN
     BEGIN
         -- One after the other who puts with this key: what was put before is committed, and seen.
         SET @name = LEFT(CONCAT(N'sqlsem.{schema}.key.', @key, N'.', @queue), 255);
-        EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+        EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
             @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
         BEGIN
@@ -1301,7 +1301,7 @@ BEGIN
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
     BEGIN TRANSACTION;
-    EXEC @code = sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
+    EXEC @code = sys.sp_getapplock @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = 10000, @DbPrincipal = @principal;
     IF @code < 0
     BEGIN
@@ -1526,7 +1526,7 @@ BEGIN
     BEGIN TRY
         BEGIN TRANSACTION;
         -- One after the other who saves: what was saved before is committed, and seen.
-        EXEC @code = sp_getapplock @Resource = N'sqlsem.{schema}.schedules', @LockMode = N'Exclusive',
+        EXEC @code = sys.sp_getapplock @Resource = N'sqlsem.{schema}.schedules', @LockMode = N'Exclusive',
             @LockOwner = N'Transaction', @LockTimeout = 10000, @DbPrincipal = @principal;
         IF @code < 0
             THROW 50002, N'sqlsem: busy: schedules are being saved by another transaction; try again', 1;

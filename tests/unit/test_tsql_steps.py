@@ -1,0 +1,206 @@
+"""What a pair and a hand-off run through on SQL Server, counted statement by statement in the text: each costs
+something, and on other engines that speak T-SQL a call costs as much as an access to a table.
+
+A walk follows a procedure as the usual case does: of its IFs and WHILEs those hold that are named, and no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from unit.test_tsql_text import PROCEDURES
+
+#: What a statement behind a condition begins with, on a line of its own.
+WORDS = "SET SELECT EXEC BEGIN THROW BREAK CONTINUE RETURN INSERT UPDATE DELETE COMMIT ROLLBACK DECLARE PRINT IF WHILE"
+BEGINS = rf"(?:{'|'.join(WORDS.split())})\b"
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    """A statement; of an IF or a WHILE the condition, and what it decides about."""
+
+    text: str
+    then: list[Step] = field(default_factory=list)
+    otherwise: list[Step] = field(default_factory=list)
+
+
+class Reader:
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def take(self, words: str) -> bool:
+        found = re.compile(rf"\s*(?:{words})").match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found is not None
+
+    def until(self, end: str) -> str:
+        """What stands before ``end``, which is in no parenthesis and no text."""
+        depth, first = 0, self.at
+        while depth or not re.compile(end).match(self.text, self.at):
+            assert self.at < len(self.text), f"no end of {self.text[first : first + 80]!r}"
+            if self.text[self.at] == "'":
+                self.at = self.text.index("'", self.at + 1)
+            depth += {"(": 1, ")": -1}.get(self.text[self.at], 0)
+            self.at += 1
+        return " ".join(self.text[first : self.at].split())
+
+    def block(self, end: str) -> list[Step]:
+        steps: list[Step] = []
+        while not self.take(end):
+            steps += self.steps()
+        return steps
+
+    def steps(self) -> list[Step]:
+        if self.take(r"BEGIN TRY\b"):
+            steps = self.block(r"END TRY\b")
+            assert self.take(r"BEGIN CATCH\b")
+            self.block(r"END CATCH;?")
+            return steps
+        if self.take(r"BEGIN\b(?! TRANSACTION)"):
+            return self.block(r"END;?(?!\w)")
+        if self.take(r"(?=(?:IF|WHILE)\b)"):
+            found = Step(self.until(rf"(?<=\n)\s*{BEGINS}"))
+            found.then = self.steps()
+            if found.text.startswith("IF ") and self.take(r"ELSE\b"):
+                found.otherwise = self.steps()
+        else:
+            found = Step(self.until(";"))
+            self.take(";")
+        return [found]
+
+
+def read(name: str) -> list[Step]:
+    reader = Reader(PROCEDURES[name])
+    reader.until(r"(?<=\nAS)\nBEGIN\b")
+    reader.take("BEGIN")
+    return reader.block(r"END;\s*$")
+
+
+# -- walking --------------------------------------------------------------------------------------------------------
+
+Holds = dict[str, Iterable[bool]]
+ALWAYS = (True,) * 99
+
+
+class Walk:
+    """``holds``: of each procedure, how its conditions begin that hold: always, or one time after another."""
+
+    def __init__(self, **holds: Holds) -> None:
+        self.says = {name: {words: iter(one) for words, one in found.items()} for name, found in holds.items()}
+        self.met: set[tuple[str, str]] = set()
+        self.ran: list[str] = []
+
+    def holds(self, name: str, condition: str) -> bool:
+        for words, says in self.says.get(name, {}).items():
+            if condition.partition(" ")[2].startswith(words):
+                self.met.add((name, words))
+                return next(says)
+        return condition == "WHILE 1 = 1"
+
+    def run(self, name: str, steps: list[Step]) -> str:
+        """The word that ended it before its end."""
+        for step in steps:
+            word = step.text.split()[0]
+            self.ran.append(step.text)
+            assert word != "THROW", step.text
+            assert len(self.ran) < 1000, "a loop without an end"
+            if word in ("BREAK", "CONTINUE", "RETURN"):
+                return word
+            ended = ""
+            if word == "IF":
+                ended = self.run(name, step.then if self.holds(name, step.text) else step.otherwise)
+            elif word == "WHILE":
+                ended = self.loop(name, step)
+            elif called := re.match(r"EXEC (?:@\w+ = )?sqlsem\.\[?(\w+)", step.text):
+                self.run(called[1], read(called[1]))
+            if ended:
+                return ended
+        return ""
+
+    def loop(self, name: str, step: Step) -> str:
+        while self.holds(name, step.text):
+            ended = self.run(name, step.then)
+            if ended in ("BREAK", "RETURN"):
+                return ended.replace("BREAK", "")
+            self.ran.append(step.text)
+        return ""
+
+    def counted(self) -> Counter[str]:
+        assert self.met == {(name, words) for name, found in self.says.items() for words in found}
+        return Counter(kind for text in self.ran for kind in kinds(text))
+
+
+def kinds(text: str) -> Iterator[str]:
+    yield "statements"
+    if re.match(r"EXEC\b", text):
+        yield "calls"
+    if re.match(r"EXEC (@\w+ = )?sys\.sp_(get|release)applock\b", text):
+        yield "locks"
+    if re.match(r"BEGIN TRANSACTION\b", text):
+        yield "transactions"
+    if re.search(r"\bsqlsem\.(entry|member|history|resource|ahead)\b", re.sub(r"'[^']*'", "", text)):
+        yield "tables"
+
+
+def counted(*names: str, **holds: Holds) -> Counter[str]:
+    walk = Walk(**holds)
+    for name in names:
+        walk.run(name, read(name))
+    return walk.counted()
+
+
+REGISTER: Holds = {"@inside = 0": ALWAYS, "@position IS NULL AND (@granted": ALWAYS, "@lease IS NULL": ALWAYS}
+REGISTER |= {"@position IS NOT NULL OR @looked": ALWAYS}
+RELEASE: Holds = {"@code IS NULL": (True, False), "@code = 0 AND APPLOCK_MODE": ALWAYS}
+ANSWERED: Holds = {"@answer = 1": ALWAYS}
+
+
+def test_a_pair_of_a_program() -> None:
+    found = counted("register", "release", register=REGISTER | ANSWERED, release=RELEASE | ANSWERED)
+    assert found == {"statements": 47, "calls": 4, "locks": 4, "transactions": 2, "tables": 4}
+
+
+def test_a_pair_of_a_session() -> None:
+    """Not its first one: it has a member and a name."""
+    found = counted(
+        *("acquire", "release"),
+        acquire={"@result IS NULL": ALWAYS, "@member IS NULL OR @lease_ms IS NULL": ALWAYS, "@granted = 1": ALWAYS},
+        session_member={"@lease_ms IS NULL": ALWAYS, "@member IS NOT NULL": ALWAYS},
+        register=REGISTER,
+        release={
+            "@position IS NULL OR @requesting_id IS NULL OR": (True, False),
+            "@position IS NULL OR @requesting_id IS NULL": (True,),
+            **RELEASE,
+        },
+        release_rows={"@one = @before": (False, True), "@code = 0": ALWAYS},
+    )
+    assert found == {"statements": 126, "calls": 8, "locks": 4, "transactions": 2, "tables": 7}
+
+
+def test_a_hand_off() -> None:
+    """From where a wait wakes up to its answer. (What the release does is above.)"""
+    woken: Holds = {"@code >= 0 AND @until = N'leave'": ALWAYS, "@@ROWCOUNT > 0": ALWAYS, "@result = 0": (True, False)}
+    walk = Walk(wait={"@result IS NULL": ALWAYS, **woken, **ANSWERED})
+    walk.run("wait", read("wait"))
+    (asleep,) = [at for at, text in enumerate(walk.ran) if "sp_getapplock @name" in text]
+    walk.ran = walk.ran[asleep + 1 :]
+    assert walk.counted() == {"statements": 12, "tables": 1}
+
+
+def test_a_walk_sees_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pair() -> Counter[str]:
+        return counted("release", release=RELEASE | ANSWERED)
+
+    before, text = pair(), PROCEDURES["release"]
+    monkeypatch.setitem(PROCEDURES, "release", text.replace("DELETE", "SET @tries = 4;\n        DELETE", 1))
+    assert pair() - before == {"statements": 1}
+    monkeypatch.setitem(PROCEDURES, "release", text.replace("DELETE", "EXEC sqlsem.let_go @name;\n        DELETE", 1))
+    assert (pair() - before)["calls"] == 1
