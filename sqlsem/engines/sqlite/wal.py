@@ -6,8 +6,6 @@ import sqlite3
 
 __all__ = ["EVERY", "MOST_BYTES", "MOST_PAGES", "MOST_ROWS", "MUST_BE_ALONE", "may_miss_a_reset"]
 
-#: After so many transactions of a connection the log is written back, when nobody waits for it.
-EVERY = 256
 #: After so many pages SQLite does that by itself, at the end of whatever transaction it is. Where it must not, we do
 #: after so many rows that a connection has changed.
 MOST_PAGES, MOST_ROWS = 16_000, 8_000
@@ -25,3 +23,6 @@ def may_miss_a_reset(version: tuple[int, int, int]) -> bool:
 
 #: Whoever writes the log back must keep others from writing meanwhile, so no connection may do it at its own time.
 MUST_BE_ALONE = may_miss_a_reset(sqlite3.sqlite_version_info)
+#: After so many transactions of a connection the log is written back, when nobody waits for it: less often where others
+#: have to wait for that, who would be more than one in a hundred.
+EVERY = 1024 if MUST_BE_ALONE else 256
