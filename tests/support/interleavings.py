@@ -203,8 +203,13 @@ class Choice:
         return {one for one in self.asleep | self.tried if self.reads[one] and self.reads[self.chosen]}
 
 
-def play(actors: list[Actor], how: Cutter, schedule: list[Choice], check: Callable[[], None]) -> bool:
-    """Run one schedule, and make the choices that it does not say. False where it came to nothing new."""
+def play(
+    actors: list[Actor], how: Cutter, schedule: list[Choice], check: Callable[[], None], parted: list[str]
+) -> bool:
+    """Run one schedule, and make the choices that it does not say. False where it came to nothing new.
+
+    ``parted``: those that led to something else than before.
+    """
     players = [Player(actor, how) for actor in actors]
     names: list[str] = []
     try:
@@ -219,6 +224,7 @@ def play(actors: list[Actor], how: Cutter, schedule: list[Choice], check: Callab
                 # The same steps have led to something else than before, as where a timeout struck: from here on it is
                 # another schedule.
                 del schedule[len(names) :]
+                parted.append(" ".join(names))
             if len(names) == len(schedule):
                 choice = Choice(ready, schedule[-1].asleep_after() if schedule else set())
                 if not choice.take_next():
@@ -264,6 +270,8 @@ def _settle(players: list[Player], how: Cutter) -> None:
         assert time.monotonic() < deadline, "a step neither ends nor waits for another session"
 
 
+#: So many schedules may lead to something else than before, as where a timeout struck.
+MOST_PARTED = 20
 #: What a scenario gives: the actors, what to check after each step, and at the end.
 Scenario = tuple[list[Actor], Callable[[], None], Callable[[], None]]
 
@@ -274,9 +282,13 @@ def explore(make: Callable[[], Scenario], how: Cutter) -> int:
     """
     schedule: list[Choice] = []
     count = 0
+    parted: list[str] = []
     while True:
         actors, check, end = make()
-        if play(actors, how, schedule, check):
+        played = play(actors, how, schedule, check, parted)
+        # (With something that is kept from one to the next, the search would have no end.)
+        assert len(parted) <= MOST_PARTED + count // 10, f"not the same in each schedule, from {parted[-1]!r} on"
+        if played:
             try:
                 end()
             except BaseException:
