@@ -287,28 +287,30 @@ class Membership:
             raise failure
         with self.state_lock:
             gone = [position for position in self.tickets if position not in pulse.positions]
-            taken = [self.tickets[position] for position in pulse.revoked if position in self.tickets]
+            # (Forgotten at once: whatever fails below, who is about to have one must not find it here.)
+            taken = [self.tickets.pop(position) for position in pulse.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
             # (What an interrupt left in limbo does not stay there for ever.)
             limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
-            strangers = set() if limbo else pulse.positions - set(self.tickets)
+            positions = [ticket.position for ticket in taken]
+            strangers = set() if limbo else pulse.positions.difference(self.tickets, positions)
         if gone:
             self._owner.lose(gone, "its row was removed")
         if taken:
-            self._owner.lose([ticket.position for ticket in taken], "an operator took it away")
+            self._owner.lose(positions, "an operator took it away")
+            self._owner.forgot(positions)
+            self._disowned = True
         self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
-        if taken:
-            for ticket in taken:
-                session.release(ticket, "revoked")
-            self.forget(taken)
-            self._owner.forgot([ticket.position for ticket in taken])
+        for ticket in taken:
+            session.release(ticket, "revoked")
         if strangers:
             # Left by a call that was interrupted, or by a crash of the server that undid a release.
             for entry in session.entries(None):
                 if entry.member_id == member_id and entry.position in strangers:
                     log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
-                    session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), "cancelled")
+                    outcome = "revoked" if entry.position in pulse.revoked else "cancelled"
+                    session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
         self._disowned = limbo and self._disowned
 
     def _give_back_late(self) -> None:

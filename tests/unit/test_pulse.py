@@ -9,6 +9,7 @@ from support import until
 
 import sqlsem.testing
 from sqlsem.core import membership
+from sqlsem.engines.base import Busy
 from sqlsem.engines.memory import MemorySession
 
 #: Seconds of the members here: they ping three times in them.
@@ -188,3 +189,22 @@ def test_who_looks_late_asks_no_longer_than_nobody_else_can_be_inside(monkeypatc
             monkeypatch.setattr(member._proofs, "wait_for", lambda known, timeout: asked.append(timeout))
             assert grant.lost
         assert least <= asked[0] <= most
+
+
+def test_what_was_taken_away_is_forgotten_though_it_cannot_be_given_back(tmp_path, monkeypatch):
+    """An acquisition that is about to have it looks whether its row is known here."""
+    url = f"sqlite:///{tmp_path / 'locks.db'}"
+    with sqlsem.connect(url) as locks, sqlsem.connect(url) as operator:
+        assert locks.mutex("a").acquire()
+        member = locks.process.member
+        (ticket,) = member.tickets.values()
+        session = member.main.session
+        with member.main._lock:  # no ping comes between
+            operator.revoke(ticket.position)
+            with monkeypatch.context() as broken:
+                broken.setattr(type(session), "release", lambda *_: (_ for _ in ()).throw(Busy("locked")))
+                with pytest.raises(Busy):
+                    member._compare(session, member.member_id)
+            assert not member.knows(ticket)
+        until(lambda: operator.entries("a") == [], "the next ping gives it back")
+        assert operator.history("a")[0].outcome == "revoked"
