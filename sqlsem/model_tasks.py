@@ -72,7 +72,7 @@ class NewTask(NamedTuple):  # (A frozen dataclass takes ten times as long to mak
     unique: str | None = None  # a key: it is only put when no other one with this key is open
     replace: str | None = None  # a key: it is put in the place of the one that has it
     key: str | None = None  # whose it is: workers share themselves out between the keys
-    priority: int = 0  # among those of its key; lower ones first
+    priority: int = 0  # among those of its key; higher ones first
     locks: tuple[TaskLock, ...] = ()  # what it needs to run
 
     def as_options(self) -> dict[str, Any]:

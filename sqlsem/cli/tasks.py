@@ -128,7 +128,7 @@ def _given(text: str) -> str:
     default="0",
     show_default=True,
     metavar="N",
-    help="Among the tasks of its key and order: lower ones first.",
+    help="Among the tasks of its key and order: higher ones first.",
 )
 @click.option(
     "--lock",
@@ -267,6 +267,7 @@ def tasks_(
     """Show the tasks of one queue or all: open ones in the order in which they will run, then those that have ended,
     the newest first.
 
+    PRIORITY is shown where any has one: of the tasks of an order, higher ones come first.
     FOR is how long it ran, or has been running. WHEN is when it was put, started or ended. TRIES counts the times it
     was started, of those it may be. WHY is what a pending task waits for, if it is not its turn: when it is due, or
     what of a lower order has not ended, and in about how many minutes and seconds it will be started (~02:51; in full:

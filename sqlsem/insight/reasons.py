@@ -279,7 +279,7 @@ class _Turns:
             ahead = sum(one.task_id < task.task_id for one in pending)
             return f" after {ahead} before it" if ahead else ""
         ahead = sum(
-            one.key == task.key and (one.priority, one.task_id) < (task.priority, task.task_id) for one in pending
+            one.key == task.key and (-one.priority, one.task_id) < (-task.priority, task.task_id) for one in pending
         )
         whose = "without a key" if task.key is None else f"of key {task.key!r}"
         told = f" after {ahead} {whose} before it" if ahead else ""

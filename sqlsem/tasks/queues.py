@@ -126,7 +126,7 @@ class Queue:
             key: Whose task it is (a tenant, a customer, a host). Workers share themselves out between the keys of a
                 queue, however many tasks each has waiting, and how many run at a time can be limited for each; see
                 `set_limit`.
-            priority: Among the tasks of the same key and order: lower ones first.
+            priority: Among the tasks of the same key and order: higher ones first; negative ones after those of 0.
             locks: What each of them needs to run: ``[sqlsem.write("customers"), sqlsem.limit("pg", 4)]``. The task
                 waits in the lines of all of them at once, without a process, and any worker starts it when its turn has
                 come in all, holding them (`Task.grant`). They are given back with the end of the attempt.

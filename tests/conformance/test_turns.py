@@ -1,6 +1,7 @@
 """Work queues with keys and limits: on every engine, by programs, workers and the command line."""
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -192,14 +193,29 @@ def test_a_heavy_key_has_its_share_among_many(database, queue):
     assert 90 < drawn[True] < 210
 
 
-def test_within_a_key_the_priority_counts_then_the_number(queue):
-    for body, priority in (("c", 1), ("d", 1), ("b", 0), ("a", -5)):
+def test_higher_priorities_of_a_key_come_first(queue):
+    for body, priority in (("c", -1), ("d", -1), ("b", 0), ("a", 5)):
         queue.put(body, key="k", priority=priority)
     assert drain(queue) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("most", [2, 100])
+def test_open_tasks_are_listed_in_the_order_in_which_they_run(queue, most):
+    """Page by page, on every engine: by order, then by priority (higher ones first), then by number."""
+    for number, (order, priority) in enumerate([(2, 0), (1, 0), (1, -1), (1, 7), (2, 9), (1, 0), (1, 7), (1, -(2**31) + 1)]):
+        queue.put(number, order=order, priority=priority)
+    for status in (None, "pending"):
+        listed = [
+            one for skip in range(0, 8, most) for one in queue.tasks(status, most=most, skip=skip)
+        ]
+        assert [(one.order, one.priority) for one in listed] == [
+            *((1, 7), (1, 7), (1, 0), (1, 0), (1, -1), (1, -(2**31) + 1), (2, 9), (2, 0)),
+        ]
+    assert drain(queue) == [json.loads(one.body) for one in listed]
+
+
 def test_orders_come_before_keys_and_priorities(queue):
-    queue.put("late", key="a", order=1, priority=-9)
+    queue.put("late", key="a", order=1, priority=9)
     queue.put("first", key="b")
     task = queue.try_claim()
     assert task.body == "first"

@@ -78,7 +78,7 @@ class SqliteTurns(SqliteUsed, QueueLimitSession):
             if not key:
                 first += self.rows("first_without_key", {"queue": queue, "order": order})
             if first and (not start or self.may_start(queue, key, start=True)):
-                return int(min((task["task_priority"], task["task_id"]) for task in first)[1])
+                return int(min((-task["task_priority"], task["task_id"]) for task in first)[1])
         return None
 
     def _keys_in_turn(self, queue: str, order: int, running: dict[str, int]) -> Iterator[str]:

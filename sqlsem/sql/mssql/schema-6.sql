@@ -89,7 +89,7 @@ CREATE INDEX handover_given ON {schema}.handover (given_at);
 -- Whose task it is: workers share themselves out between the keys of a queue. '': nobody's, in a queue that has keys, limits or
 -- priorities; NULL: put as in any other queue.
 ALTER TABLE {schema}.task ADD task_key nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL;
-ALTER TABLE {schema}.task ADD task_priority int NOT NULL CONSTRAINT task_task_priority DEFAULT 0;  -- of its key's; lower ones first
+ALTER TABLE {schema}.task ADD task_priority int NOT NULL CONSTRAINT task_task_priority DEFAULT 0;  -- of its key's; higher ones first
 -- The key behind eight digits of its hash (turn_of).
 ALTER TABLE {schema}.task ADD task_turn nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL;
 -- Of a task with locks (parked.sql): it is ready at the end of time (the year 9999), so that only those claim it who know of locks.
@@ -109,7 +109,9 @@ END;
 GO
 -- (With lock_count in front: claims look among those where it is NULL, and so do not pass the parked ones. No filter: an index with
 -- one refuses the rows of every client that has other SET options.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
+    INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority) WITH (DROP_EXISTING = ON);
+CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority DESC, task_id)
     INCLUDE (ready_at);
 
 -- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.

@@ -443,15 +443,15 @@ BEGIN
             FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
               AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_priority, task_id;
+            ORDER BY task_priority DESC, task_id;
             -- Those that were put without a key before the queue had turns. (They have no priority.)
             IF @key = N''
                 SELECT TOP (1) @plain = task_id
                 FROM {schema}.task WITH (INDEX (task_fair), READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
                   AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
-            IF @plain IS NOT NULL AND (@id IS NULL OR @priority > 0 OR @priority = 0 AND @plain < @id)
+                ORDER BY task_priority DESC, task_id;
+            IF @plain IS NOT NULL AND (@id IS NULL OR @priority < 0 OR @priority = 0 AND @plain < @id)
                 SET @id = @plain;
             SELECT @task = task_id FROM {schema}.task WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE task_id = @id AND status = N'pending' AND ready_at <= SYSUTCDATETIME();
@@ -480,13 +480,13 @@ BEGIN
         FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
         WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn = @at
           AND ready_at <= SYSUTCDATETIME()
-        ORDER BY task_priority, task_id;
+        ORDER BY task_priority DESC, task_id;
         IF @task IS NULL AND @key = N''
             SELECT TOP (1) @task = task_id
             FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
             WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order AND task_turn IS NULL
               AND ready_at <= SYSUTCDATETIME()
-            ORDER BY task_priority, task_id;
+            ORDER BY task_priority DESC, task_id;
         IF @task IS NULL OR @rated = 0
             CONTINUE;
         EXEC @code = {schema}.may_start @queue, @key, 0, 0, 1;
@@ -537,7 +537,7 @@ BEGIN
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
+                ORDER BY task_priority DESC, task_id;
             -- Where an engine has no such hints two sessions may have found the same task: one of them looks again. (It
             -- may even have been run meanwhile, and be pending for a second attempt.)
             UPDATE {schema}.task WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)
@@ -732,7 +732,7 @@ BEGIN
                 FROM {schema}.task WITH (INDEX (task_fair), UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)
                 WHERE queue_name = @queue AND status = N'pending' AND lock_count IS NULL AND task_order = @order
                   AND task_turn IS NULL AND ready_at <= SYSUTCDATETIME()
-                ORDER BY task_priority, task_id;
+                ORDER BY task_priority DESC, task_id;
             SET @last = @first;
             SET @alone = 1;  -- (each turn is drawn by itself)
             IF @most > 1 AND @turns = 0
@@ -975,12 +975,12 @@ BEGIN
         INSERT INTO @shown (task_id)
         SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
-        ORDER BY queue_name, task_order, task_id;
+        ORDER BY queue_name, task_order, task_priority DESC, task_id;
     ELSE
         INSERT INTO @shown (task_id)
         SELECT TOP (@skip + @most) task_id FROM {schema}.task WITH (INDEX (task_open))
         WHERE queue_name = @queue AND is_open = CAST(1 AS bit) AND (@stored IS NULL OR status = @stored)
-        ORDER BY task_order, task_id;
+        ORDER BY task_order, task_priority DESC, task_id;
     SELECT @left = @skip + @most - COUNT(*) FROM @shown;
     IF @left > 0
         INSERT INTO @shown (task_id)
@@ -1699,7 +1699,7 @@ GO
 
 -- Puts one task, a SQL text if @kind is not given. May be part of the caller's transaction. @unique_key: while one with this
 -- key is open, it is that one's number. @replace_key: in the place of the one with this key. @key: whose task it is; workers
--- share themselves out between the keys. @priority: among those of its key, lower ones first. @locks: what it needs to run, such as
+-- share themselves out between the keys. @priority: among those of its key, higher ones first. @locks: what it needs to run, such as
 -- N'[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 IF OBJECT_ID(N'{schema}.put') IS NULL EXEC (N'CREATE PROCEDURE {schema}.put AS RETURN 0');
 GO

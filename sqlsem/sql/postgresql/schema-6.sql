@@ -132,7 +132,7 @@ ALTER TABLE {schema}.task
     -- Whose task it is: workers share themselves out between the keys of a queue. '': nobody's, in a queue that has keys, limits
     -- or priorities; NULL: put as in any other queue.
     ADD COLUMN task_key      varchar(255) COLLATE "C",
-    ADD COLUMN task_priority integer NOT NULL DEFAULT 0,  -- among the tasks of its key; lower ones first
+    ADD COLUMN task_priority integer NOT NULL DEFAULT 0,  -- among the tasks of its key; higher ones first
     ADD COLUMN task_turn     varchar(263) COLLATE "C",    -- the key behind eight digits of its hash (turn_of): in no order that anyone chose
     ADD COLUMN signalled_attempt integer,                 -- the attempt that its session was told to end, as it is told once
     -- Of a task with locks (parked.sql): it is ready at the end of time, so that only those claim it who know of locks.
@@ -140,10 +140,11 @@ ALTER TABLE {schema}.task
     ADD COLUMN locks_left    integer,                     -- how many wait for their turn; NULL: it stands in no line
     ADD COLUMN asks_at       timestamptz,                 -- when it may stand in the lines
     ADD CONSTRAINT task_turn_of_key CHECK ((task_key IS NULL) = (task_turn IS NULL));
-CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority, task_id)
+CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
-CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority DESC, task_id)
     WHERE status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;  -- (not is_open: or the planner may take task_open for it)
+CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 -- (With the column that is NULL: so the planner does not take task_open for it, where it would walk past all that has a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;

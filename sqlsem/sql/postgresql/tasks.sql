@@ -26,7 +26,7 @@
 -- Turns (in_turns, task_of_turn). A queue of which somebody has set limits, or that has tasks with keys, is claimed from in turns:
 -- among the tasks that orders let run, of the keys below their limits, the key that has the fewest running by its weight comes
 -- next; of several such keys one is drawn by lot, by their weights (a lottery, Waldspurger and Weihl 1994), so that no key waits
--- behind another one's long backlog, however few the workers. Within a key the priority counts, then the number.
+-- behind another one's long backlog, however few the workers. Within a key the higher priority comes first, then the lower number.
 --   * Limits: only claims make more tasks run. Where limits are set they lock the queue's row of queue_setting first, and count
 --     in a statement after that: so they follow each other, and each sees the one before. Who sets a limit waits for the claims
 --     that knew of none (they share the turn lock, of any queue that has no row), and they for it.
@@ -381,13 +381,13 @@ BEGIN
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
         WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1
         FOR UPDATE OF t SKIP LOCKED;
     ELSE
         SELECT t.task_id, t.task_priority INTO v_task FROM {schema}.task AS t
         WHERE t.status = 'pending' AND t.lock_count IS NULL AND t.task_turn = v_turn
           AND t.queue_name = p_queue AND t.task_order = p_order AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
-        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority, t.task_id LIMIT 1;
+        ORDER BY t.queue_name, t.task_order, t.task_turn, t.task_priority DESC, t.task_id LIMIT 1;
     END IF;
     IF p_key <> '' OR p_lock AND v_task.task_id IS NOT NULL THEN
         RETURN v_task.task_id;
@@ -407,7 +407,7 @@ BEGIN
           AND t.ready_at <= greatest(clock_timestamp(), t.put_at)
         ORDER BY t.queue_name, t.task_order, t.task_key, t.task_id LIMIT 1;
     END IF;
-    RETURN CASE WHEN v_task.task_priority < 0 OR v_plain IS NULL OR v_task.task_priority = 0 AND v_task.task_id < v_plain
+    RETURN CASE WHEN v_task.task_priority > 0 OR v_plain IS NULL OR v_task.task_priority = 0 AND v_task.task_id < v_plain
                 THEN v_task.task_id ELSE v_plain END;
 END
 $$;
@@ -1293,8 +1293,7 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Newest first where they have ended; those that are open in the order in which they were put, and will run but for turns.
--- status 'lost': its worker is
+-- Newest first where they have ended; open ones in the order in which they will run (but for turns). status 'lost': its worker is
 -- dead, and the next who looks, and may write, makes it pending again. Who may put only, and not run or operate, sees what it
 -- put itself. (Times that a client's calendar does not have are shown as the last, or first, that it has.)
 CREATE OR REPLACE FUNCTION {schema}.show_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
@@ -1311,14 +1310,22 @@ AS $$
     looked AS MATERIALIZED (SELECT l.member_id, l.dead, l.since FROM {schema}.look_at_members() AS l
                             WHERE EXISTS (SELECT FROM {schema}.task AS r WHERE r.status = 'running'
                                           AND (p_queue IS NULL OR r.queue_name = p_queue))),
-    -- A page of those that are open and one of those that have ended, along their indexes. (Who has lost its worker shows only
+    -- A page of those that are open (those with a priority have an index of their own) and one of those that have ended, along
+    -- their indexes. (Who has lost its worker shows only
     -- when looked at, so all are needed of those that run.)
     page AS (
         (SELECT t.* FROM {schema}.task AS t
-         WHERE t.is_open AND (p_queue IS NULL OR t.queue_name = p_queue)
+         WHERE t.is_open AND t.task_priority = 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
            AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
            AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
          ORDER BY t.queue_name, t.task_order, t.task_id
+         LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
+        UNION ALL
+        (SELECT t.* FROM {schema}.task AS t
+         WHERE t.is_open AND t.task_priority <> 0 AND (p_queue IS NULL OR t.queue_name = p_queue)
+           AND (p_status IS NULL OR t.status = CASE p_status WHEN 'lost' THEN 'running' ELSE p_status END)
+           AND ((SELECT a.sees FROM asks AS a) OR t.put_by = session_user)
+         ORDER BY t.queue_name, t.task_order, t.task_priority DESC, t.task_id
          LIMIT CASE WHEN p_status IN ('running', 'lost') THEN NULL ELSE p_skip + p_most END)
         UNION ALL
         (SELECT t.* FROM {schema}.task AS t
@@ -1331,8 +1338,7 @@ AS $$
            greatest(least(CASE WHEN t.lock_count IS NULL THEN t.ready_at ELSE t.asks_at END, '9999-12-30 UTC'), '0001-01-03 UTC'),
            t.claimed_at, t.ended_at,
            extract(epoch FROM CASE WHEN s.status IN ('finished', 'failed') THEN t.ended_at - t.claimed_at
-                                   WHEN s.status = 'lost' THEN greatest(coalesce(l.since, t.claimed_at), t.claimed_at) - t.claimed_at
-                                   WHEN s.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
+                                   WHEN t.status = 'running' THEN clock_timestamp() - t.claimed_at END)::float,
            t.member_id, t.owner, t.host, t.pid,
            t.error, t.result, t.put_by, t.login, t.time_limit_ms / 1000.0::float, t.unique_key, t.cancel_asked_at, t.cancel_asked_by,
            nullif(t.task_key, ''), t.task_priority,
@@ -1344,7 +1350,7 @@ AS $$
     CROSS JOIN LATERAL (SELECT CASE WHEN t.status = 'running' AND l.dead IS NOT FALSE THEN 'lost' ELSE t.status END::varchar AS status) AS s
     WHERE p_status IS NULL OR s.status = p_status
     ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
-             CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+             CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
     LIMIT p_most OFFSET p_skip
 $$;
 
@@ -1789,7 +1795,7 @@ $$;
 
 -- Puts one task, a SQL text if kind is not given: its number. May be part of the caller's transaction. unique_key: while one
 -- with this key is open, that one's number. replace_key: in the place of the one with this key. key: whose task it is; workers
--- share themselves out between the keys. priority: among those of its key, lower ones first. locks: what it needs to run, such as
+-- share themselves out between the keys. priority: among those of its key, higher ones first. locks: what it needs to run, such as
 -- '[{"resource": "customers", "access": "write", "limit": 1}]'; it starts, on any worker, when it is its turn in all of their lines.
 CREATE OR REPLACE FUNCTION {schema}.put(
     queue text, body text, kind text DEFAULT 'sql', "order" integer DEFAULT 0, after_seconds double precision DEFAULT 0,

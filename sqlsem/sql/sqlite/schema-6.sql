@@ -86,15 +86,16 @@ CREATE INDEX {schema}_handover_given ON {schema}_handover (given_at);
 -- Whose task it is: workers share themselves out between the keys of a queue. '': nobody's, in a queue that has keys, limits or
 -- priorities; NULL: put as in any other queue.
 ALTER TABLE {schema}_task ADD COLUMN task_key TEXT;
-ALTER TABLE {schema}_task ADD COLUMN task_priority INTEGER NOT NULL DEFAULT 0;  -- among the tasks of its key; lower ones first
+ALTER TABLE {schema}_task ADD COLUMN task_priority INTEGER NOT NULL DEFAULT 0;  -- among the tasks of its key; higher ones first
 -- The key behind eight digits of its hash: in no order that anyone chose.
 ALTER TABLE {schema}_task ADD COLUMN task_turn TEXT CHECK ((task_key IS NULL) = (task_turn IS NULL));
 -- Of a task with locks: it is ready at the end of time (253370764800, the year 9999), so that only those claim it who know of locks.
 ALTER TABLE {schema}_task ADD COLUMN lock_count INTEGER;  -- how many; NULL: none
 ALTER TABLE {schema}_task ADD COLUMN locks_left INTEGER;  -- how many wait for their turn; NULL: it stands in no line
 ALTER TABLE {schema}_task ADD COLUMN asks_at REAL;        -- when it may stand in the lines
-CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_turn, task_priority, task_id)
+CREATE INDEX {schema}_task_fair ON {schema}_task (queue_name, task_order, task_turn, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
+CREATE INDEX {schema}_task_by_priority ON {schema}_task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX {schema}_task_plain ON {schema}_task (queue_name, task_order, task_id)
     WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
 -- Those alone that were put for later, or wait for their next attempt: the others cost nothing here.
@@ -142,7 +143,7 @@ CREATE TABLE {schema}_queue_wait (
 ) WITHOUT ROWID;
 
 -- Tasks with locks: see the comments of PostgreSQL's parked.sql.
-CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_left, task_priority, task_id)
+CREATE INDEX {schema}_task_parked ON {schema}_task (queue_name, task_order, locks_left, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 
 -- What the tasks ask for that are put with locks.
