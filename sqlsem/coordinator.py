@@ -197,9 +197,11 @@ class Coordinator(Operators):
     def _set_schedule(self, name: str, what: str) -> None:
 
         def change(session: Session) -> bool:
-            found = session.list_schedules(name, None)
             due = None
-            if found and what == "resume":
+            if what == "resume":
+                found = session.list_schedules(name, None)
+                if not found:
+                    return False
                 due = tasks.next_due(found[0].cron, found[0].time_zone, found[0].taken_at)
             return session.set_schedule(name, what, due)
 

@@ -196,7 +196,9 @@ class WorkQueue:
         opens = 0.0  # when the tasks of an order may be started: those of the orders before it have ended
         for order in self._orders:
             rank = {one.task_id: number for number, one in enumerate(order)}
-            to_come = sorted((self._due[one.task_id], rank[one.task_id], one.task_id) for one in order if one.status != "running")
+            to_come = sorted(
+                (self._due[one.task_id], rank[one.task_id], one.task_id) for one in order if one.status != "running"
+            )
             to_come.reverse()
             ready: list[tuple[int, int]] = []  # rank and number
             moment = opens

@@ -18,7 +18,7 @@ from sqlsem.engines.parking import ParkingSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.model import Claimed, End, monotonic
-from sqlsem.tasks.schedules import fire_due
+from sqlsem.tasks.schedules import Scheduler
 from sqlsem.tasks.task import Task, remember_ends, tickets_of
 
 __all__ = ["Claiming"]
@@ -45,6 +45,7 @@ class Claiming:
         self._given = coordinator
         self._recovering = threading.Lock()
         self._recovered_at = 0.0
+        self._scheduler = Scheduler(queue)
         self._parked_at = 0.0  # when to look at the tasks that wait for their locks
 
     @property
@@ -211,7 +212,7 @@ class Claiming:
                 return 0
             self._recovered_at = monotonic()
         count, due = process.member.call("recovery", self._tend)
-        if due and fire_due(process, self.queue):
+        if due and self._scheduler.fire_due(process):
             process.bell.notify()
         if count:
             log.warning("%d task%s of %r lost their worker", count, "s" if count > 1 else "", self.queue)

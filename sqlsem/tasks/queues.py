@@ -40,7 +40,8 @@ from sqlsem.model import (
 from sqlsem.model_rates import RateRequest, windows_of
 from sqlsem.printable import first_line
 from sqlsem.tasks.claiming import Claiming
-from sqlsem.tasks.schedules import MISSED, check_cron, next_due
+from sqlsem.tasks.cron import check_cron, next_due
+from sqlsem.tasks.schedules import MISSED
 from sqlsem.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Queue:
         A schedule of the same name is replaced.
 
         Args:
-            cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``.
+            cron: Minute, hour, day of month, month, day of week: ``"0 2 * * *"``; or ``"@daily"`` and its like.
             body: As for `put`.
             name: What it is called, in the whole database. Left out, made of the queue's name and the body.
             time_zone: Of the expression, as the IANA database calls it. The clock is the database's.

@@ -191,7 +191,19 @@ def render_tasks(
         if one.task_id in told and any(other.status == "failed" for other in told[one.task_id].behind)
     )
     also = [*(["QUEUE"] if only is None else []), *(["KEY"] if keyed else [])]
-    heads = ["ID", "ORDER", *(["PRIORITY"] if ranked else []), "STATE", "TRIES", "FOR", "WHEN", *also, "WHY", "WHO", "WHAT"]
+    heads = [
+        "ID",
+        "ORDER",
+        *(["PRIORITY"] if ranked else []),
+        "STATE",
+        "TRIES",
+        "FOR",
+        "WHEN",
+        *also,
+        "WHY",
+        "WHO",
+        "WHAT",
+    ]
     state = heads.index("STATE")
     widths = fit(heads, rows, width, elastic=range(state + 4, len(heads)))
     right = (*range(state), heads.index("FOR"))

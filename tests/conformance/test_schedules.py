@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from support import PATIENCE, until
@@ -205,7 +205,7 @@ def test_who_is_killed_in_between_has_done_all_of_it_or_nothing(spawn, database,
         child.kill()
 
 
-@pytest.mark.parametrize("cron", ["", "x", "* * * *", "60 * * * *", "@daily", "* * * * * *", "0 0 31 2 *", None, 5])
+@pytest.mark.parametrize("cron", ["", "x", "* * * *", "60 * * * *", "@never", "* * * * * *", "0 0 31 2 *", None, 5])
 def test_what_is_no_cron_expression(queue, cron):
     with pytest.raises(sqlsem.ConfigurationError, match=r"cron expression|never comes"):
         queue.schedule(cron, nothing)
@@ -222,6 +222,199 @@ def test_what_else_cannot_be_scheduled(queue):
     ):
         with pytest.raises(sqlsem.ConfigurationError, match=words):
             queue.schedule("0 2 * * *", nothing, **options)
+
+
+UTC = timezone.utc
+#: What a session cannot be told to write down, and what is said of it.
+NEVER_DUE = {
+    "nothing": (None, "the next time of a schedule must be from 0001-01-03 to 9999-12-30"),
+    "the first day": (datetime(1, 1, 1, 1, tzinfo=UTC), "the next time of a schedule must be from 0001-01-03"),
+    "the last day": (datetime(9999, 12, 31, 1, tzinfo=UTC), "the next time of a schedule must be from 0001-01-03"),
+}
+
+
+def refused(call, words):
+    """(SQL Server has one number for whatever a routine refuses.)"""
+    with pytest.raises((sqlsem.ConfigurationError, sqlsem.Unavailable), match=re.escape(words)):
+        call()
+
+
+@pytest.fixture
+def session(database):
+    session = database.session(grace=600)
+    yield session
+    session.close()
+
+
+@pytest.mark.parametrize("case", NEVER_DUE)
+def test_a_time_beyond_the_calendar_is_refused(database, queue, session, name, case):
+    due, words = NEVER_DUE[case]
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    (before,) = session.list_schedules(str(name), None)
+    refused(lambda: session.save_schedule(str(name), str(name), "* * * * *", "UTC", "sql", "x", {}, due), words)
+    refused(lambda: session.set_schedule(str(name), "resume", due), words)
+    refused(lambda: session.fire_schedule(str(name), before.next_due, before.next_due, due, True), words)
+    (after,) = session.list_schedules(str(name), None)
+    assert (after.next_due, after.last_due) == (before.next_due, before.last_due)
+
+
+@pytest.mark.parametrize("text", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
+def test_a_time_that_only_postgresql_has_is_refused(database, queue, name, text, connect):
+    """Where a DBA writes it into the row, clients read it, and workers go on."""
+    if database.engine != "postgresql":
+        pytest.skip("other engines have no such times")
+    other = name("other")
+    with database.raw() as raw:
+        for call in (
+            "SELECT sqlsem.save_schedule(%(name)s, %(name)s, '* * * * *', 'UTC', 'sql', 'select 1', '{}', %(due)s)",
+            "SELECT sqlsem.set_schedule(%(name)s, 'resume', %(due)s)",
+            "SELECT sqlsem.fire_schedule(%(name)s, clock_timestamp(), clock_timestamp(), %(due)s, true)",
+        ):
+            queue.schedule("0 2 * * *", nothing, name=str(name))
+            with pytest.raises(Exception, match="the next time of a schedule must be from 0001-01-03 to 9999-12-30"):
+                raw.execute(call, {"name": str(name), "due": text})
+        queue.schedule("0 2 * * *", nothing, name=other)
+        make_due(database, other, 60)
+        raw.execute("UPDATE sqlsem.schedule SET next_due = %s WHERE schedule_name = %s", (text, str(name)))
+    Worker(queue, idle_exit=0).run()
+    assert queue.counts().finished == 1, "the other one's"
+    coordinator = connect()
+    assert {one.name for one in coordinator.schedules(str(name))} == {name, other}
+    coordinator.remove_schedule(str(name))
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "words"),
+    [
+        ("* " * 128, "UTC", "a cron expression has 1 to 255 characters"),
+        (" ", "UTC", "a cron expression has 1 to 255 characters"),
+        ("* * * * *", "Mars/Olympus" * 8, "time zone"),
+        ("* * * * *", "", "time zone"),
+        ("* * * * *", "Europe/Berlin\n", "time zone"),
+        ("* * * * *", "'; --", "time zone"),
+    ],
+)
+def test_what_is_no_time_is_refused_by_the_session(session, name, cron, zone, words):
+    due = datetime.now(UTC)
+    refused(lambda: session.save_schedule(str(name), str(name), cron, zone, "sql", "x", {}, due), words)
+    assert session.list_schedules(str(name), None) == []
+
+
+def test_a_zone_that_the_server_does_not_know_is_refused(database, session, name):
+    if database.engine != "postgresql":
+        pytest.skip("other engines do not know the zones of the IANA database")
+    words = "the database knows no time zone Mars/Olympus"
+    due = datetime.now(UTC)
+    refused(
+        lambda: session.save_schedule(str(name), str(name), "* * * * *", "Mars/Olympus", "sql", "x", {}, due), words
+    )
+
+
+def test_a_next_time_that_has_passed_is_not_written(database, session, queue, name):
+    """Whatever a client computes: nothing is put at every look."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    (one,) = session.list_schedules(str(name), None)
+    for ago in (0, 1, 3600):
+        following = one.taken_at - timedelta(seconds=ago)
+        assert session.fire_schedule(str(name), one.next_due, one.next_due, following, True) == (False, None)
+    assert queue.tasks() == []
+    assert session.fire_schedule(str(name), one.next_due, one.next_due, one.taken_at + timedelta(hours=1), True)[0]
+    assert len(queue.tasks()) == 1
+
+
+def test_a_library_that_looks_back_puts_no_task(database, queue, name, monkeypatch, caplog):
+    """The database asks whether the next time is later than its clock."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    with monkeypatch.context() as patched:
+        patched.setattr("sqlsem.tasks.schedules.next_due", lambda cron, zone, after: after - timedelta(minutes=35))
+        for _ in range(5):
+            queue.claiming.recover(now=True)
+    assert queue.tasks() == []
+    assert caplog.text.count("is not later than the database's clock") == 1
+    queue.claiming.recover(now=True)
+    assert len(queue.tasks()) == 1
+
+
+def test_a_time_that_comes_while_it_is_put_is_not_lost(database, queue, name, monkeypatch):
+    """Both times are one task's, and the one after them is written down."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    make_due(database, name, 60)
+    passed = iter([datetime.now(UTC) - timedelta(minutes=1)])
+    monkeypatch.setattr("sqlsem.tasks.schedules.next_due", lambda *asked: next(passed, None) or next_due(*asked))
+    queue.claiming.recover(now=True)
+    assert len(queue.tasks()) == 1
+    (after,) = queue.claiming.process.look(lambda session: session.list_schedules(str(name), None))
+    assert after.next_due > after.taken_at
+
+
+def test_a_host_without_the_zone_leaves_it_to_others(database, connect, queue, name, monkeypatch, caplog):
+    """It says so once, changes nothing, and works on; another host puts the task."""
+    queue.schedule("0 2 * * *", nothing, name=str(name), time_zone="Europe/Berlin", note="zoned")
+    other = name("other")
+    queue.schedule("0 2 * * *", nothing, name=other, note="in UTC")
+    for one in (name, other):
+        make_due(database, one, 60)
+
+    def missing(zone):
+        raise KeyError(zone)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sqlsem.tasks.cron.ZoneInfo", missing)
+        for _ in range(3):
+            Worker(queue, idle_exit=0).run()
+    assert [task.note for task in queue.tasks()] == ["in UTC"]
+    assert caplog.text.count(f"Schedule '{name}' of ") == 1
+    assert "is not understood by this host, which leaves it to others" in caplog.text
+    Worker(connect().queue(name), idle_exit=0).run()
+    assert sorted(task.note for task in queue.tasks()) == ["in UTC", "zoned"]
+
+
+def test_what_a_worker_leaves_out_is_noted(database, connect, session, queue, name):
+    """So is what it puts off for more than a year; and it leaves out nothing of a schedule that does not say so."""
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    skipping = name("skipping")
+    queue.schedule("0 2 * * *", nothing, name=skipping, missed="skip")
+    for one, put, done, noted in (
+        (name, False, False, []),
+        (skipping, False, True, ["skip"]),
+        (name, True, True, ["postpone", "skip"]),
+    ):
+        make_due(database, one, 60)
+        (found,) = session.list_schedules(str(one), None)
+        following = found.taken_at + timedelta(days=400 if put else 1)
+        assert session.fire_schedule(str(one), found.next_due, found.next_due, following, put)[0] == done
+        assert [each.action for each in connect().operations(str(name))] == noted
+
+
+def test_a_schedule_is_removed_without_looking_at_it(database, connect, queue, name, monkeypatch):
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    coordinator = connect()
+    with monkeypatch.context() as patched:
+        module = f"sqlsem.engines.{database.engine}.schedules"
+        patched.setattr(f"{module}.read_options", lambda _: pytest.fail("it was listed"))
+        coordinator.pause_schedule(str(name))
+        coordinator.remove_schedule(str(name))
+    assert coordinator.schedules(str(name)) == []
+
+
+@pytest.mark.parametrize("options", ["nonsense", "[]", "{" * 5000])
+def test_a_worker_survives_what_somebody_wrote_by_hand(database, connect, queue, name, options):
+    if database.engine != "sqlite":
+        pytest.skip("servers keep JSON")
+    queue.schedule("0 2 * * *", nothing, name=str(name))
+    other = name("other")
+    queue.schedule("0 2 * * *", nothing, name=other)
+    with database.raw() as raw:
+        raw.execute("UPDATE sqlsem_schedule SET options = ? WHERE schedule_name = ?", (options, str(name)))
+    for one in (name, other):
+        make_due(database, one, 60)
+    Worker(queue, idle_exit=0).run()
+    assert queue.counts().finished >= 1, "the other one's"
+    assert len(connect().schedules(str(name))) == 2
+    connect().remove_schedule(str(name))
 
 
 def test_zones_and_their_clocks():

@@ -270,6 +270,22 @@ def test_schedules(coordinator: sqlsem.Coordinator) -> None:
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
 
 
+def test_doctor_knows_which_schedules_this_host_does_not_understand(
+    coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "schedules" not in done("doctor")
+    coordinator.queue("q").schedule("@daily", sqlsem.Sql("SELECT 1"), name="daily", time_zone="Asia/Tokyo")
+    assert "1, of which this host knows when they are due" in done("doctor")
+
+    def missing(zone: str) -> None:
+        raise KeyError(zone)
+
+    monkeypatch.setattr("sqlsem.tasks.cron.ZoneInfo", missing)
+    (check,) = [one for one in json.loads(done("doctor", "--json"))["checks"] if one["name"] == "schedules"]
+    assert "'daily': This host knows no time zone 'Asia/Tokyo'" in check["detail"]
+    assert "pip install -U tzdata" in check["mend"]
+
+
 def test_keys(coordinator: sqlsem.Coordinator) -> None:
     number = put("--sql", "1", "--unique", "k")
     assert put("--sql", "2", "--unique", "k") == number
@@ -756,6 +772,15 @@ def test_who_holds_up_whom(coordinator: sqlsem.Coordinator) -> None:
     assert "There are more than these 2" in cut.stderr
     assert len(json.loads(cut.stdout)) == 2
     assert "q: at least" in done("tasks", "q", "-n", "2")
+
+
+def test_priorities_are_shown_where_there_are_any() -> None:
+    lines = drawn(render_tasks([task(1, priority=12), task(2)], 100, "nightly"), 100)
+    assert lines[0].split()[:4] == ["ID", "ORDER", "PRIORITY", "STATE"]
+    assert lines[1].split()[:4] == ["1", "100", "12", "pending"]
+    assert lines[2].split()[:4] == ["2", "100", "0", "pending"]
+    assert "PRIORITY" not in drawn(render_tasks([task(1), task(2)], 100, "nightly"), 100)[0]
+    assert max(map(len, drawn(render_tasks([task(1, priority=-(2**31) + 1)], 80), 80))) <= 80
 
 
 def test_a_lost_task_is_shown_so() -> None:

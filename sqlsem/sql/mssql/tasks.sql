@@ -1496,12 +1496,26 @@ BEGIN
 END;
 GO
 
+-- Refuses a next time that clients' calendars do not have.
+IF OBJECT_ID(N'{schema}.check_due') IS NULL EXEC (N'CREATE PROCEDURE {schema}.check_due AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.check_due @next datetime2(6)
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    IF @next IS NULL OR @next < CAST(N'00010103' AS datetime2(6)) OR @next > CAST(N'99991230' AS datetime2(6))
+        THROW 50000, N'sqlsem: the next time of a schedule must be from 0001-01-03 to 9999-12-30', 1;
+END;
+GO
+
 -- Keeps a schedule, in the place of one of the same name. @options: a JSON object of what put_task takes (order, after_ms,
--- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time.
+-- max_attempts, backoff_ms, on_failure, note, time_limit_ms, unique, replace); and missed. @next: its first time. (The zone is a
+-- name of the IANA database, which the server does not know: only how such names look.)
 IF OBJECT_ID(N'{schema}.save_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.save_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.save_schedule
-    @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(255), @time_zone nvarchar(64), @kind nvarchar(100),
+    @schedule nvarchar(400), @queue nvarchar(400), @cron nvarchar(400), @time_zone nvarchar(400), @kind nvarchar(100),
     @body nvarchar(max), @options nvarchar(max), @next datetime2(6)
 AS
 BEGIN
@@ -1511,6 +1525,15 @@ BEGIN
     DECLARE @message nvarchar(1000), @code int, @by nvarchar(128), @count int, @locks nvarchar(max);
     EXEC {schema}.check_name N'queue', @queue;
     EXEC {schema}.check_name N'schedule', @schedule;
+    EXEC {schema}.check_due @next;
+    SET @message = CASE
+        WHEN LEN(CONCAT(@cron, N'|')) > 256 OR COALESCE(@cron, N'') NOT LIKE N'%[^ ]%'
+            THEN N'sqlsem: a cron expression has 1 to 255 characters'
+        WHEN LEN(CONCAT(@time_zone, N'|')) > 65 OR COALESCE(@time_zone, N'') NOT LIKE N'%[A-Za-z]%'
+             OR @time_zone COLLATE Latin1_General_100_BIN2 LIKE N'%[^-A-Za-z0-9_+/]%'
+            THEN N'sqlsem: that is no time zone; write UTC or Europe/Berlin' END;
+    IF @message IS NOT NULL
+        EXEC {schema}.refuse 50000, @message;
     EXEC {schema}.check_work @kind OUTPUT, @body;
     EXEC {schema}.check_task_options @options;
     SET @locks = JSON_QUERY(@options, N'$.locks');
@@ -1576,9 +1599,10 @@ BEGIN
 END;
 GO
 
--- Of a time that is due: puts the task (@put = 0: none, as that time is left out), and writes down the time after it (@next;
--- NULL: there is none), in one transaction, if nobody was faster. @last: the latest of the times for which this one task
--- stands. One row: whether it was done, and the task's number.
+-- Of a time that is due: puts the task (@put = 0: none, as that time is left out, as the schedule says of those that were missed),
+-- and writes down the time after it (@next), in one transaction, if nobody was faster and @next has not come meanwhile. @last: the
+-- latest of the times for which this one task stands. One row: whether it was done, and the task's number. When nothing is put, or
+-- nothing for a long time, that is noted as an operation.
 IF OBJECT_ID(N'{schema}.fire_schedule') IS NULL EXEC (N'CREATE PROCEDURE {schema}.fire_schedule AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.fire_schedule
@@ -1594,14 +1618,24 @@ BEGIN
     DECLARE @done int = 0, @task_id bigint, @put_by nvarchar(128), @queue nvarchar(255), @kind nvarchar(8),
             @body nvarchar(max), @options nvarchar(max), @order int, @after_ms bigint, @max_attempts int,
             @backoff_ms bigint, @on_failure nvarchar(100), @note nvarchar(1000), @time_limit_ms bigint,
-            @unique_key nvarchar(400), @replace_key nvarchar(400), @task_key nvarchar(400), @priority int, @locks nvarchar(max);
+            @unique_key nvarchar(400), @replace_key nvarchar(400), @task_key nvarchar(400), @priority int, @locks nvarchar(max),
+            @now datetime2(6) = SYSUTCDATETIME();
+    EXEC {schema}.check_due @next;
+    SET @last = CASE WHEN @last > @now THEN @now WHEN @last >= @due THEN @last ELSE @due END;
     BEGIN TRY
         BEGIN TRANSACTION;
         -- Its lock is what makes the others wait, who find another time then.
         UPDATE {schema}.schedule WITH (ROWLOCK)
         SET next_due = @next, last_due = CASE WHEN @put = 1 THEN @last ELSE last_due END
-        WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME();
+        WHERE schedule_name = @schedule AND next_due = @due AND paused_at IS NULL AND next_due <= SYSUTCDATETIME()
+          AND @next > SYSUTCDATETIME() AND (@put = 1 OR JSON_VALUE(options, N'$.missed') = N'skip');
         SET @done = @@ROWCOUNT;
+        IF @done = 1 AND (COALESCE(@put, 0) = 0 OR @next > DATEADD(day, 366, @now))
+            INSERT INTO {schema}.operation (host, pid, program, action, queue_name, old_value, new_value)
+            SELECT LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255),
+                   CASE WHEN @put = 1 THEN N'postpone' ELSE N'skip' END, queue_name, CONCAT(N'schedule ', @schedule),
+                   CONCAT(N'next ', CONVERT(nvarchar(40), @next, 126))
+            FROM {schema}.schedule WHERE schedule_name = @schedule;
         IF @done = 1 AND @put = 1
         BEGIN
             SELECT @put_by = put_by, @queue = queue_name, @kind = kind, @body = body, @options = options
@@ -1643,6 +1677,8 @@ BEGIN
     SET ROWCOUNT 0;
     IF @what NOT IN (N'pause', N'resume', N'remove') OR @what IS NULL
         THROW 50000, N'sqlsem: a schedule can be told to pause, resume or remove', 1;
+    IF @what = N'resume'
+        EXEC {schema}.check_due @next;
     SET XACT_ABORT ON;
     DECLARE @queue nvarchar(255), @code int = -1;
     BEGIN TRANSACTION;
@@ -1685,8 +1721,12 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @all int;
     EXEC @all = {schema}.sees_all;
-    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options, s.next_due, s.last_due, s.put_at,
-           s.put_by, s.paused_at, s.paused_by, CAST(SYSUTCDATETIME() AS datetime2(6)) AS taken_at
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options,
+           CASE WHEN s.next_due < CAST(N'00010103' AS datetime2(6)) THEN CAST(N'00010103' AS datetime2(6))
+                WHEN s.next_due > CAST(N'99991230' AS datetime2(6)) THEN CAST(N'99991230' AS datetime2(6)) ELSE s.next_due END AS next_due,
+           CASE WHEN s.last_due < CAST(N'00010103' AS datetime2(6)) THEN CAST(N'00010103' AS datetime2(6))
+                WHEN s.last_due > CAST(N'99991230' AS datetime2(6)) THEN CAST(N'99991230' AS datetime2(6)) ELSE s.last_due END AS last_due,
+           s.put_at, s.put_by, s.paused_at, s.paused_by, CAST(SYSUTCDATETIME() AS datetime2(6)) AS taken_at
     FROM {schema}.schedule AS s
     WHERE (@schedule IS NULL OR s.schedule_name = @schedule) AND (@queue IS NULL OR s.queue_name = @queue)
       AND (@all = 1 OR s.put_by = ORIGINAL_LOGIN())

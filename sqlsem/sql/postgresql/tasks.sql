@@ -1664,7 +1664,21 @@ $$;
 
 -- Tasks that are put at the times of a cron expression. Clients know these expressions; what is known here is the next time
 -- that is due (next_due). Whoever finds it past calls fire_schedule, which puts the task and writes down the time after that,
--- in one transaction, and only if nobody has done so before.
+-- in one transaction, and only if nobody has done so before. A time that is written there is later than now (or, of a new schedule,
+-- one that any client's calendar has): whatever a client computes, no schedule puts a task at every look, and none stops by itself.
+
+-- Raises for a next time that cannot be.
+CREATE OR REPLACE FUNCTION {schema}.check_due(p_next timestamptz) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF p_next BETWEEN '0001-01-03 UTC' AND '9999-12-30 UTC' THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION 'sqlsem: the next time of a schedule must be from 0001-01-03 to 9999-12-30, not %', coalesce(p_next::text, 'NULL')
+        USING ERRCODE = '22023';
+END
+$$;
 
 -- Keeps a schedule, in the place of one of the same name. p_options: as a task of put_tasks, without kind and body; and missed.
 CREATE OR REPLACE FUNCTION {schema}.save_schedule(
@@ -1678,6 +1692,14 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('queue', p_queue);
     PERFORM {schema}.check_name('schedule', p_name);
+    PERFORM {schema}.check_due(p_next);
+    IF p_cron IS NULL OR p_cron !~ '\S' OR length(p_cron) > 255 THEN
+        RAISE EXCEPTION 'sqlsem: a cron expression has 1 to 255 characters, not %', coalesce(length(p_cron)::text, 'NULL')
+            USING ERRCODE = '22023';
+    ELSIF p_zone IS NULL OR length(p_zone) > 64 OR NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = p_zone) THEN
+        RAISE EXCEPTION 'sqlsem: the database knows no time zone %; see pg_timezone_names', coalesce({schema}.plain(left(p_zone, 100)), 'NULL')
+            USING ERRCODE = '22023';
+    END IF;
     IF jsonb_typeof(p_options) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'sqlsem: the options of a schedule are a JSON object, such as {}' USING ERRCODE = '22023';
     END IF;
@@ -1722,8 +1744,9 @@ BEGIN
 END
 $$;
 
--- Of a time that is due: the task's number (p_put; NULL: nobody's, as that time is left out), and p_next is the one after it
--- (NULL: none is). done: nobody was faster. last_due: the latest of the times for which this one task stands.
+-- Of a time that is due: the task's number (NULL without p_put: that time is left out, as the schedule says of those that were
+-- missed), and p_next is the one after it. done: nobody was faster, and p_next has not come meanwhile. p_last: the latest of the
+-- times for which this one task stands. When nothing is put, or nothing for a long time, that is noted as an operation.
 CREATE OR REPLACE FUNCTION {schema}.fire_schedule(
     p_name varchar, p_due timestamptz, p_last timestamptz, p_next timestamptz, p_put boolean, OUT done boolean, OUT task_id bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1731,11 +1754,17 @@ AS $$
 DECLARE
     v_schedule {schema}.schedule;
 BEGIN
+    PERFORM {schema}.check_due(p_next);
     UPDATE {schema}.schedule AS s
-    SET next_due = p_next, last_due = CASE WHEN p_put THEN p_last ELSE s.last_due END
+    SET next_due = p_next, last_due = CASE WHEN p_put THEN least(greatest(p_last, p_due), clock_timestamp()) ELSE s.last_due END
     WHERE s.schedule_name = p_name AND s.next_due = p_due AND s.paused_at IS NULL AND s.next_due <= clock_timestamp()
+      AND p_next > clock_timestamp() AND (p_put OR s.options->>'missed' = 'skip')
     RETURNING s.* INTO v_schedule;
     done := FOUND;
+    IF done AND (NOT coalesce(p_put, false) OR p_next > clock_timestamp() + interval '366 days') THEN
+        PERFORM {schema}.note_operation(CASE WHEN p_put THEN 'postpone' ELSE 'skip' END, NULL, NULL, v_schedule.queue_name, NULL,
+                                        'schedule ' || p_name, 'next ' || p_next);
+    END IF;
     IF done AND p_put THEN
         task_id := (SELECT p FROM {schema}.put_tasks_by(
             v_schedule.queue_name, replace(gen_random_uuid()::text, '-', ''),
@@ -1763,6 +1792,7 @@ BEGIN
         UPDATE {schema}.schedule SET paused_at = coalesce(paused_at, clock_timestamp()), paused_by = coalesce(paused_by, session_user)
         WHERE schedule_name = p_name;
     ELSIF p_what = 'resume' THEN
+        PERFORM {schema}.check_due(p_next);
         UPDATE {schema}.schedule SET next_due = CASE WHEN paused_at IS NULL THEN next_due ELSE p_next END, paused_at = NULL, paused_by = NULL
         WHERE schedule_name = p_name;
     ELSE
@@ -1782,7 +1812,9 @@ RETURNS TABLE (schedule_name varchar, queue_name varchar, cron varchar, time_zon
                taken_at timestamptz)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text, s.next_due, s.last_due, s.put_at,
+    SELECT s.schedule_name, s.queue_name, s.cron, s.time_zone, s.kind, s.body, s.options::text,
+           CASE WHEN s.next_due IS NOT NULL THEN greatest(least(s.next_due, '9999-12-30 UTC'), '0001-01-03 UTC') END,
+           CASE WHEN s.last_due IS NOT NULL THEN greatest(least(s.last_due, '9999-12-30 UTC'), '0001-01-03 UTC') END, s.put_at,
            s.put_by, s.paused_at, s.paused_by, clock_timestamp()
     FROM {schema}.schedule AS s
     WHERE (p_name IS NULL OR s.schedule_name = p_name) AND (p_queue IS NULL OR s.queue_name = p_queue)

@@ -1237,8 +1237,9 @@ SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = 
     next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
 
 -- name: fire_schedule
-UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN :last ELSE last_due END
-WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock}
+UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN min(:last, {clock}) ELSE last_due END
+WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock} AND :next > {clock}
+  AND (:put OR json_extract(options, '$.missed') = 'skip')
 
 -- name: pause_schedule
 UPDATE {schema}_schedule SET paused_at = coalesce(paused_at, {clock}), paused_by = coalesce(paused_by, :login)
@@ -1253,7 +1254,8 @@ WHERE schedule_name = :name
 DELETE FROM {schema}_schedule WHERE schedule_name = :name
 
 -- name: list_schedules
-SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options, next_due, last_due, put_at, put_by,
-       paused_at, paused_by, {clock} AS taken_at
+SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options,
+       max(min(next_due, 253402128000.0), -62135424000.0) AS next_due, max(min(last_due, 253402128000.0), -62135424000.0) AS last_due,
+       put_at, put_by, paused_at, paused_by, {clock} AS taken_at
 FROM {schema}_schedule WHERE (:name IS NULL OR schedule_name = :name) AND (:queue IS NULL OR queue_name = :queue)
 ORDER BY schedule_name
