@@ -149,6 +149,7 @@ class End(NamedTuple):
     outcome: str
     result: str | None = None
     error: str | None = None
+    last: bool = True  # whether the task is tried no more when this attempt has failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def test_results_and_errors_are_each_tasks_own(queue, eager):
     worker = Worker(queue, idle_exit=0.2)
     worker.run()
     assert statuses(queue) == ["finished"] * 2 + ["failed"] * 2 + ["finished"] * 2 + ["failed"]
-    assert (worker.finished, worker.failed) == (4, 4)
+    assert (worker.finished, worker.failed, worker.retried) == (4, 3, 1)
     entries = sorted(queue.tasks(), key=lambda entry: entry.task_id)
     assert entries[4].result == "4.0"
     assert [entry.error.partition("\n")[0] for entry in entries if entry.error] == [

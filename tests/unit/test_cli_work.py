@@ -525,6 +525,88 @@ def test_the_task_of_a_killed_worker_is_run_again(bench: Bench, coordinator: sql
     assert bench.told("end a") == 1
 
 
+#: A command that says which process it is, and starts another one that leaves its group: where there is /proc both end.
+FAMILY = (
+    "echo $$ >> pids; {setsid} sh -c 'echo $$ >> pids; trap \"\" TERM; while :; do sleep 0.1; done' & "
+    "while :; do sleep 0.1; done"
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return True
+
+
+@posix
+@pytest.mark.parametrize(
+    "setsid", ["", pytest.param("setsid", marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc"))]
+)
+def test_the_commands_of_a_killed_worker_end_with_it(
+    bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path, setsid: str
+) -> None:
+    """Both of them, and what they have started; a short one before them has the same guard, and is left alone."""
+    put("--shell", "echo $PPID > worker; sleep 300 > /dev/null 2>&1 & echo $! > service")
+    for _ in range(2):
+        put("--shell", FAMILY.format(setsid=setsid))
+    process = bench.start("work", "q", "--workers", "2")
+    pids = tmp_path / "pids"
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 4, "the start of both commands")
+    found = [int(pid) for pid in pids.read_text().split()]
+    service = int((tmp_path / "service").read_text())
+    try:
+        if sys.platform == "linux":
+            guards = [pid for pid in children_of(process.pid) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+            assert len(guards) == 1
+        process.kill()
+        process.wait(PATIENCE)
+        until(lambda: not any(map(alive, found)), "the end of the commands")
+        assert alive(service), "its task had ended, so it is nobody's but its own"
+    finally:
+        for pid in (*found, service):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(int(path.parent.name))
+    return found
+
+
+@posix
+def test_the_guard_goes_with_its_worker(bench: Bench, tmp_path: Path) -> None:
+    """Neither a worker that leaves nor what a function forked keeps it, or it keeps anything from ending."""
+    (tmp_path / "jobs_of_ours.py").write_text(
+        JOBS + "\ndef fork():\n    pid = os.fork()\n    if pid == 0:\n        time.sleep(300)\n    return pid\n"
+    )
+    put("--shell", "true")
+    number = put("--call", "jobs_of_ours:fork", "--order", "1")
+    put("--shell", "echo $$ > pids; sleep 300", "--order", "2")
+    process = bench.start("work", "q")
+    pids = tmp_path / "pids"
+    until(lambda: pids.exists() and pids.read_text().strip(), "the start of the command")
+    forked = int(json.loads(done("tasks", "log", str(number), "--json"))[0]["result"])
+    command = int(pids.read_text())
+    try:
+        process.kill()
+        process.wait(PATIENCE)
+        until(lambda: not alive(command), "the end of the command")
+        assert alive(forked)
+    finally:
+        for pid in (forked, command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @posix
 def test_the_picture_on_a_terminal(bench: Bench) -> None:
     import pty
@@ -881,7 +963,7 @@ def test_commands_without_a_shell(coordinator: sqlsem.Coordinator, tmp_path: Pat
 def test_batch_files_are_refused_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.os, "name", "nt")
     with pytest.raises(sqlsem.TaskFailed, match="batch file"):
-        commands.run_command(["report.BAT", "a & calc"], lambda _: None)
+        commands.run_command(["report.BAT", "a & calc"], lambda _: None, 0.0)
 
 
 @pytest.mark.parametrize("text", ["[ -f x ] && y", "[1]", "[]", '["a", 1]', "[[[[", '{"a": 1}', ' ["a"]'])
