@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from sqlsem.errors import ConfigurationError
 from sqlsem.model_tasks import (
+    MAX_NESTED,
+    TASK_BOUNDS,
     Attempt,
     Claimed,
     End,
@@ -34,9 +36,11 @@ __all__ = [
     "MAX_INT",
     "MAX_LABEL",
     "MAX_NAME",
+    "MAX_NESTED",
     "MAX_NOTE",
     "MAX_SECONDS",
     "READ",
+    "TASK_BOUNDS",
     "UPGRADE",
     "WRITE",
     "Attempt",

@@ -32,8 +32,8 @@ __all__ = ["put", "schedules", "tasks_"]
 MOST_FAILED = 1000
 #: Running tasks that are counted for limits.
 MOST_RUNNING = 10_000
-#: The longest time before a second attempt, seconds: what the databases allow.
-LONGEST_BACKOFF_SECONDS = 300
+#: The longest time before a second attempt.
+LONGEST_BACKOFF_SECONDS = model.TASK_BOUNDS["backoff_ms"][1] // 1000
 _queue_name = name_of("The queue's name")
 
 
@@ -81,7 +81,7 @@ def _given(text: str) -> str:
 @click.option("--json-body", metavar="JSON", help="Any JSON, for code that claims for itself (Queue.claim).")
 @click.option(
     "--order",
-    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
@@ -124,7 +124,7 @@ def _given(text: str) -> str:
 )
 @click.option(
     "--priority",
-    type=whole_number(-model.MAX_INT, "a whole number that fits"),
+    type=whole_number(model.TASK_BOUNDS["order"][0], "a whole number that fits"),
     default="0",
     show_default=True,
     metavar="N",
@@ -224,7 +224,7 @@ def _body(
     if call is not None:
         return _call(call, arguments)
     assert json_body is not None
-    return _json_value(_given(json_body))
+    return tasks.Json(_json_value(_given(json_body)))
 
 
 def _call(function: str, arguments: Sequence[tuple[str | None, Any]]) -> tasks.Call:

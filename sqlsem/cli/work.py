@@ -90,6 +90,7 @@ def _modules(value: str) -> Sequence[str]:
     metavar="FOLDER",
     help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
 )
+@click.option("--fail-on-error", is_flag=True, help="Exit with 1 when a task that ran here has failed for good.")
 @click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
 @pass_url_option
 @connecting
@@ -101,6 +102,7 @@ def work(
     kinds: Sequence[str] | None,
     modules: Sequence[str] | None,
     paths: Sequence[str],
+    fail_on_error: bool,
     new: bool,
     pass_url: bool,
 ) -> int:
@@ -120,10 +122,12 @@ def work(
     Examples:
       sqlsem work nightly --workers 4
       sqlsem work nightly --idle-exit 30s     what a scheduled job runs
+      sqlsem work nightly --idle-exit 30s --fail-on-error
 
     \b
     Exit codes: 0 it left in order (failed tasks are in the queue, see
-      `sqlsem tasks`), 69 the database is out of reach, 130 or 143 stopped
+      `sqlsem tasks`), 1 with --fail-on-error: a task that ran here has
+      failed and is tried no more, 69 the database is out of reach, 130 or 143 stopped
       by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
@@ -141,7 +145,7 @@ def work(
         output.say(crew.summary())
         if crew.error is not None:
             raise crew.error
-    return code
+    return 1 if fail_on_error and code == 0 and crew.worker.failed else code
 
 
 @contextlib.contextmanager
@@ -287,8 +291,9 @@ class Crew:
             pause = max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE)
 
     def summary(self) -> str:
-        """How many have ended, and how."""
-        return f"{self.worker.finished} finished, {self.worker.failed} failed"
+        """Say how many tasks have ended, and how; and how many attempts had to be followed by another one."""
+        words = f"{self.worker.finished} finished, {self.worker.failed} failed"
+        return f"{words}, {self.worker.retried} tried again" if self.worker.retried else words
 
 
 def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None) -> int:

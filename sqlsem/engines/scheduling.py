@@ -9,18 +9,18 @@ from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_INT, MAX_NOTE, Schedule, check_name
+from sqlsem.model import MAX_NOTE, TASK_BOUNDS, Schedule, check_name
 
 __all__ = ["ScheduleSession", "check_due", "check_task_options", "check_times", "read_options"]
 
-#: From and to which number an option of a task goes, and what is said of another one.
-_RANGES = {
-    "after_ms": (0, 315_360_000_000, "a task can wait from now to ten years from now, not {} ms"),
-    "backoff_ms": (0, MAX_INT, "the pause before the next attempt at a task is from {least} to {most} ms, not {}"),
-    "time_limit_ms": (1, MAX_INT, "the time limit of a task must be from {least} to {most} ms, not {}"),
-    "max_attempts": (1, MAX_INT, "max_attempts of a task must be from {least} to {most}, not {}"),
-    "priority": (-MAX_INT - 1, MAX_INT, "the priority of a task must be from {least} to {most}, not {}"),
-    "order": (-MAX_INT - 1, MAX_INT, "the order of a task must be from {least} to {most}, not {}"),
+#: What is said of an amount that is none.
+_WORDS = {
+    "after_ms": "a task can wait from now to ten years from now, not {} ms",
+    "backoff_ms": "the pause before the next attempt at a task is from {least} to {most} ms, not {}",
+    "time_limit_ms": "the time limit of a task must be from {least} to {most} ms, not {}",
+    "max_attempts": "max_attempts of a task must be from {least} to {most}, not {}",
+    "priority": "the priority of a task must be from {least} to {most}, not {}",
+    "order": "the order of a task must be from {least} to {most}, not {}",
 }
 
 
@@ -57,11 +57,11 @@ def check_task_options(options: object) -> None:
     """
     if not isinstance(options, dict):
         raise ConfigurationError("the options of a schedule are a JSON object, such as {}")
-    numbers = {name: options[name] for name in _RANGES if options.get(name) is not None}
+    numbers = {name: options[name] for name in TASK_BOUNDS if options.get(name) is not None}
     for name, value in numbers.items():
-        least, most, words = _RANGES[name]
+        least, most = TASK_BOUNDS[name]
         if isinstance(value, (int, float)) and not least <= value <= most:
-            raise ConfigurationError(words.format(value, least=least, most=most))
+            raise ConfigurationError(_WORDS[name].format(value, least=least, most=most))
     for name in ("key", "unique", "replace"):
         if options.get(name) is not None:
             check_name("The key", options[name])

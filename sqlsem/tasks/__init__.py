@@ -21,7 +21,7 @@ groups    how short tasks are claimed and ended together
 ahead     the thread that claims the next group while one is run
 """
 
-from sqlsem.bodies import Call, Shell, Sql, encode
+from sqlsem.bodies import Call, Json, Shell, Sql, encode
 from sqlsem.tasks.cron import check_cron, next_due
 from sqlsem.tasks.queues import Queue, check_put, queue
 from sqlsem.tasks.schedules import MISSED
@@ -31,6 +31,7 @@ from sqlsem.tasks.worker import Worker
 __all__ = [
     "MISSED",
     "Call",
+    "Json",
     "Queue",
     "Shell",
     "Sql",

@@ -22,8 +22,8 @@ from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
 from sqlsem.model import (
-    MAX_INT,
     MAX_NOTE,
+    TASK_BOUNDS,
     Attempt,
     Duration,
     NewTask,
@@ -55,8 +55,8 @@ MOST_TASKS, MOST_CHARACTERS = 500, 4_000_000
 MOST_LOCKS = 100
 #: Between two looks whether a queue has come to its end, of which nobody tells.
 WAIT_SECONDS = 0.5
-#: The longest time that a task may be kept back, or a queue waited for: some ten years.
-LONGEST_SECONDS = 3.2e8
+#: The longest time that a task may be kept back, or a queue waited for: ten years.
+LONGEST_SECONDS = TASK_BOUNDS["after_ms"][1] / 1000
 
 
 class Queue:
@@ -72,7 +72,8 @@ class Queue:
         """Put one task; returns its number.
 
         Args:
-            body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself.
+            body: `Sql`, `Shell`, `Call` or a function for workers; any JSON value for code that claims for itself (a
+                plain text only as `Json`).
             cursor: A DB-API cursor on the *same database* with a transaction open (psycopg, pyodbc, sqlite3, Django),
                 or a ``Connection`` or ``Session`` of SQLAlchemy: the task is there when that transaction is committed,
                 together with what it has written, and never if it is rolled back. It is put by that cursor's login.
@@ -397,15 +398,15 @@ def check_put(
     locks: Iterable[AnyLock] = (),
 ) -> NewTask:
     """The options of `Queue.put`, as a task without a body. Raises `ConfigurationError` for what cannot be."""
-    check_count("The order of a task", order, -MAX_INT)
-    check_count("max_attempts", max_attempts)
-    check_count("The priority of a task", priority, -MAX_INT)
+    check_count("The order of a task", order, *TASK_BOUNDS["order"])
+    check_count("max_attempts", max_attempts, *TASK_BOUNDS["max_attempts"])
+    check_count("The priority of a task", priority, *TASK_BOUNDS["priority"])
     if key is not None:
         check_name("The key", key)
     if note is not None:
         check_name("The note", note, MAX_NOTE)
     seconds = check_duration("after", after, most=LONGEST_SECONDS)
-    pause = check_duration("backoff", backoff, most=300.0)
+    pause = check_duration("backoff", backoff, most=TASK_BOUNDS["backoff_ms"][1] / 1000)
     for what, one in (("unique", unique), ("replace", replace)):
         if one is not None:
             check_name(f"The key ({what})", one)

@@ -7,7 +7,7 @@ import pytest
 from support import PATIENCE, until
 
 import sqlsem
-from sqlsem.tasks import Worker
+from sqlsem.tasks import Json, Worker
 from sqlsem.tasks.claiming import Claiming
 
 #: What a task calls while it runs.
@@ -187,7 +187,7 @@ def test_an_end_that_is_never_recorded_is_told_as_such(queue, monkeypatch, caplo
 
 def test_a_program_that_claims_learns_what_is_recorded(queue):
     """Its claim is thought lost while its end is under way: what was recorded counts."""
-    number = queue.put("x")
+    number = queue.put(Json("x"))
     task = queue.try_claim()
     plain = type(queue.claiming.process.member).call
 

@@ -327,6 +327,24 @@ def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
     assert "claim" in (found[claims].error or "")
 
 
+@pytest.mark.parametrize(
+    ("shell", "attempts", "code", "words"),
+    [
+        ("true", 1, 0, "1 finished, 0 failed"),
+        ("[ -f again ] || { touch again; exit 3; }", 2, 0, "1 finished, 0 failed, 1 tried again"),
+        ("exit 3", 1, 1, "0 finished, 1 failed"),
+        ("exit 3", 2, 1, "0 finished, 1 failed, 1 tried again"),
+    ],
+)
+def test_a_worker_can_fail_on_failed_tasks(url: str, shell: str, attempts: int, code: int, words: str) -> None:
+    """It counts tasks, and not attempts."""
+    put("--shell", shell, "--max-attempts", str(attempts), "--backoff", "0", "--on-failure", "continue")
+    result = call("work", "q", "--idle-exit", "0.5", "--fail-on-error")
+    assert result.exit_code == code
+    assert result.stderr.rstrip().endswith(f"sqlsem: {words}")
+    assert call("work", "q", "--idle-exit", "0").exit_code == 0
+
+
 def test_what_a_worker_logs(url: str) -> None:
     good, bad = put("--shell", "echo"), put("--call", "jobs_of_ours:bad", "--note", "fails")
     lines = work().stderr.splitlines()

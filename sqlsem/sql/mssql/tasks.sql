@@ -98,14 +98,14 @@ BEGIN
         SET @message = N'sqlsem: order is NULL; give it a whole number';
     ELSE IF @priority IS NULL
         SET @message = N'sqlsem: priority is NULL; give it a whole number';
-    ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 2147483647000
-        SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to 2147483647, not ',
+    ELSE IF COALESCE(@after_ms, -1) < 0 OR @after_ms > 315360000000
+        SET @message = CONCAT(N'sqlsem: after_seconds must be from 0 to ten years (315360000), not ',
             COALESCE(CONVERT(nvarchar(40), @after_ms / CAST(1000 AS float)), N'NULL'));
     ELSE IF COALESCE(@max_attempts, 0) < 1
         SET @message = CONCAT(N'sqlsem: max_attempts must be 1 or more, not ',
             COALESCE(CONVERT(nvarchar(20), @max_attempts), N'NULL'));
-    ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 2147483647
-        SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 2147483, not ',
+    ELSE IF COALESCE(@backoff_ms, -1) < 0 OR @backoff_ms > 300000
+        SET @message = CONCAT(N'sqlsem: backoff_seconds must be from 0 to 300, not ',
             COALESCE(CONVERT(nvarchar(40), @backoff_ms / CAST(1000 AS float)), N'NULL'));
     ELSE IF @unique_key IS NOT NULL AND @replace_key IS NOT NULL
         SET @message = N'sqlsem: a task has one key: give it unique_key or replace_key';
@@ -1455,8 +1455,8 @@ BEGIN
            @message = CASE
                WHEN NOT COALESCE(TRY_CAST(o.an_after AS float), 0) BETWEEN 0 AND 315360000000
                    THEN CONCAT(N'a task can wait from now to ten years from now, not ', LEFT(o.an_after, 40), N' ms')
-               WHEN NOT COALESCE(TRY_CAST(o.a_backoff AS float), 0) BETWEEN 0 AND 2147483647
-                   THEN CONCAT(N'the pause before the next attempt at a task is from 0 to 2147483647 ms, not ', LEFT(o.a_backoff, 40))
+               WHEN NOT COALESCE(TRY_CAST(o.a_backoff AS float), 0) BETWEEN 0 AND 300000
+                   THEN CONCAT(N'the pause before the next attempt at a task is from 0 to 300000 ms, not ', LEFT(o.a_backoff, 40))
                WHEN NOT COALESCE(TRY_CAST(o.a_limit AS float), 1) BETWEEN 1 AND 2147483647
                    THEN CONCAT(N'the time limit of a task must be from 1 to 2147483647 ms, not ', LEFT(o.a_limit, 40))
                WHEN NOT COALESCE(TRY_CAST(o.attempts AS float), 1) BETWEEN 1 AND 2147483647

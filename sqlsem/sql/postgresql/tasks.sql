@@ -688,7 +688,7 @@ BEGIN
     -- One pass over them all says what there is to be looked at.
     SELECT min(r.ordinal) FILTER (
                WHERE r.body IS NULL OR NOT coalesce(r.after_ms, 0) BETWEEN 0 AND 315360000000
-                  OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 2147483647 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
+                  OR NOT coalesce(r.backoff_ms, 0) BETWEEN 0 AND 300000 OR NOT coalesce(r.max_attempts, 1) BETWEEN 1 AND 2147483647
                   OR NOT coalesce(r.task_order, 0) BETWEEN -2147483648 AND 2147483647
                   OR NOT coalesce(r.time_limit_ms, 1) BETWEEN 1 AND 2147483647
                   OR NOT coalesce(r.priority, 0) BETWEEN -2147483648 AND 2147483647) AS wrong,
@@ -708,8 +708,8 @@ BEGIN
             RAISE EXCEPTION 'sqlsem: the body of a task is NULL; give it a text' USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.after_ms, 0) BETWEEN 0 AND 315360000000 THEN
             RAISE EXCEPTION 'sqlsem: a task can wait from now to ten years from now, not % ms', v_task.after_ms USING ERRCODE = '22023';
-        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 2147483647 THEN
-            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 2147483647 ms, not %', v_task.backoff_ms
+        ELSIF NOT coalesce(v_task.backoff_ms, 0) BETWEEN 0 AND 300000 THEN
+            RAISE EXCEPTION 'sqlsem: the pause before the next attempt at a task is from 0 to 300000 ms, not %', v_task.backoff_ms
                 USING ERRCODE = '22023';
         ELSIF NOT coalesce(v_task.time_limit_ms, 1) BETWEEN 1 AND 2147483647 THEN
             RAISE EXCEPTION 'sqlsem: the time limit of a task must be from 1 to 2147483647 ms, not %', v_task.time_limit_ms
@@ -1840,8 +1840,8 @@ AS $$
 BEGIN
     IF NOT (after_seconds >= 0 AND after_seconds <= 315360000) THEN  -- nor NaN
         RAISE EXCEPTION 'sqlsem: after_seconds must be from 0 to ten years, not %', after_seconds USING ERRCODE = '22023';
-    ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 2147483) THEN
-        RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 2147483, not %', backoff_seconds USING ERRCODE = '22023';
+    ELSIF NOT (backoff_seconds >= 0 AND backoff_seconds <= 300) THEN
+        RAISE EXCEPTION 'sqlsem: backoff_seconds must be from 0 to 300, not %', backoff_seconds USING ERRCODE = '22023';
     ELSIF NOT (time_limit_seconds > 0 AND time_limit_seconds <= 2147483) THEN
         RAISE EXCEPTION 'sqlsem: time_limit_seconds must be above 0 and at most 2147483, not %', time_limit_seconds
             USING ERRCODE = '22023';
