@@ -5,7 +5,6 @@
 import contextlib
 import itertools
 import os
-import re
 import sqlite3
 import subprocess
 import sys

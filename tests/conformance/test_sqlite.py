@@ -17,7 +17,6 @@ import pytest
 from support import TESTS, Database, keep_to_the_permissions
 
 import sqlsem
-from sqlsem import sql
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.model import Request

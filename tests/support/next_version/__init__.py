@@ -1,7 +1,7 @@
 """The version of the tables after this one, which exists in tests only, and `sqlsem init` of a client that brings it.
 
-``schema.sql`` of each engine's folder is its schema script; ``routines.sql``, where there is one, follows the scripts of
-that name. ``python -m support.next_version init`` is the command of such a client.
+``schema.sql`` of each engine's folder is its schema script; ``routines.sql``, where there is one, follows the script
+of that name. ``python -m support.next_version init`` is the command of such a client.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def script(engine: str, file: str) -> str:
 
 def bring(patch: pytest.MonkeyPatch, *, ending: str = "") -> None:
     """Make this client one that brings the next version; ``ending`` follows its schema script."""
+
     def read_next(engine: str, file: str) -> str | None:
         if file == f"schema-{NEXT}.sql":
             return script(engine, "schema.sql") + ending
@@ -56,5 +57,6 @@ def start_upgrade(database: Database) -> subprocess.Popen[str]:
 
 
 def run() -> None:
+    """Run the command line of that client."""
     bring(pytest.MonkeyPatch())
     main(prog_name="sqlsem")
