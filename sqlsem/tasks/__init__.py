@@ -15,6 +15,7 @@ queues    putting, waiting and looking: what programs have
 claiming  claiming tasks and ending them, for programs and workers
 task      a task that was claimed
 worker    threads that carry tasks out
+recording ends of tasks that are recorded later
 schedules tasks that are put again and again
 cron      the times of a cron expression, in any time zone
 groups    how short tasks are claimed and ended together

@@ -169,16 +169,15 @@ class Claiming:
             if due and not asked:
                 # What has its locks keeps others waiting: first, and alone. What has ended may have been in its way.
                 if ends:
-                    statuses = _recorded(session, ends, session.next_tasks(me, ends, queue, owner, uid, again, 0)[0])
-                    left = ()
+                    statuses, left = session.next_tasks(me, ends, queue, owner, uid, again, 0)[0], ()
                 claimed = park(session, me, again)
             if not any(claimed):
                 ended, claimed = claim(session, me, again, left)
-                statuses = statuses or _recorded(session, left, ended)
+                statuses = statuses or ended
             if parks and not asked and not any(claimed):
                 claimed = park(session, me, again)
             remember_ends(process, ends)
-            return statuses, Task.all_of(process, queue, claimed, uid)
+            return _recorded(session, ends, statuses), Task.all_of(process, queue, claimed, uid)
 
         try:
             if not most:

@@ -25,11 +25,12 @@ from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, guarded, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
 from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
-from sqlsem.model import Duration, End, check_count, check_duration, monotonic
+from sqlsem.model import Duration, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
 from sqlsem.tasks.ahead import Ahead
 from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
 from sqlsem.tasks.queues import Queue
+from sqlsem.tasks.recording import Unrecorded
 from sqlsem.tasks.task import Task
 
 __all__ = ["Worker"]
@@ -52,13 +53,6 @@ ABORT_SECONDS, ABORT_AGAIN_SECONDS = 2.5 * END_SECONDS, 0.25
 LAST_SECONDS = 1.0
 #: Between two looks, for anyone who waits for the threads: signal handlers run on every system.
 JOIN_SECONDS = 0.2
-
-
-def _outcome(end: End, status: str | None) -> str:
-    """Return how an attempt ended, as the task's status says."""
-    if status is None:
-        return "lost"
-    return "cancelled" if status == "cancelled" else end.outcome
 
 
 class Worker:
@@ -120,8 +114,7 @@ class Worker:
         self._ahead = Ahead(f"{queue.name[:200]}-ahead", self._claim_ahead)
         self._ahead_of = ""  # the leader's name, when it was asked last
         self._more = False  # the last claim has found as many as it asked for, and nobody claims ahead
-        self._unrecorded: list[TaskEnd] = []  # what has ended, and is not known to be recorded
-        self._answers: list[tuple[TaskEnd, str | None]] = []  # what has become of those
+        self._unrecorded = Unrecorded(self._claiming, self._changed)
         self._stops: dict[int, Stop] = {}  # by task: of commands and SQL
         self._calls: dict[int, Stop] = {}  # and of functions
         self._leader: int | None = None  # the thread that claims
@@ -451,59 +444,32 @@ class Worker:
         """Record how these have ended, tell of it, and claim up to ``most`` in the same call."""
         # (Also of those that are thought lost: the database may know them as ours, and then nobody else runs them.)
         ours = [one for one in ends if one.task.is_open]
-        gone = [one for one in ends if not one.task.is_open]  # given back by abort
         following: list[Task] = []
+        # (The others were given back by abort.)
+        known: list[tuple[TaskEnd, str | None]] = [(one, None) for one in ends if not one.task.is_open]
         for one in ours:
             one.task.ending()
         try:
             if ours or most:
                 statuses, following = self._claiming.end_and_claim([one.end for one in ours], most, ahead_of=ahead_of)
-                self._recorded(list(zip(ours, statuses, strict=True)))
+                known += zip(ours, statuses, strict=True)
+                for one, status in zip(ours, statuses, strict=True):
+                    one.task.ended_with(status, settles=False)
+                self._claiming.process.claims.settle(one.task for one in ours)
         except BaseException:
-            self._end_later(ours)
+            self._unrecorded.add(ours)
+            with self._changed:
+                self.running.difference_update(one.task for one in ours)
             raise
         finally:
-            self._conclude([(one, None) for one in gone])
+            self._conclude(known)
         return following
-
-    def _end_later(self, ends: list[TaskEnd]) -> None:
-        """Have the ends of these recorded as soon as that can be. Until then nobody knows what becomes of them."""
-        if not ends:
-            return
-        with self._changed:
-            self._unrecorded += ends
-            self.running.difference_update(one.task for one in ends)
-            self._changed.notify_all()
-        self._claiming.end_later([one.end for one in ends], partial(self._answer, ends))
-        self._claiming.process.claims.settle(one.task for one in ends)
-
-    def _answer(self, ends: list[TaskEnd], statuses: list[str | None]) -> None:
-        """Called by the heartbeat: what has become of those. (A thread of ours tells of it.)"""
-        with self._changed:
-            self._answers += zip(ends, statuses, strict=True)
-            self._changed.notify_all()
-
-    def _take_answers(self) -> None:
-        with self._changed:
-            if not self._answers:
-                return
-            known = [(one, status) for one, status in self._answers if one in self._unrecorded]
-            self._answers = []
-            self._unrecorded = [one for one in self._unrecorded if all(one is not each for each, _ in known)]
-        self._recorded(known)
-
-    def _recorded(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
-        """The database knows what has become of these."""
-        for one, status in ends:
-            one.task.ended_with(status, settles=False)
-        self._claiming.process.claims.settle(one.task for one, _ in ends)
-        self._conclude(ends)
 
     def _conclude(self, ends: list[tuple[TaskEnd, str | None]]) -> None:
         """Tell what has become of tasks: their status as it is recorded, None of those that were taken away."""
         if not ends:
             return
-        known = [(one, status, _outcome(one.end, status)) for one, status in ends]
+        known = [(one, status, one.told(status)) for one, status in ends]
         with self._changed:
             self._active = monotonic()
             for one, status, outcome in known:
@@ -539,9 +505,9 @@ class Worker:
         while True:
             with self._changed:
                 found = self._changed.wait_for(
-                    lambda: self._over.is_set() or self._group.keeps() or bool(self._answers), TEND_SECONDS
+                    lambda: self._over.is_set() or self._group.keeps() or self._unrecorded.answered(), TEND_SECONDS
                 )
-            self._take_answers()
+            self._conclude(self._unrecorded.take())
             if not found and not self._stopping.is_set():
                 self._tend()
             if self._over.wait(GROUP_LOOK_SECONDS):
@@ -561,16 +527,14 @@ class Worker:
             log.exception("Looking after %r failed", self.queue.name)
 
     def _leave_behind(self) -> None:
-        """Have what was claimed ahead, and done, while something went wrong recorded as soon as that can be. Wait a
-        moment for that, so that it is told.
-        """
-        self._end_later([one for one in self._group.take() if one.task.is_open])
+        """Have what was done while something went wrong recorded, and wait a moment for that, so that it is told."""
+        self._unrecorded.add([one for one in self._group.take() if one.task.is_open])
         deadline = monotonic() + LAST_SECONDS
-        while self._unrecorded and (left := deadline - monotonic()) > 0:
+        while self._unrecorded.left() and (seconds := deadline - monotonic()) > 0:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._answers), left)
-            self._take_answers()
-        for one in self._unrecorded:
+                self._changed.wait_for(self._unrecorded.answered, seconds)
+            self._conclude(self._unrecorded.take())
+        for one in self._unrecorded.left():
             words = "Task %d has %s, which is not recorded yet; the task is run again unless this process can do that"
             log.warning(words, one.task.id, one.end.outcome)
             if one.begun:
