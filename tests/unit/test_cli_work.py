@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support import PATIENCE
 
 import sqlsem
 from sqlsem import bodies, cli, config
@@ -34,8 +35,6 @@ from sqlsem.terminal.rounds import render_rounds
 from sqlsem.terminal.tasks import counted, render_counts, render_tasks, shortened
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-#: Machines may be slow; nothing waits for so long unless it fails.
-PATIENCE = 60.0
 ROOT = str(Path(sqlsem.__file__).resolve().parents[1])
 #: What tasks call. Functions say when they start, and wait for a file before they end.
 JOBS = """
