@@ -105,6 +105,7 @@ class Folder:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Unfit(f"{path} is not a regular file")
+            _require_small(path, status.st_size, most)
             parts, length = [], 0
             while length <= most and (part := os.read(fd, most + 1 - length)):
                 parts.append(part)
@@ -112,8 +113,7 @@ class Folder:
             after = os.fstat(fd)
         finally:
             os.close(fd)
-        if max(length, status.st_size) > most:
-            raise Unfit(f"{path} is larger than {most:,} bytes, and is not read")
+        _require_small(path, length, most)
         if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (status.st_mtime_ns, status.st_ctime_ns, length):
             raise _Changed
         return Content(path, b"".join(parts), after, self.status)
@@ -127,6 +127,11 @@ class Folder:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _require_small(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise Unfit(f"{path} is larger than {most:,} bytes, and is not read")
 
 
 def read(path: Path, most: int = MOST_BYTES) -> Content:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from sqlsem import config
 from sqlsem.cli.connecting import Connecting, connecting
@@ -53,17 +54,15 @@ def config_(options: Connecting, as_json: bool) -> None:
     rows: dict[str, str] = {}
     if settings is not None:
         rows["database"] = hide_secrets(settings.url)
-        rows["named by"] = settings.source
+        rows["named_by"] = settings.source
         rows.update((name, str(value)) for name, value in options.options.items() if value is not None)
     rows.update(_files())
     if as_json:
-        output.print_json(
-            {**{name.replace(" ", "_"): text for name, text in rows.items()}, "error": error and str(error)}
-        )
+        output.print_json({**rows, "error": None if error is None else str(error)})
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
         for name, text in rows.items():
-            table.add_row(name, clean(text))
+            table.add_row(name, Text(clean(text), overflow="fold"))
         output.show(output.console(), table)
     if error is not None:
         raise error
@@ -77,18 +76,18 @@ def _files() -> dict[str, str]:
     user, found = None, {}
     try:
         user = reading.find_user_file()
-        found["your file"] = f"{reading.user_path()}{'' if user else ' (is not there)'}"
+        found["user_file"] = f"{reading.user_path()}{'' if user else ' (is not there)'}"
     except ConfigurationError as exc:
-        found["your file"] = str(exc)
+        found["user_file"] = str(exc)
     try:
         search = reading.find_project_file(user)
         words = f"none is looked for there and above, as {search.ended}" if search.ended else "none"
         if search.file is not None:
             harmful = ", ".join(name for name, _ in search.file.shown())
             words = f"{search.file.path} ({f'{allowing.state(search.file)}: {harmful}' if harmful else 'harmless'})"
-        found["project's file"] = words
+        found["project_file"] = words
     except ConfigurationError as exc:
-        found["project's file"] = str(exc)
+        found["project_file"] = str(exc)
     return found
 
 

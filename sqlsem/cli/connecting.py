@@ -120,7 +120,7 @@ class Connecting:
 
 
 def _first_in_terminal() -> bool:
-    """True for the first command of a terminal's session, and wherever there is no terminal: there it may go to a log."""
+    """True for the first command of a terminal's session, and where there is no terminal, but a log perhaps."""
     if sys.stderr is None or not sys.stderr.isatty() or not hasattr(os, "getsid"):
         return True
     record, session = platformdirs.user_state_path("sqlsem") / "told", f"{os.getsid(0)}\n".encode()

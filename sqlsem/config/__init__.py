@@ -11,16 +11,17 @@ The first of these that names a database is it, alone:
 ``$SQLSEM_CONFIG`` names a file that is read in place of those of 3 and 4; empty, none is read.
 
 A project's file may have come with somebody's code, and would decide where locks are kept and whose tasks are run. By
-itself it can choose a profile of the user's own file, and set what can do no harm (`reading.SETTINGS`). For all else the
-user must have allowed it (``sqlsem config allow``), with what it says now. If not, it is an error: to overlook the file
-would keep the locks in another place than the project's programs expect. The user's own profiles and options come
-before the project's, and a profile that the user names is followed without the project's file.
+itself it can choose a profile of the user's own file, and set what can do no harm (`reading.SETTINGS`). For anything
+else the user must have allowed it (``sqlsem config allow``), with what it says now. If not, it is an error: to overlook
+the file would keep the locks in another place than the project's programs expect. The user's own profiles and options
+come before the project's, and a profile that the user names is followed without the project's file.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ import platformdirs
 
 from sqlsem import engines, files
 from sqlsem.config import allowing, reading
-from sqlsem.config.reading import FILE, OPTIONS, SETTINGS, File, nearest
+from sqlsem.config.reading import FILE, OPTIONS, File, nearest
 from sqlsem.credentials import has_secret
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import check_duration, check_name
@@ -156,8 +157,8 @@ def _require_allowed(project: File, harmful: list[str]) -> None:
     else:
         why = f"{what}, which a project's file, that may have come with somebody's code, does only if you allow it"
     raise ConfigurationError(
-        f"{why}; read it, then: sqlsem config allow {project.path}, or name the database yourself: by --url, "
-        f"$SQLSEM_URL, or a profile of your own file, {reading.user_path()}"
+        f"{why}; read it, then: sqlsem config allow {shlex.quote(str(project.path))}, or name the database yourself: "
+        f"by --url, $SQLSEM_URL, or a profile of your own file, {reading.user_path()}"
     )
 
 
