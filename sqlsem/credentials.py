@@ -36,13 +36,13 @@ def is_secret(keyword: str) -> bool:
 
 def has_secret(url: str) -> bool:
     """True if a URL or an ODBC string holds a secret, such as a password."""
-    scheme, separator, rest = url.partition("://")
+    _, separator, rest = url.partition("://")
     if not separator:
         words = [*_WORD.finditer(url), *_CONNINFO.finditer(url)]
         return any(match[3].strip() and is_secret(match[1]) for match in words)
     place, _, query = rest.partition("?")
     _, colon, password = place.rpartition("@")[0].partition(":")
-    if colon and password and not scheme.lower().startswith("sqlite"):
+    if colon and password and not rest.startswith("/"):  # that is a path: there is no user in it
         return True
     return any(
         is_secret(keyword) or (keyword.lower() == "odbc_connect" and has_secret(value))
@@ -63,7 +63,7 @@ def hide_secrets(url: str) -> str:
     shown = place + "".join(map(_hide_parameter, parameters))
     user, at, host = shown.rpartition("@")
     name, colon, _ = user.partition(":")
-    if at and colon and not scheme.lower().startswith("sqlite"):
+    if at and colon and not rest.startswith("/"):
         shown = f"{name}:{HIDDEN}@{host}"
     return f"{scheme}://{shown}"
 

@@ -113,6 +113,20 @@ def test_own_profile_wins_over_a_projects(home: Path, monkeypatch: pytest.Monkey
         monkeypatch.delenv("SQLSEM_PROFILE")
 
 
+@pytest.mark.parametrize("chooser", ["project", "user"])
+def test_own_profile_wins_if_a_file_chooses_it(home: Path, chooser: str) -> None:
+    theirs = '[profiles.prod]\nurl = "sqlite:///theirs.db"\nschema = "theirs"\n'
+    own = user(home, PROFILES if chooser == "project" else f'profile = "prod"\n{PROFILES}')
+    path = project(home, f'profile = "prod"\n{theirs}' if chooser == "project" else theirs)
+    for allowed in (False, True):
+        if allowed:
+            allow(path)
+        found = config.resolve()
+        assert found.url == "postgresql://me@db/prod"
+        assert found.options == {}
+        assert found.source.startswith(f"profile 'prod' in {own}")
+
+
 def test_own_options_win_over_a_projects(home: Path) -> None:
     user(home, f'retry = 3\nschema = "mine"\n{OWN}')
     path = project(home, 'retry = 60\nschema = "theirs"\ngrace = 7')
@@ -505,8 +519,9 @@ def test_trust_is_in_the_file_that_was_read(home: Path, monkeypatch: pytest.Monk
 
 
 @posix
-def test_folder_is_the_one_that_was_judged(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at a folder and the look into it another one takes its name."""
+@pytest.mark.parametrize("when", ["judged", "above"])
+def test_folder_is_the_one_that_was_judged(home: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Between the look at a folder and the look into it another one takes its name; or before the way up to it."""
     user(home, PROFILES)
     project(home, 'profile = "prod"')
     theirs = home / "theirs"
@@ -515,8 +530,8 @@ def test_folder_is_the_one_that_was_judged(home: Path, monkeypatch: pytest.Monke
     read = files.Folder.read
 
     def swapped(folder: files.Folder, name: str, most: int = files.MOST_BYTES) -> files.Content:
-        if folder.path == home / "project" and theirs.exists():
-            folder.path.rename(home / "moved")
+        if folder.path == home / "project" / ("below" if when == "above" else "") and theirs.exists():
+            (home / "project").rename(home / "moved")
             theirs.rename(home / "project")
         return read(folder, name, most)
 
