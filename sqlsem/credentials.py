@@ -20,7 +20,7 @@ SECRETS = frozenset(
         *("pwd", "accesstoken", "clientsecret", "keystoresecret", "clientcertificate", "clientkey", "proxypassword"),
     }
 )
-#: What a keyword that drivers may yet come to know is called, when its value is a secret.
+#: Names of further keywords, of drivers to come, that are taken for secrets.
 SUSPECT = re.compile(r"password|passwd|passphrase|pwd|secret|token|credential|apikey|privatekey")
 #: A keyword and its value in an ODBC string. (A brace that is never closed takes all of the rest.)
 _WORD = re.compile(r"([A-Za-z][\w .-]*?)(\s*=\s*)(\{(?:[^}]|\}\})*\}|\{.*|[^;]*)", re.DOTALL)

@@ -30,7 +30,8 @@ _file = click.Path(dir_okay=False, path_type=Path)
 @json_option
 @connecting
 def config_(options: Connecting, as_json: bool) -> None:
-    """Show which database is used, what names it, and the configuration files; without passwords. Connects to nothing.
+    """Show the database that is used, the source of its URL, and the configuration files. Prints no passwords, and does
+    not connect.
 
     A project's file (sqlsem.toml, or [tool.sqlsem] of pyproject.toml) may have come with somebody's code. It may choose
     a profile of your own file, and set retry and require_server. For all else allow it first; when it changes it is
@@ -69,7 +70,7 @@ def config_(options: Connecting, as_json: bool) -> None:
 
 
 def _files() -> dict[str, str]:
-    """What there is of files, in words."""
+    """Describe the configuration files."""
     named = os.environ.get("SQLSEM_CONFIG")
     if named is not None:
         return {"files": f"only {named}, by $SQLSEM_CONFIG" if named else "none, as $SQLSEM_CONFIG is empty"}
@@ -135,7 +136,7 @@ def config_deny(file: Path | None) -> None:
 
 
 def _project_file() -> reading.File:
-    """The project's file that is found from here."""
+    """Return the project's file that is found from here."""
     search = reading.find_project_file()
     if search.file is None:
         why = f"; in and above a folder none is looked for, as {search.ended}" if search.ended else ""

@@ -1,4 +1,4 @@
-"""Which database: what was said in the call, the environment, or a file; and what nobody may overlook about it.
+"""Find the database that this process uses: in the call, the environment, or a configuration file.
 
 The first of these that names a database is it, alone:
 
@@ -39,7 +39,7 @@ from sqlsem.model import check_duration, check_name
 
 __all__ = ["EMBEDDED", "Settings", "environment", "nearest", "resolve"]
 
-#: What everybody should know of the embedded default.
+#: A warning about the embedded default, as the end of a sentence.
 EMBEDDED = (
     "which only processes of this user on this host share; to share with others set $SQLSEM_URL or write a sqlsem.toml"
 )
@@ -52,7 +52,7 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What was found."""
+    """The database, and how this process takes part in it."""
 
     url: str = field(repr=False)  # may hold a password
     source: str  # where that is from, in words
@@ -68,7 +68,7 @@ def resolve(url: str | None = None, *, profile: str | None = None, named: str = 
     Args:
         url: The database, if it was given.
         profile: A profile of the configuration files, if one was named.
-        named: Who gave these, for messages.
+        named: The place where the profile or URL was given, for messages.
 
     Raises `ConfigurationError` for what contradicts itself, is not to be trusted, or cannot be understood.
     """
@@ -92,7 +92,7 @@ def resolve(url: str | None = None, *, profile: str | None = None, named: str = 
 
 
 def _of_files(profile: str | None, named: str) -> Settings:
-    """What the files say, of a profile if ``named`` names one."""
+    """Resolve by the configuration files; ``profile`` was given by ``named``."""
     variable = os.environ.get("SQLSEM_CONFIG")
     user = reading.find_user_file() if variable is None else reading.find_named_file(variable)
     own = {} if user is None else user.profiles
@@ -175,7 +175,9 @@ def _written_by_others(named: File | None) -> list[str]:
 
 
 def environment(url: str, *, hand_on: bool) -> dict[str, str]:
-    """Of what is started by somebody who uses ``url``: it finds no password of ours there, unless that is wanted."""
+    """Return the environment of a command or task of a process that uses ``url``: with the URL if ``hand_on``, and
+    otherwise without its password.
+    """
     found = dict(os.environ)
     if hand_on:
         found["SQLSEM_URL"] = url
@@ -185,7 +187,7 @@ def environment(url: str, *, hand_on: bool) -> dict[str, str]:
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `sqlsem.connect`; checked here, as there they would be blamed on the caller."""
+    """Return the options of `sqlsem.connect`. They are checked here, as there the message would blame the caller."""
     found = {key: table[key] for key in OPTIONS if key in table}
     for key, value in found.items():
         if key in ("schema", "table"):

@@ -35,7 +35,7 @@ def _line(path: Path, digest: str) -> bytes:
 
 
 def state(file: File) -> str:
-    """`ALLOWED`, `CHANGED` or `NOT_ALLOWED`."""
+    """Return `ALLOWED`, `CHANGED` or `NOT_ALLOWED`."""
     record = _record(file.path)
     try:
         with files.Folder(record.parent) as folder:

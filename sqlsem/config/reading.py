@@ -1,4 +1,4 @@
-"""The configuration files: which there are, what they may say, and what of that a project's file may only if allowed.
+"""Find and read the configuration files, and know which settings a project's file has only if it is allowed.
 
 A project's file may have come with somebody's code. Its folder must belong to this user or the administrator, and be
 closed to others; the search for it ends at the first folder that is not, and at the home folder.
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     """A setting of a file."""
 
     kinds: tuple[type, ...]
-    #: What a project's file that nobody has allowed could do with it; None: no harm.
+    #: The harm that a project's file could do with it, in words; None: no harm.
     harm: str | None
 
 
@@ -89,7 +89,7 @@ class File:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The path of the file."""
         return self.content.path
 
     @property
@@ -100,7 +100,7 @@ class File:
 
     @property
     def digest(self) -> str:
-        """Of what the file says to sqlsem: of all of it, or of its part of a ``pyproject.toml``."""
+        """The digest of the file; of a ``pyproject.toml``, of its ``[tool.sqlsem]``."""
         data = self.content.data
         if self.path.name == "pyproject.toml":
             data = json.dumps(self.table, sort_keys=True).encode()
@@ -112,7 +112,7 @@ class File:
         return found if profile is None else [*found, f"profiles.{profile}"]
 
     def shown(self) -> list[tuple[str, str]]:
-        """The settings that can do harm, with their values for people."""
+        """List the settings that can do harm, with their values for people."""
         tables = {"": self.table, **{f"profiles.{name}.": table for name, table in self.profiles.items()}}
         return [
             (f"{prefix}{key}", hide_secrets(str(value)))
@@ -123,7 +123,7 @@ class File:
 
 
 class Search(NamedTuple):
-    """What the search for a project's file has found."""
+    """The result of the search for a project's file."""
 
     file: File | None
     #: Why it ended in a folder; None: it went to the end.
@@ -136,7 +136,7 @@ def user_path() -> Path:
 
 
 def find_user_file() -> File | None:
-    """The user's own file, if there is one."""
+    """Return the user's own file, if there is one."""
     path = user_path()
     try:
         content = files.read(path)
@@ -151,7 +151,7 @@ def find_user_file() -> File | None:
 
 
 def find_named_file(name: str) -> File | None:
-    """The file that ``$SQLSEM_CONFIG`` names; None if that names none. It is followed wherever it lies."""
+    """Return the file that ``$SQLSEM_CONFIG`` names, wherever it lies; None if that is empty."""
     if not name:
         return None
     path = Path(name).expanduser()
@@ -168,7 +168,7 @@ def find_named_file(name: str) -> File | None:
 
 
 def find_project_file(besides: File | None = None) -> Search:
-    """The nearest file of a project, from this folder upwards, that is not the file ``besides``."""
+    """Look for a project's file from this folder upwards; the file ``besides`` is none."""
     home = None
     with contextlib.suppress(OSError):
         home = os.stat(os.path.expanduser("~"))
@@ -193,7 +193,7 @@ def find_project_file(besides: File | None = None) -> Search:
 
 
 def project_file(path: Path) -> File:
-    """The project's file at a path, for one who allows it. Raises `ConfigurationError` if it would not be followed."""
+    """Return the project's file at a path. Raises `ConfigurationError` if it would never be followed."""
     if path.name not in NAMES:
         raise ConfigurationError(f"{path} is no project's file; that is a {' or a '.join(NAMES)}")
     try:
@@ -211,7 +211,7 @@ def project_file(path: Path) -> File:
 
 
 def _in_folder(folder: files.Folder, name: str) -> File | None:
-    """The project's file of that name; None if it is not there, or a ``pyproject.toml`` that says nothing of us."""
+    """Return the project's file of a name; None if it is not there, or a ``pyproject.toml`` without our table."""
     path = folder.path / name
     try:
         content = folder.read(name)
@@ -263,7 +263,7 @@ def _has_table(text: str) -> bool:
 
 
 def _parse(path: Path, data: bytes) -> Mapping[str, Any] | None:
-    """What a file says; None when it says nothing of us."""
+    """Return the settings of a file; None for a ``pyproject.toml`` without our table."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from sqlsem import cli
 from sqlsem.config import allowing, reading
 
-#: What must never be seen.
+#: A password, which no output may show.
 SECRET = "correct/horse@battery"
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes")
 #: Only the administrator can give files away.
 as_root = pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="makes files of another user: needs root")
-#: A user who is nobody here.
+#: The number of a user that does not exist.
 STRANGER = 12345
 
 

@@ -37,7 +37,7 @@ PROFILES = '[profiles.prod]\nurl = "postgresql://me@db/prod"\n[profiles.test]\nu
 
 
 def refused() -> str:
-    """What is said, when the configuration is refused in Python and on the command line."""
+    """Return the message; the configuration must be refused in Python and on the command line."""
     with pytest.raises(sqlsem.ConfigurationError) as caught:
         config.resolve()
     result = call("ls")
@@ -246,6 +246,7 @@ def test_record_of_another_user_is_not_believed(home: Path, what: str) -> None:
     assert f"belongs to user {STRANGER}" in refused()
 
 
+@posix
 def test_record_that_is_a_link_is_not_believed(home: Path) -> None:
     allow(project(home, HARMFUL["url"]))
     (record,) = (home / "state" / "allowed").iterdir()
@@ -273,6 +274,7 @@ def test_config_shows_what_is_used_without_secrets(home: Path) -> None:
     assert '"database": "mssql://etl@db/dwh?PWD=…"' in call("config", "--json").stdout
 
 
+@posix
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -352,6 +354,7 @@ def test_search_ends_at_the_home_folder(home: Path, monkeypatch: pytest.MonkeyPa
     assert config.resolve().url == "postgresql://me@db/prod"
 
 
+@posix
 def test_search_ends_at_a_home_that_is_a_link(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home.parent / "sqlsem.toml", "this is no TOML and = would be refused", 0o644)
     link = home.parent / "link"
@@ -593,7 +596,7 @@ def test_file_that_grows_without_end_is_not_read(home: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("command", "what"), [("work nightly --idle-exit 0", "tasks"), ("rounds resume", "continuations")]
 )
-def test_what_runs_code_says_where_it_comes_from(home: Path, command: str, what: str) -> None:
+def test_worker_says_where_its_code_comes_from(home: Path, command: str, what: str) -> None:
     own = user(home, f'[profiles.prod]\nurl = "sqlite:///{home}/own.db"')
     path = project(home, 'profile = "prod"')
     result = call(*command.split())

@@ -157,6 +157,7 @@ def test_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
         files.read(path, most=9)
 
 
+@posix
 def test_links_to_a_named_file_are_followed(tmp_path: Path) -> None:
     """As of a secret that Kubernetes mounts."""
     (tmp_path / "..data").mkdir()
