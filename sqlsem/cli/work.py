@@ -127,8 +127,8 @@ def work(
     \b
     Exit codes: 0 it left in order (failed tasks are in the queue, see
       `sqlsem tasks`), 1 with --fail-on-error: a task that ran here has
-      failed and is tried no more, 69 the database is out of reach, 130 or 143 stopped
-      by a second signal.
+      failed and is tried no more, 69 the database is out of reach, 130 or
+      143 stopped by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
     console = output.console()

@@ -106,11 +106,21 @@ def test_next_due_follows_the_oracle(zone):
     check(zone, most=2)
 
 
+def zones_of_each_kind():
+    """One zone of those whose clocks are always the same in these years (many are another name of another one)."""
+    kinds = {}
+    for zone in sorted(zoneinfo.available_timezones()):
+        place = zoneinfo.ZoneInfo(zone)
+        moments = [datetime(YEARS[0], 1, 1, tzinfo=UTC), *transitions(zone)]
+        kinds.setdefault(tuple((moment, moment.astimezone(place).utcoffset()) for moment in moments), zone)
+    return list(kinds.values())
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("part", range(8))
 def test_next_due_follows_the_oracle_in_every_zone(part):
-    for zone in sorted(zoneinfo.available_timezones())[part::8]:
+    for zone in zones_of_each_kind()[part::8]:
         check(zone)
 
 
