@@ -154,7 +154,7 @@ def test_queues_have_the_same_bounds_everywhere(queue, setter):
         *((None, "rate", 0, 1000), (None, "rate", 1, 0), (None, "key_rate", 1, -1), (None, "rate", 1, None)),
     ],
 )
-def test_what_a_session_sets_has_the_same_bounds(database, queue, key, what, value, per):
+def test_session_setters_have_the_same_bounds(database, queue, key, what, value, per):
     session = database.session(grace=600)
     if not isinstance(session, QueueLimitSession):
         pytest.skip("no limits of queues here")

@@ -247,7 +247,7 @@ def session(database):
 
 
 @pytest.mark.parametrize("case", NEVER_DUE)
-def test_a_time_beyond_the_calendar_is_refused(database, queue, session, name, case):
+def test_schedule_refuses_times_beyond_the_calendar(database, queue, session, name, case):
     due, words = NEVER_DUE[case]
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
@@ -260,7 +260,7 @@ def test_a_time_beyond_the_calendar_is_refused(database, queue, session, name, c
 
 
 @pytest.mark.parametrize("text", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
-def test_a_time_that_only_postgresql_has_is_refused(database, queue, name, text, connect):
+def test_schedule_refuses_times_of_postgresql_alone(database, queue, name, text, connect):
     """Where a DBA writes it into the row, clients read it, and workers go on."""
     if database.engine != "postgresql":
         pytest.skip("other engines have no such times")
@@ -295,13 +295,13 @@ def test_a_time_that_only_postgresql_has_is_refused(database, queue, name, text,
         ("* * * * *", "'; --", "time zone"),
     ],
 )
-def test_what_is_no_time_is_refused_by_the_session(session, name, cron, zone, words):
+def test_session_refuses_malformed_times_of_schedules(session, name, cron, zone, words):
     due = datetime.now(UTC)
     refused(lambda: session.save_schedule(str(name), str(name), cron, zone, "sql", "x", {}, due), words)
     assert session.list_schedules(str(name), None) == []
 
 
-def test_a_zone_that_the_server_does_not_know_is_refused(database, session, name):
+def test_schedule_refuses_a_zone_unknown_to_the_server(database, session, name):
     if database.engine != "postgresql":
         pytest.skip("other engines do not know the zones of the IANA database")
     words = "the database knows no time zone Mars/Olympus"
@@ -311,7 +311,7 @@ def test_a_zone_that_the_server_does_not_know_is_refused(database, session, name
     )
 
 
-def test_a_next_time_that_has_passed_is_not_written(database, session, queue, name):
+def test_schedule_refuses_a_next_time_that_has_passed(database, session, queue, name):
     """Whatever a client computes: nothing is put at every look."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
@@ -324,7 +324,7 @@ def test_a_next_time_that_has_passed_is_not_written(database, session, queue, na
     assert len(queue.tasks()) == 1
 
 
-def test_a_library_that_looks_back_puts_no_task(database, queue, name, monkeypatch, caplog):
+def test_schedule_puts_no_task_when_a_library_looks_back(database, queue, name, monkeypatch, caplog):
     """The database asks whether the next time is later than its clock."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
@@ -338,7 +338,7 @@ def test_a_library_that_looks_back_puts_no_task(database, queue, name, monkeypat
     assert len(queue.tasks()) == 1
 
 
-def test_a_time_that_comes_while_it_is_put_is_not_lost(database, queue, name, monkeypatch):
+def test_schedule_merges_a_time_that_comes_while_it_fires(database, queue, name, monkeypatch):
     """Both times are one task's, and the one after them is written down."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
@@ -350,7 +350,7 @@ def test_a_time_that_comes_while_it_is_put_is_not_lost(database, queue, name, mo
     assert after.next_due > after.taken_at
 
 
-def test_a_host_without_the_zone_leaves_it_to_others(database, connect, queue, name, monkeypatch, caplog):
+def test_worker_leaves_schedules_of_unknown_zones_to_others(database, connect, queue, name, monkeypatch, caplog):
     """It says so once, changes nothing, and works on; another host puts the task."""
     queue.schedule("0 2 * * *", nothing, name=str(name), time_zone="Europe/Berlin", note="zoned")
     other = name("other")
@@ -372,7 +372,7 @@ def test_a_host_without_the_zone_leaves_it_to_others(database, connect, queue, n
     assert sorted(task.note for task in queue.tasks()) == ["in UTC", "zoned"]
 
 
-def test_what_a_worker_leaves_out_is_noted(database, connect, session, queue, name):
+def test_schedule_notes_times_left_out_as_operations(database, connect, session, queue, name):
     """So is what it puts off for more than a year; and it leaves out nothing of a schedule that does not say so."""
     queue.schedule("0 2 * * *", nothing, name=str(name))
     skipping = name("skipping")
@@ -389,7 +389,7 @@ def test_what_a_worker_leaves_out_is_noted(database, connect, session, queue, na
         assert [each.action for each in connect().operations(str(name))] == noted
 
 
-def test_a_schedule_is_removed_without_looking_at_it(database, connect, queue, name, monkeypatch):
+def test_schedule_is_removed_without_a_look(database, connect, queue, name, monkeypatch):
     queue.schedule("0 2 * * *", nothing, name=str(name))
     coordinator = connect()
     with monkeypatch.context() as patched:
@@ -401,7 +401,7 @@ def test_a_schedule_is_removed_without_looking_at_it(database, connect, queue, n
 
 
 @pytest.mark.parametrize("options", ["nonsense", "[]", "{" * 5000])
-def test_a_worker_survives_what_somebody_wrote_by_hand(database, connect, queue, name, options):
+def test_worker_survives_schedule_options_that_are_no_json(database, connect, queue, name, options):
     if database.engine != "sqlite":
         pytest.skip("servers keep JSON")
     queue.schedule("0 2 * * *", nothing, name=str(name))

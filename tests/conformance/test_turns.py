@@ -200,7 +200,7 @@ def test_higher_priorities_of_a_key_come_first(queue):
 
 
 @pytest.mark.parametrize("most", [2, 100])
-def test_open_tasks_are_listed_in_the_order_in_which_they_run(queue, most):
+def test_open_tasks_are_listed_in_the_order_of_running(queue, most):
     """Page by page, on every engine: by order, then by priority (higher ones first), then by number."""
     for number, (order, priority) in enumerate(
         [(2, 0), (1, 0), (1, -1), (1, 7), (2, 9), (1, 0), (1, 7), (1, -(2**31) + 1)]

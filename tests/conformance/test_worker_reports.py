@@ -125,7 +125,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("group", [True, False])
 @pytest.mark.parametrize("fault", [None, *FAULTS], ids=lambda one: "nothing" if one is None else one.__name__)
-def test_what_a_worker_tells_is_recorded(queue, monkeypatch, caplog, fault, group):
+def test_worker_tells_outcomes_as_recorded(queue, monkeypatch, caplog, fault, group):
     put_all(queue)
     if fault is not None:
         fault(queue, monkeypatch)
@@ -137,7 +137,7 @@ def test_what_a_worker_tells_is_recorded(queue, monkeypatch, caplog, fault, grou
     assert Counter(task.status for task in queue.tasks()) == {"finished": 1, "failed": 2}
 
 
-def test_what_was_taken_away_is_told_as_lost(database, queue, caplog):
+def test_worker_tells_a_claim_taken_away_as_lost(database, queue, caplog):
     """Its claim is another's when it ends: here, as the row says."""
     number = queue.put(finish)
     table = "sqlsem_task" if database.engine == "sqlite" else f"{database.schema}.task"
@@ -156,7 +156,7 @@ def test_what_was_taken_away_is_told_as_lost(database, queue, caplog):
     assert f"The claim of task {number} was lost" in caplog.text
 
 
-def test_an_end_that_is_never_recorded_is_told_as_such(queue, monkeypatch, caplog):
+def test_worker_warns_of_ends_that_are_not_recorded(queue, monkeypatch, caplog):
     """The database is away when the worker leaves."""
     number = queue.put(finish)
 
@@ -185,7 +185,7 @@ def test_an_end_that_is_never_recorded_is_told_as_such(queue, monkeypatch, caplo
     assert f"Task {number} has finished, which is not recorded yet" in caplog.text
 
 
-def test_a_program_that_claims_learns_what_is_recorded(queue):
+def test_task_ends_well_when_its_end_is_recorded(queue):
     """Its claim is thought lost while its end is under way: what was recorded counts."""
     number = queue.put(Json("x"))
     task = queue.try_claim()

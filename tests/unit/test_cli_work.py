@@ -270,7 +270,7 @@ def test_schedules(coordinator: sqlsem.Coordinator) -> None:
         assert call("put", "q", "--sql", "x", *wrong).exit_code == 64
 
 
-def test_doctor_knows_which_schedules_this_host_does_not_understand(
+def test_doctor_names_schedules_that_this_host_cannot_compute(
     coordinator: sqlsem.Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "schedules" not in done("doctor")
@@ -336,7 +336,7 @@ def test_work_of_every_kind(coordinator: sqlsem.Coordinator) -> None:
         ("exit 3", 2, 1, "0 finished, 1 failed, 1 tried again"),
     ],
 )
-def test_a_worker_can_fail_on_failed_tasks(url: str, shell: str, attempts: int, code: int, words: str) -> None:
+def test_worker_exits_with_1_on_failed_tasks(url: str, shell: str, attempts: int, code: int, words: str) -> None:
     """It counts tasks, and not attempts."""
     put("--shell", shell, "--max-attempts", str(attempts), "--backoff", "0", "--on-failure", "continue")
     result = call("work", "q", "--idle-exit", "0.5", "--fail-on-error")
@@ -565,7 +565,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     "setsid", ["", pytest.param("setsid", marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc"))]
 )
-def test_the_commands_of_a_killed_worker_end_with_it(
+def test_commands_end_with_their_killed_worker(
     bench: Bench, coordinator: sqlsem.Coordinator, tmp_path: Path, setsid: str
 ) -> None:
     """Both of them, and what they have started; a short one before them has the same guard, and is left alone."""
@@ -601,7 +601,7 @@ def children_of(parent: int) -> list[int]:
 
 
 @posix
-def test_the_guard_goes_with_its_worker(bench: Bench, tmp_path: Path) -> None:
+def test_guard_ends_commands_beside_a_forked_child(bench: Bench, tmp_path: Path) -> None:
     """Neither a worker that leaves nor what a function forked keeps it, or it keeps anything from ending."""
     (tmp_path / "jobs_of_ours.py").write_text(
         JOBS + "\ndef fork():\n    pid = os.fork()\n    if pid == 0:\n        time.sleep(300)\n    return pid\n"
