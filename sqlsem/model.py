@@ -394,7 +394,9 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a task 'retry' or 'cancel'
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a round 'abandon'; of a task 'retry' or
+    #: 'cancel'
+    action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None
     queue: str | None  # or a work queue, and a task of it
@@ -447,7 +449,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """What came of starting a part of a round: 'started', or why not: 'running', 'succeeded' or 'differs'."""
+    """What came of starting a part of a round: 'started', or why not: 'running', 'continuing' or 'differs'."""
 
     code: str
     round_id: int

@@ -24,7 +24,9 @@ MOST_RESUMED = 1000
 _round_name = name_of("The round's name")
 
 
-@click.group("rounds", cls=Listing, invoke_without_command=True, short_help="Show rounds and their parts; resume.")
+@click.group(
+    "rounds", cls=Listing, invoke_without_command=True, short_help="Show rounds and their parts; resume, abandon."
+)
 @click.argument("name", required=False, type=_round_name)
 @click.option("--name", "also", type=_round_name, metavar="NAME", help="The name, should it be that of a command.")
 @most_option(20)
@@ -41,6 +43,7 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
       sqlsem rounds
       sqlsem rounds nightly --most 1 --json
       sqlsem rounds resume nightly
+      sqlsem rounds abandon nightly
     """
     if name is not None and also is not None:
         raise click.UsageError("Name the round once.")
@@ -83,10 +86,8 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None, pass
         coordinator.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]
-        if which is not None:
-            wanted = [int(which) if re.fullmatch(r"[0-9]{1,18}", which) else _round_name(which)]
-        elif name is not None:
-            wanted = [name]
+        if which is not None or name is not None:
+            wanted = [_which_round(which, name)]
         else:
             found = rounds.list_rounds(coordinator, None, MOST_RESUMED)
             wanted = list(dict.fromkeys(one.name for one in found if one.then_status in ("pending", "running")))
@@ -109,3 +110,45 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None, pass
         if not count and not code:
             output.echo("Nothing was left to do.")
     return code
+
+
+@rounds_.command("abandon", short_help="Give up a round; the next start of a part begins a new one.")
+@click.argument("which", required=False, metavar="NAME|ID")
+@click.option("--name", type=_round_name, metavar="NAME", help="The name, should it be a number.")
+@connecting
+def rounds_abandon(options: Connecting, which: str | None, name: str | None) -> int:
+    """Give up the newest round of a name, or the round with that number: one that is open or has failed, or whose
+    continuation is pending or has failed. Nothing follows it. What its parts do from now on does not count, and the
+    next start of a part begins a new round. For operators; recorded in `sqlsem history --operations`.
+
+    \b
+    Examples:
+      sqlsem rounds abandon nightly
+      sqlsem rounds abandon 42
+
+    \b
+    Exit codes: 0 done; 1 it has ended, or its continuation runs; 78 there is
+      no such round.
+    """
+    if (which is None) == (name is None):
+        raise click.UsageError("Say which round, once: its name or its number.")
+    wanted = _which_round(which, name)
+    with options.coordinator() as coordinator:
+        number = rounds.abandon(coordinator, wanted)
+        if number is not None:
+            output.echo(f"Abandoned: round {number}.")
+            return 0
+        found = rounds.list_rounds(coordinator, wanted if isinstance(wanted, str) else None, MOST_RESUMED)
+        entry = next((one for one in found if isinstance(wanted, str) or one.round_id == wanted), None)
+    if entry is None:
+        raise ConfigurationError(f"There is no round {wanted!r}; see: sqlsem rounds")
+    running = entry.then_status == "running"
+    what = f"its continuation runs ({clean(entry.then_owner or '')})" if running else f"it is {entry.status}"
+    output.echo(f"Nothing to abandon: round {entry.round_id} of {clean(entry.name)!r} has ended, {what}.")
+    return 1
+
+
+def _which_round(which: str | None, name: str | None) -> int | str:
+    if which is None or name is not None:
+        return name or ""
+    return int(which) if re.fullmatch(r"[0-9]{1,18}", which) else _round_name(which)

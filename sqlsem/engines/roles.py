@@ -427,7 +427,9 @@ class RoundSession(LockSession):
         uid: str,
         then: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part, in the open round or a new one. ``then``: the continuation's kind and body. May be repeated."""
+        """Start a part in the newest round, or in a new one where that has succeeded, was abandoned or its window is over.
+        (Its last part joins it again until the continuation has ended well.) ``then``: its kind and body. May be repeated.
+        """
 
     @abc.abstractmethod
     def end_part(
@@ -459,6 +461,10 @@ class RoundSession(LockSession):
     @abc.abstractmethod
     def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
         """End a continuation; False when it is ours no more. May be repeated."""
+
+    @abc.abstractmethod
+    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
+        """Abandon the newest round of a name, or one by its number, unless it is over: its number, or None."""
 
     @abc.abstractmethod
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:

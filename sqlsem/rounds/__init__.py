@@ -19,6 +19,6 @@ declaration   what these have in common
 """
 
 from sqlsem.rounds.part import Part
-from sqlsem.rounds.rounds import Round, list_rounds, resume, round
+from sqlsem.rounds.rounds import Round, abandon, list_rounds, resume, round
 
-__all__ = ["Part", "Round", "list_rounds", "resume", "round"]
+__all__ = ["Part", "Round", "abandon", "list_rounds", "resume", "round"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 #: What is quoted of an error in a message about something else.
 MOST_QUOTED_CHARACTERS = 200
 LEAST_WINDOW_SECONDS = 0.001
+MOST_PARTS = 10_000
 
 
 class Declaration:
@@ -50,7 +52,10 @@ class Declaration:
         self.parts = tuple(check_name(f"A part of round {name!r}", part) for part in parts)
         if not self.parts:
             raise ConfigurationError(f"Round {name!r} has no parts; name all of them: parts=['a', 'b']")
-        twice = sorted({part for part in self.parts if self.parts.count(part) > 1})
+        if len(self.parts) > MOST_PARTS:
+            raise ConfigurationError(f"Round {name!r} has {len(self.parts)} parts, at most {MOST_PARTS} are allowed")
+        given = Counter(self.parts)
+        twice = sorted(part for part, times in given.items() if times > 1)
         if twice:
             raise ConfigurationError(f"Round {name!r} names a part twice: {', '.join(twice)}; each part is one job")
         self.window = check_duration(f"The window of round {name!r}", window, zero=False)
@@ -104,6 +109,15 @@ class Declaration:
         name = self.name if round_id is None else None
         found = self.call("look at a round", lambda session, _: session.list_rounds(name, round_id, 1))
         return found[0] if found else None
+
+    def is_pending(self, round_id: int | None) -> bool:
+        """True if the continuation of a round waits for a process that runs it. Raises nothing, as `errors_of`."""
+        try:
+            entry = self.entry(round_id)
+        except SqlsemError as exc:
+            log.warning("The continuation of round %s of %r cannot be read: %s", round_id, self.name, exc)
+            return False
+        return entry is not None and entry.then_status == "pending"
 
     def recover(self) -> None:
         """Act for those whose process died; the alarm for each round in which a part failed by that."""

@@ -25,8 +25,11 @@ class Part(Claim):
     """One run of a part, made by `Round.part`. Leave its ``with`` block well and the part has succeeded; with an error,
     whatever its kind, and it has failed. (Without a block: `start`, then `done` or `failed`.) To be used once.
 
-    Leaving the block raises `RoundFailed` when this part was the last to end but others have failed, when it ended
-    after the window, when it was given up because the database was out of reach, and when the continuation failed.
+    A part that has succeeded ends well, whatever became of the others: `Round.wait` and ``on_failed`` tell which of
+    them failed. Leaving the block raises `RoundFailed` when the part does not count, as it ended after the window or
+    after an operator had abandoned the round, or was given up because the database was out of reach; and when this part
+    was the last one and the continuation failed. Run the part again then. A part may be run again at any time: the
+    round waits for it once more.
 
     Attributes:
         name: The part's name.
@@ -50,14 +53,15 @@ class Part(Claim):
     # -- its start ----------------------------------------------------------------------------------------------
 
     def start(self) -> Part:
-        """Start the part, in the open round or, where there is none, in a new one.
+        """Start the part, in the newest round or, where that has succeeded or its window is over, in a new one.
 
-        Raises `ConfigurationError` when it runs already, or has succeeded while the round waits for others, or the open
-        round has other parts.
+        Raises `ConfigurationError` when the part runs already, and when the open round has other parts.
         """
         if self._started:
             raise NotHeld(f"{self!r} was started before; each run needs a part of its own: round.part({self.name!r})")
-        take_over(self._declaration)
+        before = self._round_to_repeat()
+        if before is None:
+            take_over(self._declaration)
         self._started = True
         self._uid = uuid.uuid4().hex
         try:
@@ -70,11 +74,24 @@ class Part(Claim):
             self.round_id, self.attempt = began.round_id, began.attempt
             if began.previous is not None:
                 self._tell_expired(began.previous)
+            if before not in (None, began.round_id):
+                take_over(self._declaration)
             self._closing = self._ending("it was dropped without an end")
             return self
         except BaseException:
             self.leave()  # who called does not have it
             raise
+
+    def _round_to_repeat(self) -> int | None:
+        """Return the newest round if this part was its last one and the continuation has not ended. This start may
+        repeat a process that died in the continuation: then it joins that round, and runs the continuation at its end.
+        """
+        self._declaration.recover()
+        entry = self._declaration.entry()
+        part = _part_of(entry, self.name)
+        if entry is None or part is None or not part.is_last or entry.then_status not in ("pending", "running"):
+            return None
+        return entry.round_id
 
     def _start(self) -> PartStart:
         asked, name, uid, owner = self._declaration, self.name, self._uid, owner_name()
@@ -86,11 +103,12 @@ class Part(Claim):
         left = pauses(self._process.retry)
         while True:
             began = self._process.member.call("start of a part", start, sign=True)
-            if began.code != "running":
+            if began.code not in ("running", "continuing"):
                 return began
             running = _part_of(asked.entry(began.round_id), name)
             pause = next(left, None)
-            if pause is None or running is None or running.missing_for is None:
+            is_missing = began.code == "continuing" or (running is not None and running.missing_for is not None)
+            if pause is None or not is_missing:
                 return began
             time.sleep(pause)
             asked.recover()
@@ -105,16 +123,18 @@ class Part(Claim):
             less = f"it lacks {', '.join(sorted(ours - there))}" if ours - there else ""
             return (
                 f"Round {of} is open with other parts: {' and '.join(filter(None, (more, less)))}; "
-                f"declare the same in all of them (a change takes effect with the next round)"
+                f"{_opened(entry)}declare the same in all parts (a change takes effect with the next round), or have "
+                f"an operator run: sqlsem rounds abandon {began.round_id}"
             )
-        if began.code == "succeeded":
-            waits = ", ".join(part.part for part in parts if part.status != "succeeded")
+        if began.code == "continuing" and entry is not None:
             return (
-                f"Part {self.name!r} has succeeded already in round {of}, which waits for "
-                f"{waits or 'nothing any more'}; the next round begins when they have ended or its window is over"
+                f"The continuation of round {of} runs already ({entry.then_owner} since {entry.then_started}); its "
+                f"process is missing, but not yet for its grace: start part {self.name!r} again in a moment"
             )
         running = _part_of(entry, self.name)
-        where = f"{running.host}:{running.pid} since {running.started_at}" if running is not None else "elsewhere"
+        where = "elsewhere"
+        if running is not None:
+            where = f"{running.host}:{running.pid} since {running.started_at}, login {running.login}"
         if running is not None and running.missing_for is not None:
             where += f", missing for {running.missing_for:.0f} s but not yet for its grace"
         return f"{self.title} runs already ({where}); wait until it has ended"
@@ -153,14 +173,43 @@ class Part(Claim):
             raise
         if self._continuation is not None:
             carry_out(self._declaration, self._continuation)
-        failed = self._why_failed(ended)
-        if failed is not None:
-            self._declaration.alarm(failed)
-            raise failed
+        does_not_count = self._why_it_does_not_count(ended)
+        if does_not_count is not None:
+            self._declaration.alarm(does_not_count)
+            raise does_not_count
+        self._tell_what_keeps_the_round(ended)
         take_over(self._declaration)
         return self.is_last
 
-    def _why_failed(self, ended: PartEnd) -> RoundFailed | None:
+    def _tell_what_keeps_the_round(self, ended: PartEnd) -> None:
+        """Call the alarm when this was the last part to end, and nothing follows. The part itself has succeeded."""
+        if ended.round_status == "failed" and ended.round_id is not None:
+            failed = self._declaration.errors_of(ended.round_id, "failed")
+            self._declaration.alarm(
+                self._declaration.failure(
+                    f"has failed, though part {self.name!r} has succeeded: {listed(failed)}; run these parts again, "
+                    f"and the last of them continues the round",
+                    ended.round_id,
+                    failed,
+                )
+            )
+        elif ended.is_last and ended.then is None and self._declaration.is_pending(ended.round_id):
+            self._declaration.alarm(
+                self._declaration.failure(
+                    f"has succeeded, but its continuation is pending: part {self.name!r}, the last one, declares none "
+                    f"and may not run what is kept; it is run by a process that declares it, or by: "
+                    f"sqlsem rounds resume {ended.round_id}",
+                    ended.round_id,
+                )
+            )
+
+    def _why_it_does_not_count(self, ended: PartEnd) -> RoundFailed | None:
+        if ended.code == "late" and ended.round_status == "abandoned":
+            return self._declaration.failure(
+                f"was abandoned before part {self.name!r} ended: that does not count; run the part again",
+                ended.round_id,
+                {self.name: "ended after the round was abandoned"},
+            )
         if ended.code == "late":
             return self._declaration.failure(
                 f"was over, or its window of {self._declaration.window:g} s, when part {self.name!r} ended: that does "
@@ -174,14 +223,6 @@ class Part(Claim):
                 f"grace; what the part did does not count, run it again",
                 self.round_id,
                 {self.name: "its process was given up"},
-            )
-        if ended.round_status == "failed":
-            failed = self._declaration.errors_of(ended.round_id, "failed") if ended.round_id is not None else {}
-            return self._declaration.failure(
-                f"has failed, though part {self.name!r} has succeeded: {listed(failed)}; run these parts again, and "
-                f"the last of them continues the round",
-                ended.round_id,
-                failed,
             )
         return None
 
@@ -242,5 +283,9 @@ class Part(Claim):
         self.failed(error)
 
 
+def _opened(entry: RoundEntry | None) -> str:
+    return f"login {entry.opened_by} opened it at {entry.opened_at}; " if entry is not None else ""
+
+
 def _part_of(entry: RoundEntry | None, name: str) -> PartEntry | None:
-    return next((part for part in entry.parts if part.part == name), None) if entry is not None else None
+    return {part.part: part for part in entry.parts}.get(name) if entry is not None else None

@@ -17,7 +17,7 @@ from sqlsem.rounds import continuation
 from sqlsem.rounds.declaration import Declaration, brief, errors_in, listed
 from sqlsem.rounds.part import Part
 
-__all__ = ["Round", "list_rounds", "resume", "round"]
+__all__ = ["Round", "abandon", "list_rounds", "resume", "round"]
 
 log = logging.getLogger("sqlsem")
 
@@ -106,7 +106,12 @@ class Round:
 
     def _require_well(self, entry: RoundEntry) -> None:
         failed = errors_in(entry, "failed")
-        if entry.status in ("failed", "abandoned"):
+        if entry.status == "abandoned":
+            lacks = errors_in(entry, "failed", "expected", "running")
+            raise self._declaration.failure(
+                f"was abandoned ({listed(lacks)}); the next start of a part begins a new one", entry.round_id, lacks
+            )
+        if entry.status == "failed":
             raise self._declaration.failure(
                 f"has failed: {listed(failed)}; run these parts again", entry.round_id, failed
             )
@@ -150,6 +155,16 @@ def _look(
     coordinator: Coordinated, name: str | None, round_id: int | None, most: int = MOST_ROUNDS
 ) -> list[RoundEntry]:
     return coordinator.process.look(lambda session: session.list_rounds(name, round_id, most), RoundSession)
+
+
+def abandon(coordinator: Coordinated, which: int | str) -> int | None:
+    """Abandon the newest round of a name, or the round of that number, for operators: one that is open, that has
+    failed, or whose continuation is pending or has failed. The next start of a part begins a new round. Return its
+    number; None when there is none to abandon.
+    """
+    name = check_name("The round's name", which) if isinstance(which, str) else None
+    round_id = which if isinstance(which, int) else None
+    return coordinator.process.look(lambda session: session.abandon_round(name, round_id), RoundSession)
 
 
 def resume(coordinator: Coordinated, which: int | str) -> bool:

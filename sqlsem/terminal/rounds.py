@@ -30,7 +30,8 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
         title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
         if one.overdue:
             title.append("  OVERDUE", style="bold red")
-        title.append(f"  opened {local_time(one.opened_at)}", style="dim")
+        by = f" by {clean(one.opened_by)}" if one.opened_by else ""
+        title.append(f"  opened {local_time(one.opened_at)}{by}", style="dim")
         parts.append(title)
         heads = ("PART", "STATE", "TRIES", "FOR", "STARTED", "WHO", "NOTE")
         rows = []

@@ -1,5 +1,6 @@
 """Rounds from SQL alone: psql sessions, scheduled jobs and Agent jobs, beside Python processes."""
 
+import json
 import re
 
 import pytest
@@ -89,7 +90,8 @@ def test_a_round_with_a_part_of_the_dead_has_failed(session, name):
     start(victim, name, "a")
     start(one, name, "b")
     victim.die()
-    assert done(one, name, "b") == (0, "failed")
+    assert done(one, name, "b") == (0, "succeeded")
+    assert any("a (its process died)" in message for message in one.told)
 
 
 def test_failed_parts(session, name):
@@ -97,8 +99,10 @@ def test_failed_parts(session, name):
     start(one, name, "a")
     assert one.call("round_part_failed", name, "a", "no file") == (0, "failed")
     start(one, name, "b")
-    assert done(one, name, "b") == (0, "failed")
+    assert done(one, name, "b") == (0, "succeeded")
     assert any("a (no file)" in message for message in one.told)
+    start(one, name, "b")  # again, and the round is not lost
+    assert done(one, name, "b") == (0, "succeeded")
     start(one, name, "a")
     assert done(one, name, "a") == (1, "succeeded")
     one.call("round_continued", name)
@@ -174,10 +178,84 @@ def test_parts_as_json(session, name, connect):
 def test_refusals(session, name, refused):
     one = session()
     number = start(one, name, "a")
-    with refused("22023", 50007, "open with other parts: a, b"):
+    with refused("22023", 50007, "open with other parts: a, b; login .* opened it at "):
         start(one, name, "c", "a,c")
     with refused("55000", 50004, "does not run part 'b'"):
         done(one, name, "b")
     assert done(one, name, "a") == (0, "succeeded")
-    with refused("55000", 50007, rf"already in round {number} of .*, which waits for b"):
-        start(one, name, "a")
+    assert start(one, name, "a") == number
+
+
+def test_last_part_of_a_session_that_died_is_repeated(session, name):
+    one, other = session(), session()
+    number = start(one, name, "a", "a")
+    assert done(one, name, "a") == (1, "succeeded")
+    one.die()
+    assert start(other, name, "a", "a") == number
+    assert done(other, name, "a") == (1, "succeeded")
+    assert other.call("round_continued", name) == number
+
+
+def test_round_is_abandoned_by_operator(session, connect, name):
+    one = session()
+    number = start(one, name, "a")
+    assert one.call("abandon_round", name) == number
+    assert one.call("abandon_round", name) is None
+    assert done(one, name, "a") == (0, "late")
+    assert "after the round was abandoned" in one.told[-1]
+    new = start(one, name, "a")
+    assert new > number
+    assert one.call("abandon_round", name, new) == new
+    assert [entry.status for entry in rounds.list_rounds(connect(), name)] == ["abandoned", "abandoned"]
+
+
+#: What start_part refuses to its callers: what is changed of a call that is right, and the words.
+BAD_STARTS = [
+    ({"name": None}, "round is NULL"),
+    ({"name": "x" * 256}, "255"),
+    ({"part": None}, "part is NULL"),
+    ({"part": "z"}, "no part 'z'; it has a, b"),
+    ({"parts": None}, "no parts|part is empty"),
+    ({"parts": ["a", "a"]}, "twice"),
+    ({"parts": ["a", ""]}, "part is empty"),
+    ({"parts": ["a", " b"]}, "white space"),
+    ({"parts": ["a"] + [str(one) for one in range(10_000)]}, "10000"),
+    ({"window": None}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": 0}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": -1}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": 315_360_000_001}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": 2**63 - 1}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": -(2**63)}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"uid": None}, "uid of a start is NULL"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), BAD_STARTS)
+def test_start_part_refuses_bad_argument(session, name, refused, database, connect, change, words):
+    one = session()
+    one.call("round_resume", name)  # so it is a member
+    with_words = {"name": name, "part": "a", "parts": ["a", "b"], "window": 60_000, "uid": "u", **change}
+    parts = with_words["parts"]
+    if parts is not None:
+        parts = json.dumps(parts) if database.engine == "postgresql" else "\n".join(parts)
+    values = (
+        -1,
+        with_words["name"],
+        with_words["part"],
+        parts,
+        with_words["window"],
+        "me",
+        with_words["uid"],
+        None,
+        None,
+    )
+    with refused("22023", 50000, words):
+        one.call("start_part", *values)
+    assert rounds.list_rounds(connect(), name) == []
+
+
+def test_start_part_refuses_what_is_no_json(session, name, refused, database):
+    if database.engine != "postgresql":
+        pytest.skip("T-SQL takes lines")
+    with refused("22023", 50000, "no JSON array of names"):
+        session().call("start_part", -1, name, "a", "[a, b", 60_000, "me", "u", None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -1085,6 +1086,7 @@ def test_rounds(coordinator: sqlsem.Coordinator) -> None:
         pass
     text = done("rounds", "nightly")
     assert "nightly  open" in text
+    assert f" by {getpass.getuser()}" in text
     assert "expected" in text
     with nightly.part("b"):
         pass
@@ -1116,6 +1118,24 @@ def test_resuming_rounds(coordinator: sqlsem.Coordinator, tmp_path: Path) -> Non
     assert (tmp_path / "continued").exists()
     assert done("rounds", "resume", number) == "Nothing was left to do.\n"
     assert "finished" in done("rounds")
+
+
+def test_round_is_abandoned_by_command(coordinator: sqlsem.Coordinator) -> None:
+    assert call("rounds", "abandon").exit_code == 64
+    assert call("rounds", "abandon", "7", "--name", "7").exit_code == 64
+    for which in ("nightly", "17"):
+        assert call("rounds", "abandon", which).exit_code == 78
+    nightly = sqlsem.round("nightly", ["a", "b"], window="1h", coordinator=coordinator)
+    for which in ("nightly", "2"):
+        with nightly.part("a"):
+            pass
+        number = nightly.entry().round_id  # type: ignore[union-attr]
+        assert done("rounds", "abandon", which) == f"Abandoned: round {number}.\n"
+        again = call("rounds", "abandon", which)
+        assert again.exit_code == 1
+        assert f"Nothing to abandon: round {number} of 'nightly' has ended, it is abandoned." in again.stdout
+    assert "nightly  abandoned" in done("rounds")
+    assert "abandon" in done("history", "--operations")
 
 
 @posix

@@ -58,5 +58,9 @@ class SqlServerRounds(SqlServerConnection, RoundSession):
     def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
         return bool(self.value("end_then", member_id, round_id, attempt, error))
 
+    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
+        found = self.value("abandon_round", name, round_id)
+        return None if found is None else int(found)
+
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
         return RoundEntry.of_rows(aware(row) for row in self.rows("list_rounds", name, round_id, most))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.roles import RoundSession
 from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry
@@ -58,6 +59,10 @@ class PostgresRounds(PostgresConnection, RoundSession):
 
     def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
         return bool(self.number("end_then", member_id, round_id, attempt, error))
+
+    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
+        found = self.row("abandon_round", here(), name, round_id)[1]
+        return None if found is None else int(found)
 
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
         return RoundEntry.of_rows(self.rows("list_rounds", (name, round_id, most)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from sqlsem.engines.roles import RoundSession
 from sqlsem.engines.sqlite import fork
@@ -42,32 +43,32 @@ class SqliteRounds(SqliteMembers, RoundSession):
     ) -> PartStart:
         with fork.held_off, self.writing():
             self.give_sign(member_id)
-            now = self.row("clock")["now"]
-            round_id, status, opened = self.row("latest_round", (name,)) or (0, None, now)
-            there = {part: state for part, *state in self.rows("round_parts", (round_id,))}
-            part_status, part_uid, part_member, attempt, started = there.get(part, (None, None, None, 0, None))
-            if not (part_uid == uid and part_status == "running" and part_member == member_id):  # else a reply was lost
-                ended = None
-                if status not in ("open", "failed"):
-                    ended = status or ""
-                elif opened + window <= now:
-                    ended = "expired"
-                    self.run("close_round", {"status": ended, "now": now, "round": round_id})
-                elif status == "failed" and (set(there) != set(parts) or part_status == "succeeded"):
-                    ended = "abandoned"
-                    self.run("close_round", {"status": ended, "now": None, "round": round_id})
-                elif set(there) != set(parts):
-                    return PartStart("differs", round_id, None, None)
-                elif part_status == "succeeded":
-                    return PartStart("succeeded", round_id, None, None)
-                elif part_status == "running" and self.row("member", (part_member,)) is not None:
-                    return PartStart("running", round_id, None, None)
-                if ended is None:
+            now, asked = self.row("clock")["now"], window
+            latest = self.row("latest_round", (name,))
+            round_id, opened = (0, now) if latest is None else (latest["round_id"], latest["opened_at"])
+            there = {row["part"]: row for row in self.rows("round_parts", (round_id,))}
+            old = there.get(part)
+            repeated = old is not None and (old["start_uid"], old["status"], old["member_id"]) == (
+                uid,
+                "running",
+                member_id,
+            )
+            attempt, started = (old["attempt"], old["started_at"]) if old is not None else (0, None)
+            if not repeated:  # else a reply was lost
+                same = set(there) == set(parts)
+                if latest is not None and latest["opened_by"] != user_name():
+                    window = latest["window"]  # of the login that opened it: another one must not end it early
+                code = None if latest is None else self._joins(latest, old, same, opened + window <= now)
+                if code in ("differs", "running", "continuing"):
+                    return PartStart(code, round_id, None, None)
+                if code == "expired":
+                    self.run("expire_round", {"now": now, "round": round_id})
+                if code == "joins":
                     if now == opened:  # the clock ticks in milliseconds, but only one part begins with its round
                         now += 1e-6
                     self.run("reopen_round", {"round": round_id, "window": round(window * 1000)})
                 else:
-                    values = {"name": name, "window": round(window * 1000), "now": now}
+                    values = {"name": name, "window": round(asked * 1000), "now": now}
                     self.run("open_round", {**values, "login": user_name()})
                     round_id, opened, attempt = self.row("latest_round", (name,))["round_id"], now, 0
                     for one in parts:
@@ -81,6 +82,26 @@ class SqliteRounds(SqliteMembers, RoundSession):
             opening = attempt == 1 and started == opened
             previous = self.row("expired_by", {"name": name, "round": round_id}) if opening else None
             return PartStart("started", round_id, attempt, previous["round_id"] if previous else None)
+
+    def _joins(self, latest: Any, part: Any, same: bool, over: bool) -> str | None:
+        """Return what a start does with the newest round of its name: 'joins' it, finds it 'expired', None (a new one
+        begins), or why it is refused, as in `PartStart`.
+        """
+        if latest["status"] == "succeeded":
+            if part is None or not part["is_last"] or not same or over:
+                return None
+            if latest["then_status"] == "running" and latest["grace"] is not None:
+                return "continuing" if self.missing(latest)[1] is not None else None
+            return "joins" if latest["then_status"] in ("pending", "running", "failed") else None
+        if latest["status"] not in ("open", "failed"):
+            return None
+        if over:
+            return "expired"
+        if not same:
+            return "differs"
+        if part["status"] == "running" and self.row("member", (part["member_id"],)) is not None:
+            return "running"
+        return "joins"
 
     def _keep_then(self, round_id: int, then: tuple[str | None, str | None]) -> None:
         if then[0] is not None:
@@ -111,7 +132,8 @@ class SqliteRounds(SqliteMembers, RoundSession):
             if part_status == "running":
                 code = "succeeded" if error is None else "failed"
                 if error is None and (status != "open" or until < now):
-                    code, error = "late", "ended after the window"
+                    over = "the round was abandoned" if status == "abandoned" else "the window"
+                    code, error = "late", f"ended after {over}"
                 part_status = "succeeded" if error is None else "failed"
                 self.run("end_part", {**key, "status": part_status, "error": error, "now": now})
                 self._keep_then(round_id, then)
@@ -120,7 +142,7 @@ class SqliteRounds(SqliteMembers, RoundSession):
                     self.run("mark_last", key)
                     self.run("begin_then", {**mine, "own": then[0] is not None, "owner": owner, "now": now})
             else:
-                code = "late" if part_error == "ended after the window" else part_status
+                code = "late" if (part_error or "").startswith("ended after the ") else part_status
                 if part_status == "succeeded" and error is not None:
                     self.run("return_then", {"member": member_id, "uid": uid})
             status, is_last = self.row("ended_part", key)
@@ -152,6 +174,16 @@ class SqliteRounds(SqliteMembers, RoundSession):
             if self.run("end_then", {**key, "error": error}).rowcount == 1:
                 return True
             return self.row("ended_then", key) is not None
+
+    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
+        with fork.held_off, self.writing():
+            found = self.row("round_to_abandon", {"name": name, "round": round_id})
+            if found is None:
+                return None
+            self.run("abandon_round", {"round": found["round_id"]})
+            was = f"round {found['round_id']}, {found['status']}"
+            self.note_operation("abandon", resource=found["round_name"], old=was)
+        return int(found["round_id"])
 
     def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
         found: dict[int, RoundEntry] = {}

@@ -298,5 +298,8 @@ EXEC {schema}.return_then ?, ?, 1
 -- name: end_then
 EXEC {schema}.end_then ?, ?, ?, ?, 1
 
+-- name: abandon_round
+EXEC {schema}.abandon_round ?, ?
+
 -- name: list_rounds
 EXEC {schema}.list_rounds ?, ?, ?

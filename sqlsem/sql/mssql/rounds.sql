@@ -160,11 +160,16 @@ BEGIN
 END;
 GO
 
--- Starts a part, in the round that is open or in a new one. @parts: the names of all parts, one a line (LF). @code:
---   started    @id and @attempt say which; @previous is the round that expired by this, if one did
---   running    refused: the part runs already, and its process lives
---   succeeded  refused: the part has succeeded already, and the round waits for others
---   differs    refused: the open round has other parts
+-- Start a part, in the newest round of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
+--   started     @id and @attempt say which; @previous is the round that expired by this, if one did
+--   running     refused: the part runs already, and its process lives
+--   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
+--               for its grace
+--   differs     refused: the round has other parts
+-- A new round begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
+-- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the round waits for it.
+-- The last part of a round that has succeeded joins it again for as long as the continuation has not ended well and no
+-- living process runs it: its process has failed, and is repeated to continue the round.
 -- May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO
@@ -185,19 +190,59 @@ BEGIN
         THROW 50001, N'sqlsem: a part must not be started inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
     DECLARE @old TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
-            @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0,
+            @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0, @joins bit = 0, @asked_ms bigint = @window_ms,
             @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
-            @before bigint;
+            @before bigint, @one nvarchar(400), @is_last bit, @then_status nvarchar(16), @then_member bigint, @opened_by nvarchar(128),
+            @own_ms bigint, @missing bigint, @count int = 0, @message nvarchar(2000);
+    EXEC {schema}.check_name N'round', @name;
+    EXEC {schema}.check_name N'part', @part;
+    IF @window_ms IS NULL OR @window_ms NOT BETWEEN 1 AND 315360000000
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: the window of round ''', @name, N''' must be 1 to 315360000000 ms (ten years), not ',
+            COALESCE(CAST(@window_ms AS nvarchar(20)), N'NULL'));
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    IF @uid IS NULL
+        THROW 50000, N'sqlsem: the uid of a start is NULL; give each start a text of its own', 1;
     SET @at = CHARINDEX(NCHAR(10), @rest);
     WHILE @at > 0
     BEGIN
-        INSERT INTO @asked (part) VALUES (LEFT(@rest, @at - 1));
+        SET @one = LEFT(@rest, CASE WHEN @at > 401 THEN 400 ELSE @at - 1 END);
+        EXEC {schema}.check_name N'part', @one;
+        SET @count = @count + 1;
+        IF @count > 10000
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has more than 10000 parts');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+        IF EXISTS (SELECT 1 FROM @asked WHERE part = @one)
+        BEGIN
+            SET @message = CONCAT(N'sqlsem: round ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
+            EXEC {schema}.refuse 50000, @message;
+        END;
+        INSERT INTO @asked (part) VALUES (@one);
         SET @rest = SUBSTRING(@rest, @at + 1, 2147483647);
         SET @at = CHARINDEX(NCHAR(10), @rest);
     END;
+    IF NOT EXISTS (SELECT 1 FROM @asked WHERE part = @part COLLATE Latin1_General_100_BIN2)
+    BEGIN
+        SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has no part ''', @part, N'''; it has ',
+            REPLACE(LEFT(@parts, 1000), NCHAR(10), N', '));
+        EXEC {schema}.refuse 50000, @message;
+    END;
+    -- Whether the process that runs the continuation of the newest round is missing: tested under no lock.
+    SELECT TOP (1) @before = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
+    WHERE round_name = @name ORDER BY round_id DESC;
+    SELECT @missing = m.member_id FROM {schema}.[round] AS r JOIN {schema}.member AS m ON m.member_id = r.then_member
+    WHERE r.round_id = @before AND r.then_status = N'running'
+      AND CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < SYSUTCDATETIME() THEN 1 ELSE 0 END
+               WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
+               ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1;
+    SET @before = NULL;
     BEGIN TRY
         BEGIN TRANSACTION;
         EXEC {schema}.lock_round @name;
@@ -205,44 +250,54 @@ BEGIN
         SET @now = SYSUTCDATETIME();
         SELECT TOP (1) @id = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
         WHERE round_name = @name ORDER BY round_id DESC;
-        SELECT @status = status, @opened = opened_at FROM {schema}.[round] WHERE round_id = @id;
+        SELECT @status = status, @opened = opened_at, @opened_by = opened_by, @own_ms = window_ms, @then_status = then_status,
+               @then_member = then_member
+        FROM {schema}.[round] WHERE round_id = @id;
         SELECT @part_status = status, @part_uid = start_uid, @part_member = member_id, @attempt = attempt,
-               @started = started_at
+               @started = started_at, @is_last = is_last
         FROM {schema}.round_part WHERE round_id = @id AND part = @part;
         IF NOT EXISTS (SELECT 1 FROM {schema}.round_part AS p
                        WHERE p.round_id = @id AND p.part NOT IN (SELECT a.part FROM @asked AS a))
            AND NOT EXISTS (SELECT 1 FROM @asked AS a
                            WHERE a.part NOT IN (SELECT p.part FROM {schema}.round_part AS p WHERE p.round_id = @id))
             SET @same = 1;
+        -- A round's window is the one of the login that opened it: another login must not end it early.
+        IF @opened_by <> ORIGINAL_LOGIN()
+            SET @window_ms = @own_ms;
         SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
                              DATEADD(second, CAST(@window_ms / 1000 AS int), @opened));
         IF @part_uid = @uid AND @part_status = N'running' AND @part_member = @member
             SET @code = N'started';  -- the first reply was lost
         ELSE
         BEGIN
-            IF @id IS NULL OR @status NOT IN (N'open', N'failed')
-                SET @id = NULL;
-            ELSE IF @limit <= @now
+            IF @status = N'succeeded'
             BEGIN
-                UPDATE {schema}.[round] SET status = N'expired', ended_at = @now WHERE round_id = @id;
-                SET @id = NULL;
+                IF @is_last = 1 AND @same = 1 AND @limit > @now AND @then_status IN (N'pending', N'running', N'failed')
+                BEGIN
+                    IF @then_status <> N'running' OR NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @then_member)
+                        SET @joins = 1;
+                    ELSE IF @then_member = @missing
+                        SET @code = N'continuing';
+                END;
             END
-            ELSE IF @status = N'failed' AND (@same = 0 OR @part_status = N'succeeded')
+            ELSE IF @status IN (N'open', N'failed')
             BEGIN
-                UPDATE {schema}.[round] SET status = N'abandoned' WHERE round_id = @id;
+                IF @limit <= @now
+                    UPDATE {schema}.[round] SET status = N'expired', ended_at = @now WHERE round_id = @id;
+                ELSE IF @same = 0
+                    SET @code = N'differs';
+                ELSE IF @part_status = N'running' AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @part_member)
+                    SET @code = N'running';
+                ELSE
+                    SET @joins = 1;
+            END;
+            IF @joins = 0 AND @code IS NULL
                 SET @id = NULL;
-            END
-            ELSE IF @same = 0
-                SET @code = N'differs';
-            ELSE IF @part_status = N'succeeded'
-                SET @code = N'succeeded';
-            ELSE IF @part_status = N'running' AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @part_member)
-                SET @code = N'running';
             IF @code IS NULL
             BEGIN
                 IF @id IS NULL
                 BEGIN
-                    INSERT INTO {schema}.[round] (round_name, window_ms, opened_at) VALUES (@name, @window_ms, @now);
+                    INSERT INTO {schema}.[round] (round_name, window_ms, opened_at) VALUES (@name, @asked_ms, @now);
                     SET @id = SCOPE_IDENTITY();
                     SET @opened = @now;
                     SET @attempt = 0;
@@ -258,7 +313,9 @@ BEGIN
                 END
                 ELSE
                 BEGIN
-                    UPDATE {schema}.[round] SET status = N'open', ended_at = NULL, window_ms = @window_ms
+                    UPDATE {schema}.[round]
+                    SET status = N'open', ended_at = NULL, window_ms = @window_ms, then_status = N'none', then_uid = NULL,
+                        then_ended = NULL, then_error = NULL
                     WHERE round_id = @id;
                     IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its round
                         SET @now = DATEADD(microsecond, 1, @now);
@@ -267,7 +324,8 @@ BEGIN
                 SET @started = @now;
                 UPDATE {schema}.round_part
                 SET status = N'running', attempt = @attempt, start_uid = @uid, member_id = @member, owner = @owner,
-                    host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL
+                    host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL,
+                    is_last = 0
                 WHERE round_id = @id AND part = @part;
                 EXEC {schema}.keep_then @id, @then_kind, @then_body;
                 SET @code = N'started';
@@ -320,7 +378,7 @@ GO
 
 -- Ends a part: N'succeeded' or N'failed'. @code:
 --   succeeded  it counts        failed  as was asked for
---   late       it took longer than the window, or the round is over: it has failed
+--   late       it took longer than the window, or the round is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed @is_last says so, and with @then_attempt the continuation is this member's to run.
 -- May be repeated with the same @uid; failed after succeeded gives the continuation back, should it be ours.
@@ -372,7 +430,8 @@ BEGIN
                              THEN N'late' ELSE @outcome END;
             UPDATE {schema}.round_part
             SET status = CASE @code WHEN N'succeeded' THEN @code ELSE N'failed' END, ended_at = @now,
-                error = CASE @code WHEN N'late' THEN N'ended after the window'
+                error = CASE @code WHEN N'late' THEN CASE @round_status WHEN N'abandoned' THEN N'ended after the round was abandoned'
+                                                                        ELSE N'ended after the window' END
                                    WHEN N'failed' THEN COALESCE(@error, N'it said nothing') END
             WHERE round_id = @id AND part = @part;
             EXEC {schema}.keep_then @id, @then_kind, @then_body;
@@ -402,7 +461,7 @@ BEGIN
         END
         ELSE
         BEGIN
-            SET @code = CASE WHEN @part_error = N'ended after the window' THEN N'late' ELSE @status END;
+            SET @code = CASE WHEN @part_error LIKE N'ended after the %' THEN N'late' ELSE @status END;
             IF @status = N'succeeded' AND @outcome = N'failed'
                 UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
                 WHERE round_id = @id AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
@@ -468,7 +527,7 @@ BEGIN
         IF @id IS NULL
         BEGIN
             SELECT TOP (1) @id = r.round_id FROM @rounds AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-            WHERE (r.then_status = N'pending' OR (@round IS NOT NULL AND r.then_status = N'failed'))
+            WHERE (r.then_status = N'pending' OR (@round IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
               AND (@own = 1 OR r.then_kind NOT IN (N'local', N'session'))
             ORDER BY r.round_id;
             UPDATE {schema}.[round]
@@ -511,6 +570,66 @@ BEGIN
     IF @answer = 1
         SELECT @done AS done;
     RETURN @done;
+END;
+GO
+
+-- Abandon a round, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- pending or has failed. The next start of a part begins a new one. For operators. A row with the number; NULL: there is none
+-- to abandon.
+IF OBJECT_ID(N'{schema}.abandon_round') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_round AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.abandon_round @name nvarchar(400), @round bigint = NULL, @abandoned bigint = NULL OUTPUT
+AS
+BEGIN
+    SET NOCOUNT ON;
+    SET ROWCOUNT 0;
+    SET @abandoned = NULL;
+    IF @@TRANCOUNT > 0
+        THROW 50001, N'sqlsem: abandon_round must not be called inside an open transaction; commit first', 1;
+    SET XACT_ABORT ON;
+    SET IMPLICIT_TRANSACTIONS OFF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    DECLARE @lock nvarchar(400) = @name, @status nvarchar(16), @now datetime2(6);
+    IF @round IS NULL
+        EXEC {schema}.check_name N'round', @name;
+    ELSE
+    BEGIN
+        SET @lock = NULL;
+        SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
+    END;
+    IF @lock IS NOT NULL
+    BEGIN
+        BEGIN TRY
+            BEGIN TRANSACTION;
+            EXEC {schema}.lock_round @lock;
+            SET @now = SYSUTCDATETIME();
+            IF @round IS NULL
+                SELECT TOP (1) @round = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
+                WHERE round_name = @lock ORDER BY round_id DESC;
+            SELECT @abandoned = round_id, @status = status FROM {schema}.[round]
+            WHERE round_id = @round AND (status IN (N'open', N'failed')
+                                         OR (status = N'succeeded' AND then_status IN (N'pending', N'failed')));
+            IF @abandoned IS NOT NULL
+            BEGIN
+                UPDATE {schema}.[round]
+                SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
+                    then_ended = CASE then_status WHEN N'pending' THEN @now ELSE then_ended END,
+                    then_error = CASE then_status WHEN N'pending' THEN N'the round was abandoned' ELSE then_error END,
+                    then_status = CASE then_status WHEN N'pending' THEN N'failed' ELSE then_status END
+                WHERE round_id = @abandoned;
+                INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
+                VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
+                        CONCAT(N'round ', @abandoned, N', ', @status));
+            END;
+            COMMIT TRANSACTION;
+        END TRY
+        BEGIN CATCH
+            IF @@TRANCOUNT > 0
+                ROLLBACK TRANSACTION;
+            THROW;
+        END CATCH;
+    END;
+    SELECT @abandoned AS round_id;
 END;
 GO
 
@@ -647,20 +766,20 @@ BEGIN
         @round_id OUTPUT, @attempt OUTPUT, @previous OUTPUT;
     IF @code = N'running'
         SELECT @message = CONCAT(N'sqlsem: part ''', @part, N''' of round ''', @name, N''' runs already (', host, N':',
-            pid, N' since ', CONVERT(nvarchar(30), started_at, 126), N'); wait until it has ended')
+            pid, N' since ', CONVERT(nvarchar(30), started_at, 126), N', login ', login, N'); wait until it has ended')
         FROM {schema}.round_part WHERE round_id = @round_id AND part = @part;
-    ELSE IF @code = N'succeeded'
-    BEGIN
-        EXEC {schema}.parts_in @round_id, N'expected running failed', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: part ''', @part, N''' has succeeded already in round ', @round_id, N' of ''',
-            @name, N''', which waits for ', @told,
-            N'; the next round begins when these have ended or its window is over');
-    END
+    ELSE IF @code = N'continuing'
+        SELECT @message = CONCAT(N'sqlsem: the continuation of round ', @round_id, N' of ''', @name, N''' runs already (',
+            then_owner, N' since ', CONVERT(nvarchar(30), then_started, 126),
+            N'); its process is missing, but not yet for its grace: start the part again in a moment')
+        FROM {schema}.[round] WHERE round_id = @round_id;
     ELSE IF @code = N'differs'
     BEGIN
         EXEC {schema}.parts_in @round_id, N'expected running failed succeeded', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: round ', @round_id, N' of ''', @name, N''' is open with other parts: ', @told,
-            N'; declare the same in all of them');
+        SELECT @message = CONCAT(N'sqlsem: round ', @round_id, N' of ''', @name, N''' is open with other parts: ', @told,
+            N'; login ', opened_by, N' opened it at ', CONVERT(nvarchar(30), opened_at, 126),
+            N'; declare the same in all parts, or have an operator abandon it: EXEC {schema}.abandon_round')
+        FROM {schema}.[round] WHERE round_id = @round_id;
     END;
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50007, @message;
@@ -707,8 +826,8 @@ END;
 GO
 
 -- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run, and
--- then to call round_continued. outcome: succeeded; late, it took longer than the window and does not count; failed, it
--- was the last to end, but others have failed. A row, and OUTPUT parameters.
+-- then to call round_continued. outcome: succeeded; late, it took longer than the window, or the round was abandoned, and it
+-- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
 IF OBJECT_ID(N'{schema}.round_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_done AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.round_part_done
@@ -727,14 +846,14 @@ BEGIN
         @is_last OUTPUT, @status OUTPUT;
     IF @outcome = N'succeeded' AND @status = N'failed'
     BEGIN
-        SET @outcome = N'failed';
         EXEC {schema}.parts_in @id, N'failed', @told OUTPUT;
         SET @message = CONCAT(N'sqlsem: round ', @id, N' of ''', @name, N''' has failed: ', @told,
             N'; run these parts again');
     END
     ELSE IF @outcome = N'late'
         SET @message = CONCAT(N'sqlsem: part ''', @part, N''' of round ''', @name,
-            N''' has ended after the window and does not count');
+            N''' has ended after ', CASE @status WHEN N'abandoned' THEN N'the round was abandoned' ELSE N'the window' END,
+            N', and does not count');
     IF @message IS NOT NULL
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     SELECT CAST(@is_last AS int) AS is_last, @outcome AS outcome;

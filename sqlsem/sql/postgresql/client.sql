@@ -373,6 +373,9 @@ SELECT {schema}.return_then(%s, %s)
 -- name: end_then
 SELECT {schema}.end_then(%s, %s, %s, %s)
 
+-- name: abandon_round
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.abandon_round(%s, %s)
+
 -- name: list_rounds
 SELECT * FROM {schema}.list_rounds(%s, %s, %s)
 

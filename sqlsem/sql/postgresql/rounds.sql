@@ -102,11 +102,56 @@ BEGIN
 END
 $$;
 
--- Starts a part, in the round that is open or in a new one. p_parts: JSON, the names of all parts. code:
---   started    id and attempt say which; previous is the round that expired by this, if one did
---   running    refused: the part runs already, and its process lives
---   succeeded  refused: the part has succeeded already, and the round waits for others
---   differs    refused: the open round has other parts
+-- The names of the parts, from JSON or from a list with commas, as JSON.
+CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_parts text[];
+    v_part  text;
+BEGIN
+    PERFORM {schema}.check_name('round', p_name);
+    PERFORM {schema}.check_name('part', p_part);
+    BEGIN
+        v_parts := CASE WHEN btrim(p_parts) LIKE '[%'
+                        THEN ARRAY(SELECT value FROM jsonb_array_elements_text(p_parts::jsonb))
+                        ELSE regexp_split_to_array(btrim(p_parts), '\s*,\s*') END;
+    EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
+        RAISE EXCEPTION 'sqlsem: the parts of round % are no JSON array of names: %', quote_literal(p_name), SQLERRM
+            USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';
+    END;
+    IF coalesce(cardinality(v_parts), 0) = 0 THEN
+        RAISE EXCEPTION 'sqlsem: round % has no parts', quote_literal(p_name)
+            USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';
+    END IF;
+    IF cardinality(v_parts) > 10000 THEN
+        RAISE EXCEPTION 'sqlsem: round % has % parts, at most 10000 are allowed', quote_literal(p_name), cardinality(v_parts)
+            USING ERRCODE = '22023';
+    END IF;
+    FOREACH v_part IN ARRAY v_parts LOOP
+        PERFORM {schema}.check_name('part', v_part);
+    END LOOP;
+    IF cardinality(v_parts) <> (SELECT count(DISTINCT p) FROM unnest(v_parts) AS p) THEN
+        RAISE EXCEPTION 'sqlsem: a part of round % is named twice: %', quote_literal(p_name),
+            array_to_string(v_parts, ', ') USING ERRCODE = '22023';
+    ELSIF p_part <> ALL (v_parts) THEN
+        RAISE EXCEPTION 'sqlsem: round % has no part %; it has %', quote_literal(p_name), quote_literal(p_part),
+            array_to_string(v_parts, ', ') USING ERRCODE = '22023';
+    END IF;
+    RETURN to_jsonb(v_parts)::text;
+END
+$$;
+
+-- Start a part, in the newest round of the name or in a new one. p_parts: JSON, the names of all parts. code:
+--   started     id and attempt say which; previous is the round that expired by this, if one did
+--   running     refused: the part runs already, and its process lives
+--   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
+--               for its grace
+--   differs     refused: the round has other parts
+-- A new round begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
+-- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the round waits for it.
+-- The last part of a round that has succeeded joins it again for as long as the continuation has not ended well and no
+-- living process runs it: its process has failed, and is repeated to continue the round.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
@@ -118,35 +163,49 @@ DECLARE
     v_part  {schema}.round_part;
     v_now   timestamptz;
     v_same  boolean;
+    v_parts text;
     v_window bigint;
 BEGIN
+    v_parts := {schema}.check_parts(p_name, p_part, p_parts);
+    IF (p_window_ms BETWEEN 1 AND 315360000000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: the window of round % must be 1 to 315360000000 ms (ten years), not %', quote_literal(p_name),
+            coalesce(p_window_ms::text, 'NULL') USING ERRCODE = '22023';
+    ELSIF p_uid IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: the uid of a start is NULL; give each start a text of its own' USING ERRCODE = '22023';
+    END IF;
     PERFORM {schema}.lock_round(p_name);
     PERFORM {schema}.require_member(p_member);
     v_now := clock_timestamp();
     SELECT * INTO v_round FROM {schema}.round AS r WHERE r.round_name = p_name ORDER BY r.round_id DESC LIMIT 1;
     id := v_round.round_id;
-    -- A round's window is what the login says that has opened it: another one's must not end it early.
-    v_window := CASE WHEN v_round.opened_by <> session_user AND v_round.status IN ('open', 'failed') THEN v_round.window_ms ELSE p_window_ms END;
+    -- A round's window is the one of the login that opened it: another login must not end it early.
+    v_window := CASE WHEN v_round.opened_by <> session_user THEN v_round.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id
                     ORDER BY p.part COLLATE "C")
-              = ARRAY(SELECT value FROM jsonb_array_elements_text(p_parts::jsonb) ORDER BY value COLLATE "C");
+              = ARRAY(SELECT value FROM jsonb_array_elements_text(v_parts::jsonb) ORDER BY value COLLATE "C");
     IF v_part.start_uid = p_uid AND v_part.status = 'running' AND v_part.member_id = p_member THEN
         NULL;  -- the first reply was lost
     ELSE
-        IF v_round.round_id IS NULL OR v_round.status NOT IN ('open', 'failed') THEN
+        IF v_round.round_id IS NULL OR v_round.status NOT IN ('open', 'failed', 'succeeded') THEN
             id := NULL;
+        ELSIF v_round.status = 'succeeded' THEN
+            IF v_part.is_last IS NOT TRUE OR NOT v_same OR v_round.then_status NOT IN ('pending', 'running', 'failed')
+               OR v_round.opened_at + v_window * interval '1 millisecond' <= v_now THEN
+                id := NULL;
+            ELSIF v_round.then_status = 'running'
+                  AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_round.then_member) THEN
+                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_round.then_member AND l.missing) THEN
+                    code := 'continuing';
+                    RETURN;
+                END IF;
+                id := NULL;
+            END IF;
         ELSIF v_round.opened_at + v_window * interval '1 millisecond' <= v_now THEN
             UPDATE {schema}.round AS r SET status = 'expired', ended_at = v_now WHERE r.round_id = id;
             id := NULL;
-        ELSIF v_round.status = 'failed' AND (NOT v_same OR v_part.status = 'succeeded') THEN
-            UPDATE {schema}.round AS r SET status = 'abandoned' WHERE r.round_id = id;
-            id := NULL;
         ELSIF NOT v_same THEN
             code := 'differs';
-            RETURN;
-        ELSIF v_part.status = 'succeeded' THEN
-            code := 'succeeded';
             RETURN;
         ELSIF v_part.status = 'running'
               AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_part.member_id) THEN
@@ -158,18 +217,21 @@ BEGIN
             RETURNING * INTO v_round;
             id := v_round.round_id;
             INSERT INTO {schema}.round_part (round_id, part)
-            SELECT id, value FROM jsonb_array_elements_text(p_parts::jsonb);
+            SELECT id, value FROM jsonb_array_elements_text(v_parts::jsonb);
             DELETE FROM {schema}.round AS r
             WHERE r.round_name = p_name AND r.round_id < id AND r.then_status NOT IN ('pending', 'running')
               AND r.ended_at < v_now - interval '1 day' * (SELECT s.value FROM {schema}.setting AS s
                                                            WHERE s.name = 'history_days')::integer;
         ELSE
-            UPDATE {schema}.round AS r SET status = 'open', ended_at = NULL, window_ms = v_window
+            UPDATE {schema}.round AS r
+            SET status = 'open', ended_at = NULL, window_ms = v_window, then_status = 'none', then_uid = NULL,
+                then_ended = NULL, then_error = NULL
             WHERE r.round_id = id;
         END IF;
         UPDATE {schema}.round_part AS p
         SET status = 'running', attempt = p.attempt + 1, start_uid = p_uid, member_id = p_member, owner = p_owner,
-            host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login, started_at = v_now, ended_at = NULL, error = NULL
+            host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login, started_at = v_now, ended_at = NULL, error = NULL,
+            is_last = false
         FROM {schema}.member AS m
         WHERE p.round_id = id AND p.part = p_part AND m.member_id = p_member
         RETURNING p.* INTO v_part;
@@ -188,7 +250,7 @@ $$;
 
 -- Ends a part: 'succeeded' or 'failed'. code:
 --   succeeded  it counts        failed  as was asked for
---   late       it took longer than the window, or the round is over: it has failed
+--   late       it took longer than the window, or the round is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed is_last says so, and with then_attempt the continuation is this member's to run.
 -- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the continuation back, should it be ours.
@@ -228,7 +290,8 @@ BEGIN
                      THEN 'late' ELSE p_outcome END;
         UPDATE {schema}.round_part AS p
         SET status = CASE code WHEN 'succeeded' THEN code ELSE 'failed' END, ended_at = v_now,
-            error = CASE code WHEN 'late' THEN 'ended after the window'
+            error = CASE code WHEN 'late' THEN CASE v_round.status WHEN 'abandoned' THEN 'ended after the round was abandoned'
+                                                                   ELSE 'ended after the window' END
                               WHEN 'failed' THEN coalesce(p_error, 'it said nothing') END
         WHERE p.round_id = id AND p.part = p_part;
         PERFORM {schema}.keep_then(id, p_then_kind, p_then_body);
@@ -251,7 +314,7 @@ BEGIN
             END IF;
         END IF;
     ELSE
-        code := CASE WHEN v_part.error = 'ended after the window' THEN 'late' ELSE v_part.status END;
+        code := CASE WHEN v_part.error LIKE 'ended after the %' THEN 'late' ELSE v_part.status END;
         IF v_part.status = 'succeeded' AND p_outcome = 'failed' THEN
             PERFORM {schema}.return_then(p_member, p_uid);
         END IF;
@@ -289,7 +352,7 @@ BEGIN
         then_owner = p_owner, then_started = clock_timestamp(), then_ended = NULL, then_error = NULL
     WHERE r.round_id = (SELECT o.round_id FROM {schema}.round AS o
                         WHERE CASE WHEN p_round IS NULL THEN o.round_name = p_name AND o.then_status = 'pending'
-                                   ELSE o.round_id = p_round AND o.then_status IN ('pending', 'failed') END
+                                   ELSE o.round_id = p_round AND o.status = 'succeeded' AND o.then_status IN ('pending', 'failed') END
                           AND (p_own OR o.then_kind NOT IN ('local', 'session'))
                         ORDER BY o.round_id LIMIT 1)
     RETURNING r.round_id, r.round_name, r.then_attempt, r.then_kind, r.then_body
@@ -311,6 +374,41 @@ BEGIN
     RETURN FOUND OR EXISTS (SELECT FROM {schema}.round AS r
                             WHERE r.round_id = p_round AND r.then_status IN ('finished', 'failed')
                               AND r.then_attempt = p_attempt AND r.then_member = p_member);
+END
+$$;
+
+-- Abandon a round, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- pending or has failed. The next start of a part begins a new one. For operators. The number; NULL: there is none to abandon.
+CREATE OR REPLACE FUNCTION {schema}.abandon_round(p_name varchar, p_round bigint DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_name  varchar := p_name;
+    v_round {schema}.round;
+BEGIN
+    IF p_round IS NULL THEN
+        PERFORM {schema}.check_name('round', p_name);
+    ELSE
+        v_name := (SELECT r.round_name FROM {schema}.round AS r WHERE r.round_id = p_round);
+        IF v_name IS NULL THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    PERFORM {schema}.lock_round(v_name);
+    SELECT * INTO v_round FROM {schema}.round AS r
+    WHERE r.round_name = v_name AND (p_round IS NULL OR r.round_id = p_round) ORDER BY r.round_id DESC LIMIT 1;
+    IF (v_round.status IN ('open', 'failed')
+        OR v_round.status = 'succeeded' AND v_round.then_status IN ('pending', 'failed')) IS NOT TRUE THEN
+        RETURN NULL;
+    END IF;
+    UPDATE {schema}.round AS r
+    SET status = 'abandoned', ended_at = coalesce(r.ended_at, clock_timestamp()),
+        then_status = CASE r.then_status WHEN 'pending' THEN 'failed' ELSE r.then_status END,
+        then_ended = CASE r.then_status WHEN 'pending' THEN clock_timestamp() ELSE r.then_ended END,
+        then_error = CASE r.then_status WHEN 'pending' THEN 'the round was abandoned' ELSE r.then_error END
+    WHERE r.round_id = v_round.round_id;
+    PERFORM {schema}.note_operation('abandon', v_name, NULL, NULL, NULL, format('round %s, %s', v_round.round_id, v_round.status), NULL);
+    RETURN v_round.round_id;
 END
 $$;
 
@@ -350,37 +448,6 @@ $$;
 
 -- For sessions --------------------------------------------------------------------------------------------------
 
--- The names of the parts, from JSON or from a list with commas, as JSON.
-CREATE OR REPLACE FUNCTION {schema}.check_parts(p_name text, p_part text, p_parts text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    v_parts text[];
-    v_part  text;
-BEGIN
-    PERFORM {schema}.check_name('round', p_name);
-    PERFORM {schema}.check_name('part', p_part);
-    v_parts := CASE WHEN btrim(p_parts) LIKE '[%'
-                    THEN ARRAY(SELECT value FROM jsonb_array_elements_text(p_parts::jsonb))
-                    ELSE regexp_split_to_array(btrim(p_parts), '\s*,\s*') END;
-    IF coalesce(cardinality(v_parts), 0) = 0 THEN
-        RAISE EXCEPTION 'sqlsem: round % has no parts', quote_literal(p_name)
-            USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';
-    END IF;
-    FOREACH v_part IN ARRAY v_parts LOOP
-        PERFORM {schema}.check_name('part', v_part);
-    END LOOP;
-    IF cardinality(v_parts) <> (SELECT count(DISTINCT p) FROM unnest(v_parts) AS p) THEN
-        RAISE EXCEPTION 'sqlsem: a part of round % is named twice: %', quote_literal(p_name),
-            array_to_string(v_parts, ', ') USING ERRCODE = '22023';
-    ELSIF p_part <> ALL (v_parts) THEN
-        RAISE EXCEPTION 'sqlsem: round % has no part %; it has %', quote_literal(p_name), quote_literal(p_part),
-            array_to_string(v_parts, ', ') USING ERRCODE = '22023';
-    END IF;
-    RETURN to_jsonb(v_parts)::text;
-END
-$$;
-
 -- Parts in some states, for messages: "b, c".
 CREATE OR REPLACE FUNCTION {schema}.parts_in(p_round bigint, p_states varchar[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -416,7 +483,7 @@ DECLARE
     v_part   record;
 BEGIN
     IF window_seconds IS NULL OR NOT (window_seconds >= 0.001 AND window_seconds <= 315360000) THEN
-        RAISE EXCEPTION 'sqlsem: window_seconds must be above 0 and at most ten years, not %', window_seconds
+        RAISE EXCEPTION 'sqlsem: window_seconds must be above 0 and at most ten years, not %', coalesce(window_seconds::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
     PERFORM {schema}.guard('round_part_start');
@@ -425,20 +492,24 @@ BEGIN
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
                                    p_owner, replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
     IF v_start.code = 'running' THEN
-        SELECT p.host, p.pid, p.started_at INTO v_part FROM {schema}.round_part AS p
+        SELECT p.host, p.pid, p.started_at, p.login INTO v_part FROM {schema}.round_part AS p
         WHERE p.round_id = v_start.id AND p.part = session_part_start.part;
-        RAISE EXCEPTION 'sqlsem: part % of round % runs already, by %:% since %', part, name, v_part.host, v_part.pid,
-            v_part.started_at USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
-    ELSIF v_start.code = 'succeeded' THEN
-        RAISE EXCEPTION 'sqlsem: part % has succeeded already in round % of %, which waits for %', part, v_start.id,
-            name, {schema}.parts_in(v_start.id, ARRAY['expected', 'running', 'failed'])
-            USING ERRCODE = '55000', HINT = 'The next round begins when these have ended, or the window is over.';
-    ELSIF v_start.code = 'differs' THEN
-        RAISE EXCEPTION 'sqlsem: round % of % is open with other parts: %', v_start.id, name,
-            (SELECT string_agg(p.part, ', ' ORDER BY p.part) FROM {schema}.round_part AS p
-             WHERE p.round_id = v_start.id)
+        RAISE EXCEPTION 'sqlsem: part % of round % runs already, by %:% since % (login %)', part, name, {schema}.plain(v_part.host),
+            v_part.pid, v_part.started_at, {schema}.plain(v_part.login) USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
+    ELSIF v_start.code IN ('continuing', 'differs') THEN
+        SELECT r.opened_by, r.opened_at, r.then_owner, r.then_started, r.opened_at + r.window_ms * interval '1 millisecond' AS until
+        INTO v_part FROM {schema}.round AS r WHERE r.round_id = v_start.id;
+        IF v_start.code = 'continuing' THEN
+            RAISE EXCEPTION 'sqlsem: the continuation of round % of % runs already, by % since %; its process is missing, but not yet for its grace',
+                v_start.id, name, {schema}.plain(v_part.then_owner), v_part.then_started
+                USING ERRCODE = '55000', HINT = 'Start the part again in a moment.';
+        END IF;
+        RAISE EXCEPTION 'sqlsem: round % of % is open with other parts: %; login % opened it at %', v_start.id, name,
+            (SELECT string_agg({schema}.plain(p.part), ', ' ORDER BY p.part) FROM {schema}.round_part AS p
+             WHERE p.round_id = v_start.id), {schema}.plain(v_part.opened_by), v_part.opened_at
             USING ERRCODE = '22023',
-                  HINT = 'All parts must declare the same; new ones hold when it has ended, or its window is over.';
+                  HINT = format('Declare the same in all parts. Others are possible when it has succeeded, or its window is over (%s), '
+                                'or an operator has abandoned it: SELECT {schema}.abandon_round(name).', v_part.until);
     ELSIF v_start.previous IS NOT NULL THEN
         RAISE WARNING 'sqlsem: round % of % has expired; it lacked %', v_start.previous, name,
             {schema}.parts_in(v_start.previous, ARRAY['expected', 'running', 'failed']);
@@ -482,8 +553,9 @@ END
 $$;
 
 -- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run, and
--- then to call round_continued. outcome: 'succeeded'; 'late', it took longer than the window and does not count;
--- 'failed', it was the last to end, but others have failed. May be part of the caller's transaction.
+-- then to call round_continued. outcome: 'succeeded'; 'late', it took longer than the window, or the round was abandoned,
+-- and it does not count. A warning names the parts that have failed where all others have ended. May be part of the caller's
+-- transaction.
 CREATE OR REPLACE FUNCTION {schema}.round_part_done(name text, part text, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -492,12 +564,13 @@ DECLARE
 BEGIN
     SELECT * INTO v_end FROM {schema}.session_part_end(name, part, 'succeeded', NULL, {schema}.session_id());
     is_last := v_end.is_last::integer;
-    outcome := CASE WHEN v_end.code = 'succeeded' AND v_end.round_status = 'failed' THEN 'failed' ELSE v_end.code END;
-    IF outcome = 'failed' THEN
+    outcome := v_end.code;
+    IF outcome = 'succeeded' AND v_end.round_status = 'failed' THEN
         RAISE WARNING 'sqlsem: round % of % has failed: %', v_end.id, name, v_end.failed
             USING HINT = 'Run these parts again.';
     ELSIF outcome = 'late' THEN
-        RAISE WARNING 'sqlsem: part % of round % has ended after the window and does not count', part, name;
+        RAISE WARNING 'sqlsem: part % of round % has ended after %, and does not count', part, name,
+            CASE v_end.round_status WHEN 'abandoned' THEN 'the round was abandoned' ELSE 'the window' END;
     END IF;
 END
 $$;

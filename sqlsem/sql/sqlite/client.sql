@@ -1099,13 +1099,32 @@ WHERE round_id = :round AND status = 'open'
   AND EXISTS (SELECT 1 FROM {schema}_round_part WHERE round_id = :round AND status = 'failed')
 
 -- name: latest_round
-SELECT round_id, status, opened_at FROM {schema}_round WHERE round_name = ? ORDER BY round_id DESC LIMIT 1
+-- The last columns tell whether the member that runs its continuation is missing.
+SELECT r.round_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.then_status,
+       m.grace_ms / 1000.0 AS grace, r.then_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+       CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
+FROM {schema}_round AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.then_member
+WHERE r.round_name = ? ORDER BY r.round_id DESC LIMIT 1
 
 -- name: round_parts
-SELECT part, status, start_uid, member_id, attempt, started_at FROM {schema}_round_part WHERE round_id = ?
+SELECT part, status, start_uid, member_id, attempt, started_at, is_last FROM {schema}_round_part WHERE round_id = ?
 
--- name: close_round
-UPDATE {schema}_round SET status = :status, ended_at = coalesce(:now, ended_at) WHERE round_id = :round
+-- name: expire_round
+UPDATE {schema}_round SET status = 'expired', ended_at = :now WHERE round_id = :round
+
+-- name: round_to_abandon
+-- Of one number, or the newest of a name.
+SELECT round_id, round_name, status FROM {schema}_round
+WHERE round_id = coalesce(:round, (SELECT max(round_id) FROM {schema}_round WHERE round_name = :name))
+  AND (status IN ('open', 'failed') OR status = 'succeeded' AND then_status IN ('pending', 'failed'))
+
+-- name: abandon_round
+UPDATE {schema}_round
+SET status = 'abandoned', ended_at = coalesce(ended_at, {clock}),
+    then_status = CASE then_status WHEN 'pending' THEN 'failed' ELSE then_status END,
+    then_ended = CASE then_status WHEN 'pending' THEN {clock} ELSE then_ended END,
+    then_error = CASE then_status WHEN 'pending' THEN 'the round was abandoned' ELSE then_error END
+WHERE round_id = :round
 
 -- name: open_round
 INSERT INTO {schema}_round (round_name, window_ms, opened_at, opened_by) VALUES (:name, :window, :now, :login)
@@ -1125,13 +1144,16 @@ WHERE round_name = :name AND then_status NOT IN ('pending', 'running')
   AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
 
 -- name: reopen_round
-UPDATE {schema}_round SET status = 'open', ended_at = NULL, window_ms = :window WHERE round_id = :round
+UPDATE {schema}_round
+SET status = 'open', ended_at = NULL, window_ms = :window, then_status = 'none', then_uid = NULL, then_ended = NULL,
+    then_error = NULL
+WHERE round_id = :round
 
 -- name: start_part
 UPDATE {schema}_round_part
 SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :member, owner = :owner,
     (host, pid, login) = (SELECT host, pid, login FROM {schema}_member WHERE member_id = :member),
-    started_at = :now, ended_at = NULL, error = NULL
+    started_at = :now, ended_at = NULL, error = NULL, is_last = 0
 WHERE round_id = :round AND part = :part
 
 -- name: keep_then
@@ -1187,7 +1209,7 @@ SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, t
     then_owner = :owner, then_started = {clock}, then_ended = NULL, then_error = NULL
 WHERE round_id = (SELECT round_id FROM {schema}_round
                   WHERE CASE WHEN :round IS NULL THEN round_name = :name AND then_status = 'pending'
-                             ELSE round_id = :round AND then_status IN ('pending', 'failed') END
+                             ELSE round_id = :round AND status = 'succeeded' AND then_status IN ('pending', 'failed') END
                     AND (:own OR then_kind NOT IN ('local', 'session'))
                   ORDER BY round_id LIMIT 1)
 
