@@ -427,8 +427,8 @@ class RoundSession(LockSession):
         uid: str,
         then: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part in the newest round, or in a new one where that has succeeded, was abandoned or its window is over.
-        (Its last part joins it again until the continuation has ended well.) ``then``: its kind and body. May be repeated.
+        """Start a part in the newest round, or in a new one where that has succeeded, was abandoned or is late.
+        (Its last part joins it again until the continuation has ended well.) ``then``: its kind and body. Repeatable.
         """
 
     @abc.abstractmethod
