@@ -509,14 +509,18 @@ class RoundEntry:
     then_seconds: float | None
     then_error: str | None
     parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # a login
+    opened_by: str | None = None  # logins: that opened it, that kept its continuation, and that ran that last
+    then_kept_by: str | None = None
+    then_login: str | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[RoundEntry]:
         """From rows of a round and a part each, those of one round together; at the end the logins of both."""
         found: dict[int, RoundEntry] = {}
         for row in rows:
-            one = found.setdefault(row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29]))
+            one = found.setdefault(
+                row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29], then_kept_by=row[31], then_login=row[32])
+            )
             part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
             found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))
         return list(found.values())

@@ -18,7 +18,7 @@ from sqlsem.errors import ConfigurationError, RoundFailed, SqlsemError
 from sqlsem.model import Duration, RoundEntry, check_duration, check_name
 from sqlsem.printable import first_line
 
-__all__ = ["Declaration", "brief", "errors_in", "listed"]
+__all__ = ["Declaration", "brief", "errors_in", "listed", "why_not_here"]
 
 log = logging.getLogger("sqlsem")
 T = TypeVar("T")
@@ -110,14 +110,16 @@ class Declaration:
         found = self.call("look at a round", lambda session, _: session.list_rounds(name, round_id, 1))
         return found[0] if found else None
 
-    def is_pending(self, round_id: int | None) -> bool:
-        """True if the continuation of a round waits for a process that runs it. Raises nothing, as `errors_of`."""
+    def why_pending(self, round_id: int | None) -> str | None:
+        """Return why the continuation of a round waits for another process, if it does. Raises nothing."""
         try:
             entry = self.entry(round_id)
         except SqlsemError as exc:
             log.warning("The continuation of round %s of %r cannot be read: %s", round_id, self.name, exc)
-            return False
-        return entry is not None and entry.then_status == "pending"
+            return None
+        if entry is None or entry.then_status != "pending":
+            return None
+        return why_not_here(entry)
 
     def recover(self) -> None:
         """Act for those whose process died; the alarm for each round in which a part failed by that."""
@@ -149,6 +151,21 @@ class Declaration:
                 self._on_failed(failure)
             except Exception:
                 log.exception("on_failed of round %r failed", self.name)
+
+
+def why_not_here(entry: RoundEntry) -> str:
+    """Return why a continuation that is pending is not run by this process, and what runs it."""
+    if entry.then_kind == "session":
+        return "it is the code of a database session, which runs it by round_resume"
+    if entry.then_kind == "local":
+        return (
+            "it is a function that is not kept here; it is resumed by a process that declares it (Round.resume(), or "
+            "the next start of a part)"
+        )
+    return (
+        f"login {entry.then_kept_by} keeps it, and only that login, putters and operators may run it: "
+        f"sqlsem rounds resume {entry.round_id}"
+    )
 
 
 def errors_in(entry: RoundEntry, *states: str) -> dict[str, str]:

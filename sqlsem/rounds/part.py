@@ -193,14 +193,9 @@ class Part(Claim):
                     failed,
                 )
             )
-        elif ended.is_last and ended.then is None and self._declaration.is_pending(ended.round_id):
+        elif ended.is_last and ended.then is None and (why := self._declaration.why_pending(ended.round_id)):
             self._declaration.alarm(
-                self._declaration.failure(
-                    f"has succeeded, but its continuation is pending: part {self.name!r}, the last one, declares none "
-                    f"and may not run what is kept; it is run by a process that declares it, or by: "
-                    f"sqlsem rounds resume {ended.round_id}",
-                    ended.round_id,
-                )
+                self._declaration.failure(f"has succeeded, but its continuation is pending: {why}", ended.round_id)
             )
 
     def _why_it_does_not_count(self, ended: PartEnd) -> RoundFailed | None:

@@ -14,7 +14,7 @@ from sqlsem.engines.roles import RoundSession
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.model import Duration, RoundEntry, check_duration, check_name, monotonic
 from sqlsem.rounds import continuation
-from sqlsem.rounds.declaration import Declaration, brief, errors_in, listed
+from sqlsem.rounds.declaration import Declaration, brief, errors_in, listed, why_not_here
 from sqlsem.rounds.part import Part
 
 __all__ = ["Round", "abandon", "list_rounds", "resume", "round"]
@@ -182,11 +182,10 @@ def resume(coordinator: Coordinated, which: int | str) -> bool:
     claim = continuation.claim_continuation(coordinator.process, name, round_id, own=False)
     if claim is None:
         for entry in _look(coordinator, name, round_id):
-            if entry.then_status == "pending" and entry.then_kind in ("local", "session"):
-                whose = "a function" if entry.then_kind == "local" else "the code of a database session"
+            if entry.then_status == "pending":
                 raise ConfigurationError(
-                    f"The continuation of round {entry.round_id} of {entry.name!r} is {whose} that is not kept here; "
-                    f"it is resumed by who declared it (Round.resume(), the next start of a part, or round_resume)"
+                    f"The continuation of round {entry.round_id} of {entry.name!r} is not run here: "
+                    f"{why_not_here(entry)}"
                 )
         return False
     claim.run(None, lambda failure: log.error("%s", failure))

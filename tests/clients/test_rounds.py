@@ -183,3 +183,158 @@ def test_roles(login, session, name):
     with pytest.raises(psycopg.Error, match="not there"):
         other("SELECT * FROM sqlsem.claim_then(%s, %s, NULL, 'x', 'x', true)", member, name)
     assert other("SELECT sqlsem.end_then(%s, 1, 1, NULL)", member) == (False,)
+
+
+# -- whose continuation it is -----------------------------------------------------------------------------------------
+
+#: Roles of a login that has no part in the round: may it run the continuation, and read it?
+RIGHTS = [
+    (["sqlsem_user"], False, False),
+    (["sqlsem_user", "sqlsem_worker"], False, False),
+    (["sqlsem_user", "sqlsem_reader"], False, True),
+    (["sqlsem_user", "sqlsem_putter"], True, True),
+    (["sqlsem_operator"], True, True),
+]
+
+
+@pytest.fixture
+def login_of(login, database):
+    """``login_of(roles)``: a login that has all of them."""
+
+    def login_of(roles):
+        made = login(roles[0])
+        for role in roles[1:]:
+            database.rows(f"GRANT {role} TO {name_of(made)}")
+        return made
+
+    return login_of
+
+
+def name_of(login):
+    return psycopg.conninfo.conninfo_to_dict(login.url)["user"]
+
+
+def leave_pending(database, name, kind, body):
+    """Leave a continuation that no process runs; the number of its round."""
+    session = database.session(grace=60)
+    member = session.enrol("gone", 1, "gone")
+    began = session.start_part(member, name, "a", ["a"], 60.0, "me", name, (kind, body))
+    assert session.end_part(member, name, "a", name, None, "me", (kind, body)).then is not None
+    assert session.return_then(member, name)
+    session.resign(member)
+    session.close()
+    return began.round_id
+
+
+@pytest.mark.parametrize(("roles", "may_run", "may_read"), RIGHTS)
+@pytest.mark.parametrize("by_number", [False, True])
+@pytest.mark.parametrize("kind", ["sql", "shell", "call", "local"])
+def test_continuation_is_run_and_read_by_who_may(login_of, connect, name, kind, roles, may_run, may_read, by_number):
+    keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(roles)
+    body = None if kind == "local" else "SELECT 'SECRET'"
+    number = leave_pending(keeper, name, kind, body)
+    session = stranger.session(grace=60)
+    member = session.enrol("here", 1, "test")
+    (entry,) = session.list_rounds(name, None, 1)
+    assert (entry.then_status, entry.then_kept_by, entry.then_login) == ("pending", name_of(keeper), name_of(keeper))
+    assert entry.then_body == (body if may_read else None)
+    which = (None, number) if by_number else (name, None)
+    for own in (False, True):
+        claimed = session.claim_then(member, *which, "me", f"{name}{own}", own)
+        assert (claimed is not None) == (may_run and (own or kind != "local"))
+        if claimed is not None:
+            assert claimed.body == body
+            (entry,) = session.list_rounds(name, None, 1)
+            assert (entry.then_status, entry.then_login) == ("running", name_of(stranger))
+            assert session.return_then(member, f"{name}{own}")
+    session.resign(member)
+    session.close()
+    # The login that kept it runs it, and no other ends it meanwhile.
+    mine = keeper.session(grace=60)
+    member = mine.enrol("here", 1, "test")
+    claimed = mine.claim_then(member, name, None, "me", "u", True)
+    other = stranger.session(grace=60)
+    assert not other.end_then(member, number, claimed.attempt, None)
+    assert not other.return_then(member, "u")
+    assert mine.end_then(member, number, claimed.attempt, None)
+    assert not other.end_then(member, number, claimed.attempt, None), "nor is it told that it has ended it"
+    mine.resign(member)
+    for one in (mine, other):
+        one.close()
+
+
+def test_participant_runs_function_of_another_login(login_of, name):
+    """What only programs know is run by all that take part: their logins may differ."""
+    one, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
+    ran = []
+    with rounds.round(name, ["a", "b"], window=60, coordinator=one.coordinator()).then(list).part("a"):
+        pass
+    made = rounds.round(name, ["a", "b"], window=60, coordinator=other.coordinator()).then(lambda: ran.append(1))
+    with made.part("b"):
+        pass
+    assert ran == [1]
+    assert made.entry().then_login == name_of(other)
+
+
+@pytest.mark.parametrize("declares", [False, True])
+def test_last_part_leaves_kept_continuation_to_who_may(login_of, connect, name, declares):
+    """It is told what it may not run, and its part has succeeded."""
+    keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
+    kept = rounds.round(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    with kept.part("a"):
+        pass
+    alarms = []
+    made = rounds.round(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
+    if declares:
+        made.then(lambda: pytest.fail("must not run"))
+    with made.part("b") as last:
+        pass
+    assert last.is_last
+    assert [f"login {name_of(keeper)} keeps it" in str(alarm) for alarm in alarms] == [True]
+    entry = made.entry()
+    assert (entry.status, entry.then_status, entry.then_body) == ("succeeded", "pending", None)
+    with pytest.raises(sqlsem.ConfigurationError, match="only that login, putters and operators"):
+        rounds.resume(plain.coordinator(), name)
+    assert rounds.resume(keeper.coordinator(), name)
+    assert made.entry().then_status == "finished"
+
+
+def test_session_leaves_kept_continuation_to_who_may(login_of, session, name):
+    keeper, ask = login_of(["sqlsem_user", "sqlsem_putter"]), session(login_of(["sqlsem_user"]))
+    kept = rounds.round(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    with kept.part("a"):
+        pass
+    told = []
+    ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
+    start(ask, name, "b")
+    assert done(ask, name, "b") == (0, "succeeded")
+    assert [f"its continuation is pending: login {name_of(keeper)} kept it" in one for one in told] == [True]
+    with pytest.raises(psycopg.Error, match="no continuation"):
+        ask("SELECT sqlsem.round_continued(%s)", name)
+
+
+def test_kind_of_continuation_is_checked(session, name, connect):
+    ask = session()
+    start(ask, name, "b")
+    (member,) = ask("SELECT member_id FROM sqlsem.list_rounds(%s) WHERE part = 'b'", name)
+    with pytest.raises(errors.InvalidParameterValue, match="kind 'evil' is unknown"):
+        ask("SELECT * FROM sqlsem.start_part(%s, %s, 'a', 'a, b', 60000, 'x', 'u', 'evil', 'x')", member, name)
+
+
+@pytest.mark.parametrize("roles", [["sqlsem_user"], ["sqlsem_user", "sqlsem_putter"], ["sqlsem_reader"]])
+def test_round_is_abandoned_by_operators_alone(login_of, session, name, roles):
+    ask = session()
+    number = start(ask, name, "a")
+    with pytest.raises(errors.InsufficientPrivilege):
+        session(login_of(roles))("SELECT sqlsem.abandon_round(%s)", name)
+    assert session(login_of(["sqlsem_operator"]))("SELECT sqlsem.abandon_round(NULL, %s)", number) == (number,)
+    assert ask("SELECT sqlsem.abandon_round('no such round')") == (None,)
+    assert ask("SELECT sqlsem.abandon_round(NULL, 0)") == (None,)
+
+
+def test_another_login_does_not_shorten_the_window(login_of, session, name):
+    ask, other = session(), session(login_of(["sqlsem_user"]))
+    number = start(ask, name, "a", window=3600.0)
+    assert done(ask, name, "a") == (0, "succeeded")
+    ask.connection.execute("SELECT pg_sleep(0.05)")
+    assert start(other, name, "b", window=0.001) == number

@@ -705,7 +705,7 @@ def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, nam
         except ConfigurationError as exc:
             return str(exc)
 
-    assert "who declared it" in until(told)
+    assert "a process that declares it" in until(told)
     assert make("a").resume() is False
     assert make("a", then=lambda: ran.append(1)).wait(PATIENCE).then_status == "finished"
     assert ran == [1]

@@ -105,7 +105,7 @@ class SqliteRounds(SqliteMembers, RoundSession):
 
     def _keep_then(self, round_id: int, then: tuple[str | None, str | None]) -> None:
         if then[0] is not None:
-            self.run("keep_then", {"round": round_id, "kind": then[0], "body": then[1]})
+            self.run("keep_then", {"round": round_id, "kind": then[0], "body": then[1], "login": user_name()})
 
     def end_part(
         self,
@@ -140,7 +140,8 @@ class SqliteRounds(SqliteMembers, RoundSession):
                 self.run("fail_round", {"round": round_id})
                 if self.run("succeed_round", {"round": round_id, "now": now}).rowcount == 1:
                     self.run("mark_last", key)
-                    self.run("begin_then", {**mine, "own": then[0] is not None, "owner": owner, "now": now})
+                    begun = {**mine, "own": then[0] is not None, "owner": owner, "login": user_name(), "now": now}
+                    self.run("begin_then", begun)
             else:
                 code = "late" if (part_error or "").startswith("ended after the ") else part_status
                 if part_status == "succeeded" and error is not None:
@@ -159,7 +160,7 @@ class SqliteRounds(SqliteMembers, RoundSession):
             self.give_sign(member_id)
             found = self._claimed_then(member_id, uid)
             if found is None:
-                mine = {"member": member_id, "uid": uid, "owner": owner, "own": own}
+                mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": user_name()}
                 self.run("claim_then", {**mine, "name": name, "round": round_id})
                 found = self._claimed_then(member_id, uid)
         return found

@@ -89,7 +89,7 @@ BEGIN
                 THEN DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                                                     ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
-           r.opened_by, p.login
+           r.opened_by, p.login, r.then_kept_by, r.then_login
     FROM {schema}.[round] AS r WITH (NOLOCK) JOIN {schema}.round_part AS p WITH (NOLOCK) ON p.round_id = r.round_id
     LEFT JOIN @member AS b ON b.member_id = p.member_id
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = p.member_id

@@ -28,8 +28,8 @@ BEGIN
 END;
 GO
 
--- Keeps what the last part shall start. Of a user that may not put tasks only that there is something (and what those who
--- may have kept stays): what is kept may be run with the rights of the one who resumes it.
+-- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
+-- kept stays): what is kept may be run with the rights of the login that resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)
@@ -38,11 +38,40 @@ BEGIN
     SET NOCOUNT ON;
     IF @kind IS NULL OR @kind = N'session'
         RETURN 0;
+    IF @kind NOT IN (N'sql', N'shell', N'call', N'local')
+        THROW 50000, N'sqlsem: a continuation of this kind is unknown; it is sql, shell, call, local or session', 1;
     IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
-        UPDATE {schema}.[round] SET then_kind = COALESCE(then_kind, N'local') WHERE round_id = @round;
+        UPDATE {schema}.[round]
+        SET then_kept_by = CASE WHEN then_kind IS NULL THEN ORIGINAL_LOGIN() ELSE then_kept_by END,
+            then_kind = COALESCE(then_kind, N'local')
+        WHERE round_id = @round;
     ELSE
-        UPDATE {schema}.[round] SET then_kind = @kind, then_body = @body WHERE round_id = @round;
+        UPDATE {schema}.[round] SET then_kind = @kind, then_body = @body, then_kept_by = ORIGINAL_LOGIN() WHERE round_id = @round;
+END;
+GO
+
+-- Return 1 if this login may run, and end, the continuation of a round: what is kept, the login that kept it, putters and
+-- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the round, too.
+IF OBJECT_ID(N'{schema}.may_run_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_then AS RETURN 0');
+GO
+ALTER PROCEDURE {schema}.may_run_then @round bigint, @own bit
+AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @kind nvarchar(8), @kept_by nvarchar(128), @opened_by nvarchar(128);
+    SELECT @kind = COALESCE(then_kind, N'session'), @kept_by = then_kept_by, @opened_by = opened_by
+    FROM {schema}.[round] WHERE round_id = @round;
+    IF @kind IS NULL OR (@own = 0 AND @kind IN (N'local', N'session'))
+        RETURN 0;
+    IF IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+       OR IS_SRVROLEMEMBER(N'sysadmin') = 1 OR @kept_by = ORIGINAL_LOGIN()
+        RETURN 1;
+    IF @kind IN (N'local', N'session')
+       AND (@opened_by = ORIGINAL_LOGIN()
+            OR EXISTS (SELECT 1 FROM {schema}.round_part WHERE round_id = @round AND login = ORIGINAL_LOGIN()))
+        RETURN 1;
+    RETURN 0;
 END;
 GO
 
@@ -382,14 +411,16 @@ GO
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed @is_last says so, and with @then_attempt the continuation is this member's to run.
 -- May be repeated with the same @uid; failed after succeeded gives the continuation back, should it be ours.
--- Who says @then_kind N'session' knows what to run, and gets the continuation whatever its kind.
+-- With @then_kind the caller knows what to run, and gets the continuation whatever its kind, if its login may run that
+-- (may_run_then). Otherwise the continuation is pending until a login that may resumes it.
 IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
     @error nvarchar(max), @owner nvarchar(255), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
-    @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @round_status nvarchar(16) = NULL OUTPUT, @answer bit = 0
+    @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @round_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
+    @continues bit = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -398,6 +429,7 @@ BEGIN
     SET @id = NULL;
     SET @is_last = 0;
     SET @round_status = NULL;
+    SET @continues = 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a part must not be ended inside an open transaction; commit first', 1;
     IF @outcome IS NULL OR @outcome NOT IN (N'succeeded', N'failed')
@@ -405,7 +437,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member bigint, @part_error nvarchar(max),
-            @known int, @then_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max);
+            @known int, @then_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max), @own bit, @may int;
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     BEGIN TRY
         BEGIN TRANSACTION;
@@ -444,17 +476,16 @@ BEGIN
                 BEGIN
                     UPDATE {schema}.round_part SET is_last = 1 WHERE round_id = @id AND part = @part;
                     SELECT @kind = COALESCE(then_kind, @then_kind) FROM {schema}.[round] WHERE round_id = @id;
-                    -- What only the process knows that declared it waits for that.
-                    SET @then_status = CASE WHEN @kind IS NULL THEN N'none'
-                                            WHEN @kind IN (N'local', N'session') AND @then_kind IS NULL THEN N'pending'
-                                            ELSE N'running' END;
+                    SET @own = CASE WHEN @then_kind IS NULL THEN 0 ELSE 1 END;
+                    EXEC @may = {schema}.may_run_then @id, @own;
+                    SET @then_status = CASE WHEN @kind IS NULL THEN N'none' WHEN @may = 1 THEN N'running' ELSE N'pending' END;
                     UPDATE {schema}.[round]
                     SET status = N'succeeded', ended_at = @now, then_kind = @kind, then_status = @then_status
                     WHERE round_id = @id;
                     IF @then_status = N'running'
                         UPDATE {schema}.[round]
                         SET then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
-                            then_owner = @owner, then_started = @now
+                            then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = @now
                         WHERE round_id = @id;
                 END;
             END;
@@ -475,6 +506,10 @@ BEGIN
                                         AND then_uid = @uid THEN then_attempt END,
                    @kind = then_kind, @body = then_body
             FROM {schema}.[round] WHERE round_id = @id;
+            IF @attempt IS NULL
+                SELECT @kind = NULL, @body = NULL;
+            ELSE
+                SET @continues = 1;
         END;
         COMMIT TRANSACTION;
     END TRY
@@ -490,8 +525,8 @@ END;
 GO
 
 -- Claims a continuation that nobody runs: of a name's oldest such round, or of one round, then also one that failed. No
--- row, and @id NULL, where there is none. @own: who asks has something of its own to run for those of kind local and
--- session. May be repeated with the same @uid.
+-- row, and @id NULL, where there is none that this login may run (may_run_then). @own: the caller has something of its own to
+-- run for those of kind local and session. May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.claim_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_then
@@ -506,7 +541,7 @@ BEGIN
         THROW 50001, N'sqlsem: a round must not be resumed inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @lock nvarchar(400) = @name, @known int;
+    DECLARE @lock nvarchar(400) = @name, @known int, @may int, @candidate bigint, @before bigint = 0;
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     IF @round IS NOT NULL
         SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
@@ -526,13 +561,24 @@ BEGIN
         WHERE r.then_status = N'running' AND r.then_member = @member AND r.then_uid = @uid;
         IF @id IS NULL
         BEGIN
-            SELECT TOP (1) @id = r.round_id FROM @rounds AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-            WHERE (r.then_status = N'pending' OR (@round IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
-              AND (@own = 1 OR r.then_kind NOT IN (N'local', N'session'))
-            ORDER BY r.round_id;
+            WHILE @id IS NULL
+            BEGIN
+                SET @candidate = NULL;
+                SELECT TOP (1) @candidate = r.round_id FROM @rounds AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
+                WHERE (r.then_status = N'pending' OR (@round IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
+                  AND r.round_id > @before
+                ORDER BY r.round_id;
+                IF @candidate IS NULL
+                    BREAK;
+                EXEC @may = {schema}.may_run_then @candidate, @own;
+                IF @may = 1
+                    SET @id = @candidate;
+                SET @before = @candidate;
+            END;
             UPDATE {schema}.[round]
             SET then_status = N'running', then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
-                then_owner = @owner, then_started = SYSUTCDATETIME(), then_ended = NULL, then_error = NULL
+                then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = SYSUTCDATETIME(), then_ended = NULL,
+                then_error = NULL
             WHERE round_id = @id;
         END;
         COMMIT TRANSACTION;
@@ -566,7 +612,7 @@ BEGIN
     IF @done = 0
         SELECT @done = 1 FROM {schema}.[round]
         WHERE round_id = @round AND then_status IN (N'finished', N'failed') AND then_attempt = @attempt
-          AND then_member = @member;
+          AND then_member = @member AND then_login = ORIGINAL_LOGIN();
     IF @answer = 1
         SELECT @done AS done;
     RETURN @done;
@@ -636,7 +682,8 @@ GO
 
 -- What people look at ----------------------------------------------------------------------------------------------
 
--- Rounds, newest first, one row a part.
+-- Rounds, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- that kept it.
 IF OBJECT_ID(N'{schema}.list_rounds') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_rounds AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.list_rounds @name nvarchar(400) = NULL, @round bigint = NULL, @most int = 20
@@ -648,7 +695,9 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @shown TABLE (round_id bigint NOT NULL PRIMARY KEY);
     DECLARE @now datetime2(6), @all int;
-    EXEC @all = {schema}.sees_all;
+    SET @all = CASE WHEN IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
+                         OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
+                         OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
     IF @round IS NOT NULL
         INSERT INTO @shown (round_id) SELECT round_id FROM {schema}.[round] WHERE round_id = @round;
     ELSE
@@ -659,7 +708,7 @@ BEGIN
     SELECT r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
-           r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.opened_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
+           r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.then_kept_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
            r.then_attempt, r.then_owner, r.then_started, r.then_ended,
            DATEDIFF_BIG(microsecond, r.then_started, COALESCE(r.then_ended, @now)) / CAST(1000000 AS float)
                AS then_seconds,
@@ -670,7 +719,7 @@ BEGIN
            CASE WHEN p.status = N'running' AND b.missing = 1 THEN
                DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                                               ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
-               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login
+               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.then_kept_by, r.then_login
     FROM @shown AS s JOIN {schema}.[round] AS r ON r.round_id = s.round_id
     JOIN {schema}.round_part AS p ON p.round_id = s.round_id
     LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
@@ -802,7 +851,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000);
+    DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000), @continues bit;
     DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
     EXEC {schema}.check_name N'round', @name;
     EXEC {schema}.check_name N'part', @part;
@@ -820,11 +869,21 @@ BEGIN
         EXEC {schema}.refuse 50004, @message;
     END;
     EXEC {schema}.end_part @member, @name, @part, @uid, @outcome, @error, @owner, N'session', NULL, @code OUTPUT,
-        @id OUTPUT, @is_last OUTPUT, @round_status OUTPUT;
+        @id OUTPUT, @is_last OUTPUT, @round_status OUTPUT, 0, @continues OUTPUT;
+    IF @is_last = 1 AND @continues = 0
+    BEGIN
+        SET @is_last = 0;
+        SELECT @message = CONCAT(N'sqlsem: round ', @id, N' of ''', @name, N''' has succeeded, but its continuation is pending: login ',
+            then_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem rounds resume ', @id)
+        FROM {schema}.[round] WHERE round_id = @id AND then_status = N'pending';
+        IF @message IS NOT NULL
+            RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
+    END;
 END;
 GO
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run, and
+-- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a message
+-- says so where only another login may), and
 -- then to call round_continued. outcome: succeeded; late, it took longer than the window, or the round was abandoned, and it
 -- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
 IF OBJECT_ID(N'{schema}.round_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_done AS RETURN 0');

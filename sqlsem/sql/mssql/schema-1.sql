@@ -391,7 +391,7 @@ CREATE TABLE {schema}.schedule (
 CREATE TABLE {schema}.[round] (
     round_id     bigint IDENTITY NOT NULL CONSTRAINT round_pk PRIMARY KEY,
     round_name   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    window_ms    bigint NOT NULL CONSTRAINT round_window_ms_check CHECK (window_ms > 0),
+    window_ms    bigint NOT NULL CONSTRAINT round_window_ms_check CHECK (window_ms BETWEEN 1 AND 315360000000),
     status       nvarchar(16) NOT NULL CONSTRAINT round_status_default DEFAULT N'open'
         CONSTRAINT round_status_check CHECK (status IN (N'open', N'failed', N'succeeded', N'expired', N'abandoned')),
     opened_at    datetime2(6) NOT NULL CONSTRAINT round_opened_at_default DEFAULT SYSUTCDATETIME(),
@@ -405,6 +405,8 @@ CREATE TABLE {schema}.[round] (
     then_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
     then_member  bigint NULL,
     then_owner   nvarchar(255) NULL,
+    then_kept_by nvarchar(128) NULL,  -- the login that kept what is run; and the login that ran it last
+    then_login   nvarchar(128) NULL,
     then_started datetime2(6) NULL,
     then_ended   datetime2(6) NULL,
     then_error   nvarchar(max) NULL

@@ -75,7 +75,7 @@ BEGIN
                    extract(epoch FROM coalesce(p.ended_at, taken_at) - p.started_at), p.error,
                    CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE
                         THEN extract(epoch FROM taken_at - coalesce(l.since, p.started_at)) END,
-                   r.opened_by, p.login) ORDER BY r.round_id DESC, p.part)
+                   r.opened_by, p.login, r.then_kept_by, r.then_login) ORDER BY r.round_id DESC, p.part)
         FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
         LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
         WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')

@@ -20,21 +20,39 @@ BEGIN
 END
 $$;
 
--- Keeps what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
--- kept stays): what is kept may be run with the rights of the one who resumes it.
+-- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
+-- kept stays): what is kept may be run with the rights of the login that resumes it.
 CREATE OR REPLACE FUNCTION {schema}.keep_then(p_round bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_may boolean := {schema}.has_role('putter');
 BEGIN
-    IF p_kind IS NOT NULL AND p_kind <> 'session' THEN
+    IF p_kind NOT IN ('sql', 'shell', 'call', 'local', 'session') THEN
+        RAISE EXCEPTION 'sqlsem: a continuation of kind % is unknown; it is sql, shell, call, local or session', quote_literal(p_kind)
+            USING ERRCODE = '22023';
+    ELSIF p_kind <> 'session' THEN
         UPDATE {schema}.round
-        SET then_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(then_kind, 'local') END,
+        SET then_kept_by = CASE WHEN v_may OR then_kind IS NULL THEN session_user ELSE then_kept_by END,
+            then_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(then_kind, 'local') END,
             then_body = CASE WHEN v_may THEN p_body ELSE then_body END
         WHERE round_id = p_round;
     END IF;
 END
+$$;
+
+-- Return true if this login may run, and end, the continuation of a round: what is kept, the login that kept it, putters and
+-- operators; what only a program or a session knows (p_own: the caller does), the logins that take part in the round, too.
+CREATE OR REPLACE FUNCTION {schema}.may_run_then(p_round bigint, p_own boolean) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (
+        SELECT FROM {schema}.round AS r
+        WHERE r.round_id = p_round AND (p_own OR r.then_kind NOT IN ('local', 'session'))
+          AND ({schema}.has_role('putter', 'operator') OR r.then_kept_by = session_user
+               OR coalesce(r.then_kind, 'session') IN ('local', 'session')
+                  AND (r.opened_by = session_user
+                       OR EXISTS (SELECT FROM {schema}.round_part AS p WHERE p.round_id = p_round AND p.login = session_user))))
 $$;
 
 -- Tests the members that run parts or continuations of a name's rounds (NULL: of all), except p_mine. Parts of the dead
@@ -254,7 +272,8 @@ $$;
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed is_last says so, and with then_attempt the continuation is this member's to run.
 -- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the continuation back, should it be ours.
--- Who says p_then_kind 'session' knows what to run, and gets the continuation whatever its kind.
+-- With p_then_kind the caller knows what to run, and gets the continuation whatever its kind, if its login may run that
+-- (may_run_then). Otherwise the continuation is pending until a login that may resumes it.
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
@@ -304,12 +323,11 @@ BEGIN
                 UPDATE {schema}.round AS r
                 SET status = 'succeeded', ended_at = v_now, then_kind = coalesce(r.then_kind, p_then_kind)
                 WHERE r.round_id = id;
-                -- What only the process knows that declared it waits for that.
                 UPDATE {schema}.round AS r SET then_status = 'pending'
-                WHERE r.round_id = id AND r.then_kind IN ('local', 'session') AND p_then_kind IS NULL;
+                WHERE r.round_id = id AND r.then_kind IS NOT NULL AND NOT {schema}.may_run_then(id, p_then_kind IS NOT NULL);
                 UPDATE {schema}.round AS r
                 SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid,
-                    then_member = p_member, then_owner = p_owner, then_started = v_now
+                    then_member = p_member, then_owner = p_owner, then_login = session_user, then_started = v_now
                 WHERE r.round_id = id AND r.then_status = 'none' AND r.then_kind IS NOT NULL;
             END IF;
         END IF;
@@ -329,7 +347,8 @@ END
 $$;
 
 -- Claims a continuation that nobody runs: of a name's oldest such round, or of one round, then also one that failed. id
--- is NULL where there is none. p_own: who asks has something of its own to run for those of kind local and session.
+-- is NULL where there is none that this login may run (may_run_then). p_own: the caller has something of its own to run for
+-- those of kind local and session.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_then(
     p_member bigint, p_name varchar, p_round bigint, p_owner varchar, p_uid varchar, p_own boolean,
@@ -349,11 +368,11 @@ BEGIN
     END IF;
     UPDATE {schema}.round AS r
     SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid, then_member = p_member,
-        then_owner = p_owner, then_started = clock_timestamp(), then_ended = NULL, then_error = NULL
+        then_owner = p_owner, then_login = session_user, then_started = clock_timestamp(), then_ended = NULL, then_error = NULL
     WHERE r.round_id = (SELECT o.round_id FROM {schema}.round AS o
                         WHERE CASE WHEN p_round IS NULL THEN o.round_name = p_name AND o.then_status = 'pending'
                                    ELSE o.round_id = p_round AND o.status = 'succeeded' AND o.then_status IN ('pending', 'failed') END
-                          AND (p_own OR o.then_kind NOT IN ('local', 'session'))
+                          AND {schema}.may_run_then(o.round_id, p_own)
                         ORDER BY o.round_id LIMIT 1)
     RETURNING r.round_id, r.round_name, r.then_attempt, r.then_kind, r.then_body
     INTO id, name, then_attempt, kind, body;
@@ -373,7 +392,7 @@ BEGIN
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user);
     RETURN FOUND OR EXISTS (SELECT FROM {schema}.round AS r
                             WHERE r.round_id = p_round AND r.then_status IN ('finished', 'failed')
-                              AND r.then_attempt = p_attempt AND r.then_member = p_member);
+                              AND r.then_attempt = p_attempt AND r.then_member = p_member AND r.then_login = session_user);
 END
 $$;
 
@@ -415,7 +434,8 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Rounds, newest first, one row a part. What a continuation runs is shown to those who may run, put or look at tasks.
+-- Rounds, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- that kept it.
 CREATE OR REPLACE FUNCTION {schema}.list_rounds(
     p_name varchar DEFAULT NULL, p_round bigint DEFAULT NULL, p_most integer DEFAULT 20)
 RETURNS TABLE (round_id bigint, round_name varchar, status varchar, window_seconds float, opened_at timestamptz,
@@ -424,19 +444,19 @@ RETURNS TABLE (round_id bigint, round_name varchar, status varchar, window_secon
                then_seconds float, then_error text, part varchar, part_status varchar, is_last boolean,
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
-               opened_by name, login name)
+               opened_by name, login name, then_kept_by name, then_login name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
-           r.then_status, r.then_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'worker', 'operator', 'reader')) THEN r.then_body END,
+           r.then_status, r.then_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.then_kept_by = session_user THEN r.then_body END,
            r.then_attempt, r.then_owner, r.then_started, r.then_ended,
            extract(epoch FROM coalesce(r.then_ended, clock_timestamp()) - r.then_started)::float, r.then_error,
            p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
            extract(epoch FROM coalesce(p.ended_at, clock_timestamp()) - p.started_at)::float, p.error,
            CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE THEN
                extract(epoch FROM clock_timestamp() - coalesce(l.since, p.started_at))::float END,
-           r.opened_by, p.login
+           r.opened_by, p.login, r.then_kept_by, r.then_login
     FROM (SELECT * FROM {schema}.round AS o
           WHERE (p_name IS NULL OR o.round_name = p_name) AND (p_round IS NULL OR o.round_id = p_round)
           ORDER BY o.round_id DESC LIMIT p_most) AS r
@@ -530,12 +550,13 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
-RETURNS TABLE (code varchar, id bigint, is_last boolean, round_status varchar, failed text)
+RETURNS TABLE (code varchar, id bigint, is_last boolean, round_status varchar, failed text, kept_by text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member bigint := {schema}.session_member(NULL);
     v_uid    varchar;
+    v_end    record;
 BEGIN
     PERFORM {schema}.check_name('round', p_name);
     PERFORM {schema}.check_name('part', p_part);
@@ -547,12 +568,16 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: this session does not run part % of round %', quote_literal(p_part),
             quote_literal(p_name) USING ERRCODE = '55000', HINT = 'Call round_part_start before, in the same session.';
     END IF;
-    RETURN QUERY SELECT e.code, e.id, e.is_last, e.round_status, {schema}.parts_in(e.id, ARRAY['failed'])
-                 FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL) AS e;
+    SELECT * INTO v_end FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL);
+    RETURN QUERY SELECT v_end.code, v_end.id, v_end.then_attempt IS NOT NULL, v_end.round_status,
+                        {schema}.parts_in(v_end.id, ARRAY['failed']),
+                        (SELECT {schema}.plain(r.then_kept_by) FROM {schema}.round AS r
+                         WHERE r.round_id = v_end.id AND v_end.is_last AND v_end.then_attempt IS NULL AND r.then_status = 'pending');
 END
 $$;
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run, and
+-- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a warning
+-- says so where only another login may), and
 -- then to call round_continued. outcome: 'succeeded'; 'late', it took longer than the window, or the round was abandoned,
 -- and it does not count. A warning names the parts that have failed where all others have ended. May be part of the caller's
 -- transaction.
@@ -568,6 +593,10 @@ BEGIN
     IF outcome = 'succeeded' AND v_end.round_status = 'failed' THEN
         RAISE WARNING 'sqlsem: round % of % has failed: %', v_end.id, name, v_end.failed
             USING HINT = 'Run these parts again.';
+    ELSIF v_end.kept_by IS NOT NULL THEN
+        RAISE WARNING 'sqlsem: round % of % has succeeded, but its continuation is pending: login % kept it', v_end.id, name,
+            v_end.kept_by
+            USING HINT = format('That login, a putter or an operator runs it: sqlsem rounds resume %s.', v_end.id);
     ELSIF outcome = 'late' THEN
         RAISE WARNING 'sqlsem: part % of round % has ended after %, and does not count', part, name,
             CASE v_end.round_status WHEN 'abandoned' THEN 'the round was abandoned' ELSE 'the window' END;

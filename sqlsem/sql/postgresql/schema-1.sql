@@ -407,7 +407,7 @@ COMMENT ON TABLE {schema}.schedule IS 'sqlsem: tasks that are put at the times o
 CREATE TABLE {schema}.round (
     round_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     round_name   varchar(255) COLLATE "C" NOT NULL,
-    window_ms    bigint NOT NULL CHECK (window_ms > 0),
+    window_ms    bigint NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
     status       varchar(16) NOT NULL DEFAULT 'open'
         CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
     opened_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -421,6 +421,8 @@ CREATE TABLE {schema}.round (
     then_uid     varchar(64),                 -- made by the client: a repeated claim finds its row
     then_member  bigint,
     then_owner   varchar(255),
+    then_kept_by name,                        -- the login that kept what is run; and the login that ran it last
+    then_login   name,
     then_started timestamptz,
     then_ended   timestamptz,
     then_error   text

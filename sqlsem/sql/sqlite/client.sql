@@ -1157,7 +1157,7 @@ SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :me
 WHERE round_id = :round AND part = :part
 
 -- name: keep_then
-UPDATE {schema}_round SET then_kind = :kind, then_body = :body WHERE round_id = :round
+UPDATE {schema}_round SET then_kind = :kind, then_body = :body, then_kept_by = :login WHERE round_id = :round
 
 -- name: expired_by
 SELECT round_id FROM {schema}_round
@@ -1188,7 +1188,7 @@ UPDATE {schema}_round_part SET is_last = 1 WHERE round_id = :round AND part = :p
 UPDATE {schema}_round
 SET then_status = CASE WHEN then_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
     then_attempt = then_attempt + (then_kind <> 'local' OR :own), then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_started = CASE WHEN then_kind <> 'local' OR :own THEN :now END
+    then_owner = :owner, then_login = :login, then_started = CASE WHEN then_kind <> 'local' OR :own THEN :now END
 WHERE round_id = :round AND then_kind IS NOT NULL
 
 -- name: return_then
@@ -1206,7 +1206,7 @@ WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
 -- name: claim_then
 UPDATE {schema}_round
 SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_started = {clock}, then_ended = NULL, then_error = NULL
+    then_owner = :owner, then_login = :login, then_started = {clock}, then_ended = NULL, then_error = NULL
 WHERE round_id = (SELECT round_id FROM {schema}_round
                   WHERE CASE WHEN :round IS NULL THEN round_name = :name AND then_status = 'pending'
                              ELSE round_id = :round AND status = 'succeeded' AND then_status IN ('pending', 'failed') END
@@ -1229,7 +1229,7 @@ WHERE round_id = :round AND then_status IN ('finished', 'failed') AND then_attem
 SELECT r.round_id, r.round_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
        max(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
        r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-       max(0.0, coalesce(r.then_ended, {clock}) - r.then_started) AS then_seconds, r.then_error, r.opened_by,
+       max(0.0, coalesce(r.then_ended, {clock}) - r.then_started) AS then_seconds, r.then_error, r.opened_by, r.then_kept_by, r.then_login,
        p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
        p.ended_at AS part_ended_at, max(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
        m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,

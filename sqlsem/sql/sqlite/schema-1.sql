@@ -403,7 +403,7 @@ CREATE TABLE {schema}_schedule (
 CREATE TABLE {schema}_round (
     round_id     INTEGER PRIMARY KEY AUTOINCREMENT,
     round_name   TEXT NOT NULL,
-    window_ms    INTEGER NOT NULL CHECK (window_ms > 0),
+    window_ms    INTEGER NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
     status       TEXT NOT NULL DEFAULT 'open'
         CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
     opened_at    REAL NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),
@@ -417,6 +417,8 @@ CREATE TABLE {schema}_round (
     then_uid     TEXT,                        -- made by the client: a repeated claim finds its row
     then_member  INTEGER,
     then_owner   TEXT,
+    then_kept_by TEXT,                        -- the login that kept what is run; and the login that ran it last
+    then_login   TEXT,
     then_started REAL,
     then_ended   REAL,
     then_error   TEXT
