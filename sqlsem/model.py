@@ -40,6 +40,7 @@ __all__ = [
     "UPGRADE",
     "WRITE",
     "Attempt",
+    "BatchEntry",
     "Claimed",
     "Continuation",
     "Duration",
@@ -59,7 +60,6 @@ __all__ = [
     "QueueWait",
     "Request",
     "Resource",
-    "RoundEntry",
     "Schedule",
     "TaskEntry",
     "TaskLock",
@@ -394,7 +394,7 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a round 'abandon'; of a task 'retry' or
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a batch 'abandon'; of a task 'retry' or
     #: 'cancel'
     action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
@@ -438,9 +438,9 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What the last part of a round starts, claimed: who has it runs it, and says how it ended."""
+    """What the last part of a batch starts, claimed: who has it runs it, and says how it ended."""
 
-    round_id: int
+    batch_id: int
     name: str
     attempt: int
     kind: str  # 'sql', 'shell', 'call'; 'local': only the process knows it that declared it; 'session': some session's
@@ -449,12 +449,12 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """What came of starting a part of a round: 'started', or why not: 'running', 'continuing' or 'differs'."""
+    """What came of starting a part of a batch: 'started', or why not: 'running', 'continuing' or 'differs'."""
 
     code: str
-    round_id: int
+    batch_id: int
     attempt: int | None
-    previous: int | None  # the round that expired by this
+    previous: int | None  # the batch that expired by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,15 +462,15 @@ class PartEnd:
     """What came of ending a part: 'succeeded', 'failed', 'late' or 'lost'."""
 
     code: str
-    round_id: int | None
+    batch_id: int | None
     is_last: bool
-    round_status: str | None
+    batch_status: str | None
     then: Continuation | None  # ours to run
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One part of a round as people see it."""
+    """One part of a batch as people see it."""
 
     part: str
     status: str  # 'expected', 'running', 'succeeded' or 'failed'
@@ -489,10 +489,10 @@ class PartEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEntry:
-    """One round as people see it (``sqlsem rounds``). Durations are seconds by the database's clock."""
+class BatchEntry:
+    """One batch as people see it (``sqlsem batches``). Durations are seconds by the database's clock."""
 
-    round_id: int
+    batch_id: int
     name: str
     status: str  # 'open', 'failed', 'succeeded', 'expired' or 'abandoned'
     window: float
@@ -514,9 +514,9 @@ class RoundEntry:
     then_login: str | None = None
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[RoundEntry]:
-        """From rows of a round and a part each, those of one round together; at the end the logins of both."""
-        found: dict[int, RoundEntry] = {}
+    def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
+        """From rows of a batch and a part each, those of one batch together; at the end the logins of both."""
+        found: dict[int, BatchEntry] = {}
         for row in rows:
             one = found.setdefault(
                 row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29], then_kept_by=row[31], then_login=row[32])

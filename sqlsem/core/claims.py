@@ -1,4 +1,4 @@
-"""What this process has claimed, and has to end: tasks, parts of rounds, continuations. They share one life.
+"""What this process has claimed, and has to end: tasks, parts of batches, continuations. They share one life.
 
 States
     open    Ours, as far as the database knows, or may be: nobody else can have it while this process lives.

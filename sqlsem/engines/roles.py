@@ -1,7 +1,7 @@
 """What a session can do, in roles: a new engine ships its locks first, and gets the other roles later.
 
 `LockSession` is what every engine has. A session class that also derives from `Convertible`, `DeadlockSearch`,
-`TaskSession`, `RoundSession`, `Administration` or `Tables` *has* that role: nobody keeps a list of roles that could be
+`TaskSession`, `BatchSession`, `Administration` or `Tables` *has* that role: nobody keeps a list of roles that could be
 wrong, as a class that derives from a role and lacks one of its methods cannot be instantiated. Who needs a role asks
 first (`Engine.require`, `Engine.has`), and may then take the session for a `Session`, which has all of them.
 
@@ -33,6 +33,7 @@ from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
+    BatchEntry,
     Claimed,
     Continuation,
     End,
@@ -47,7 +48,6 @@ from sqlsem.model import (
     QueueState,
     Request,
     Resource,
-    RoundEntry,
     TaskEntry,
     Ticket,
     Upgrading,
@@ -57,12 +57,12 @@ __all__ = [
     "ROLES",
     "Administration",
     "AsyncSession",
+    "BatchSession",
     "Check",
     "Convertible",
     "DeadlockSearch",
     "LockSession",
     "Plan",
-    "RoundSession",
     "Session",
     "Tables",
     "TaskSession",
@@ -404,14 +404,14 @@ class TaskSession(LockSession):
         self.interrupt()
 
 
-class RoundSession(LockSession):
-    """Rounds: many processes do parts of one thing, and the last one out goes on."""
+class BatchSession(LockSession):
+    """Batches: many processes do parts of one thing, and the last one out goes on."""
 
-    offers = "rounds"
+    offers = "batches"
 
     @abc.abstractmethod
-    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
-        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the rounds in
+    def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
+        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the batches in
         which parts have failed by that.
         """
 
@@ -427,7 +427,7 @@ class RoundSession(LockSession):
         uid: str,
         then: tuple[str | None, str | None],
     ) -> PartStart:
-        """Start a part in the newest round, or in a new one where that has succeeded, was abandoned or is late.
+        """Start a part in the newest batch, or in a new one where that has succeeded, was abandoned or is late.
         (Its last part joins it again until the continuation has ended well.) ``then``: its kind and body. Repeatable.
         """
 
@@ -448,9 +448,9 @@ class RoundSession(LockSession):
 
     @abc.abstractmethod
     def claim_then(
-        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+        self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Continuation | None:
-        """Claim a continuation that nobody runs: the oldest of a name, or that of one round, also when it has failed.
+        """Claim a continuation that nobody runs: the oldest of a name, or that of one batch, also when it has failed.
         ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
         """
 
@@ -459,16 +459,16 @@ class RoundSession(LockSession):
         """Give back what a claim may have left whose answer was lost for good; whether it had."""
 
     @abc.abstractmethod
-    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
+    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
         """End a continuation; False when it is ours no more. May be repeated."""
 
     @abc.abstractmethod
-    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
-        """Abandon the newest round of a name, or one by its number, unless it is over: its number, or None."""
+    def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
+        """Abandon the newest batch of a name, or one by its number, unless it is over: its number, or None."""
 
     @abc.abstractmethod
-    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        """Rounds with their parts, newest first."""
+    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+        """Batches with their parts, newest first."""
 
 
 class Tables(LockSession):
@@ -510,7 +510,7 @@ class Tables(LockSession):
 
 
 #: What a session may offer beside locks.
-ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, RoundSession, Tables)
+ROLES: tuple[type[LockSession], ...] = (Convertible, DeadlockSearch, Administration, TaskSession, BatchSession, Tables)
 
 
 class Session(
@@ -525,7 +525,7 @@ class Session(
     ScheduleSession,
     QueueLimitSession,
     ParkingSession,
-    RoundSession,
+    BatchSession,
     GuardSession,
     RateSession,
     Tables,

@@ -18,7 +18,7 @@ BEGIN
 END;
 GO
 
--- Everything but the rows of entries: several results, whose first columns say what their rows are. rounds: those that are open,
+-- Everything but the rows of entries: several results, whose first columns say what their rows are. batches: those that are open,
 -- or failed and not begun anew, or whose continuation has not finished; without bodies. holds: the newest that ended as they
 -- should, among the last 200 requests of each of the 200 resources that are wanted most. rates: what the procedure of that name
 -- tells, of the 200 for which most wait, or that were used last.
@@ -76,7 +76,7 @@ BEGIN
     SELECT N'queue' AS what, q.queue_name, q.pending, q.running, q.finished, q.failed, q.cancelled, q.lost, q.oldest, q.rate,
            q.blocked_by
     FROM @queue AS q ORDER BY q.queue_name;
-    SELECT N'round' AS what, r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
+    SELECT N'batch' AS what, r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
            r.then_status, r.then_kind, CAST(NULL AS nvarchar(1)) AS then_body, r.then_attempt, r.then_owner, r.then_started,
@@ -90,14 +90,14 @@ BEGIN
                                                     ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
                      / CAST(1000000 AS float) END AS missing_for,
            r.opened_by, p.login, r.then_kept_by, r.then_login
-    FROM {schema}.[round] AS r WITH (NOLOCK) JOIN {schema}.round_part AS p WITH (NOLOCK) ON p.round_id = r.round_id
+    FROM {schema}.batch AS r WITH (NOLOCK) JOIN {schema}.batch_part AS p WITH (NOLOCK) ON p.batch_id = r.batch_id
     LEFT JOIN @member AS b ON b.member_id = p.member_id
     LEFT JOIN {schema}.member AS m WITH (NOLOCK) ON m.member_id = p.member_id
     WHERE r.status = N'open' OR r.then_status IN (N'pending', N'running')
        OR ((r.status = N'failed' OR r.then_status = N'failed')
-           AND NOT EXISTS (SELECT 1 FROM {schema}.[round] AS n WITH (NOLOCK)
-                           WHERE n.round_name = r.round_name AND n.round_id > r.round_id))
-    ORDER BY r.round_id DESC, p.part;
+           AND NOT EXISTS (SELECT 1 FROM {schema}.batch AS n WITH (NOLOCK)
+                           WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id))
+    ORDER BY r.batch_id DESC, p.part;
     INSERT INTO @wanted (resource_id)
     SELECT TOP (200) t.resource_id FROM {schema}.entry AS t WITH (NOLOCK) GROUP BY t.resource_id
     ORDER BY SUM(CASE WHEN t.granted_at IS NULL THEN 1 ELSE 0 END) DESC, t.resource_id;

@@ -401,12 +401,12 @@ CREATE TABLE {schema}.schedule (
 );
 COMMENT ON TABLE {schema}.schedule IS 'sqlsem: tasks that are put at the times of a cron expression';
 
--- Rounds ------------------------------------------------------------------------------------------------------------
+-- Batches ------------------------------------------------------------------------------------------------------------
 
--- One row a round: a set of parts that run side by side, and the continuation that the last part to succeed starts.
-CREATE TABLE {schema}.round (
-    round_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    round_name   varchar(255) COLLATE "C" NOT NULL,
+-- One row a batch: a set of parts that run side by side, and the continuation that the last part to succeed starts.
+CREATE TABLE {schema}.batch (
+    batch_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    batch_name   varchar(255) COLLATE "C" NOT NULL,
     window_ms    bigint NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
     status       varchar(16) NOT NULL DEFAULT 'open'
         CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
@@ -427,18 +427,18 @@ CREATE TABLE {schema}.round (
     then_ended   timestamptz,
     then_error   text
 );
-CREATE INDEX ON {schema}.round (round_name, round_id);
-CREATE INDEX round_then ON {schema}.round (round_name, round_id) WHERE then_status IN ('pending', 'running');
-COMMENT ON TABLE {schema}.round IS 'sqlsem: rounds of parts that run side by side, and their continuations';
+CREATE INDEX ON {schema}.batch (batch_name, batch_id);
+CREATE INDEX batch_then ON {schema}.batch (batch_name, batch_id) WHERE then_status IN ('pending', 'running');
+COMMENT ON TABLE {schema}.batch IS 'sqlsem: batches of parts that run side by side, and their continuations';
 
-CREATE TABLE {schema}.round_part (
-    round_id   bigint NOT NULL REFERENCES {schema}.round ON DELETE CASCADE,
+CREATE TABLE {schema}.batch_part (
+    batch_id   bigint NOT NULL REFERENCES {schema}.batch ON DELETE CASCADE,
     part       varchar(255) COLLATE "C" NOT NULL,
     status     varchar(16) NOT NULL DEFAULT 'expected'
         CHECK (status IN ('expected', 'running', 'succeeded', 'failed')),
-    attempt    integer NOT NULL DEFAULT 0,      -- how often it was started in this round
+    attempt    integer NOT NULL DEFAULT 0,      -- how often it was started in this batch
     start_uid  varchar(64),                     -- made by the client for each start: a call that ends the part must name it
-    is_last    boolean NOT NULL DEFAULT false,  -- its success was the round's
+    is_last    boolean NOT NULL DEFAULT false,  -- its success was the batch's
     member_id  bigint,
     owner      varchar(255),
     host       varchar(255),
@@ -447,7 +447,7 @@ CREATE TABLE {schema}.round_part (
     started_at timestamptz,
     ended_at   timestamptz,
     error      text,
-    PRIMARY KEY (round_id, part)
+    PRIMARY KEY (batch_id, part)
 );
-CREATE INDEX round_part_running ON {schema}.round_part (round_id) WHERE status = 'running';
-COMMENT ON TABLE {schema}.round_part IS 'sqlsem: the parts of each round';
+CREATE INDEX batch_part_running ON {schema}.batch_part (batch_id) WHERE status = 'running';
+COMMENT ON TABLE {schema}.batch_part IS 'sqlsem: the parts of each batch';

@@ -1,4 +1,4 @@
-"""Rounds."""
+"""Batches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
-from sqlsem.engines.roles import RoundSession
-from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry
+from sqlsem.engines.roles import BatchSession
+from sqlsem.model import BatchEntry, Continuation, PartEnd, PartStart
 
 
-class PostgresRounds(PostgresConnection, RoundSession):
-    """Rounds, their parts and continuations."""
+class PostgresBatches(PostgresConnection, BatchSession):
+    """Batches, their parts and continuations."""
 
-    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
-        return [row[0] for row in self.rows("recover_rounds", (name, mine))]
+    def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
+        return [row[0] for row in self.rows("recover_batches", (name, mine))]
 
     def start_part(
         self,
@@ -49,20 +49,20 @@ class PostgresRounds(PostgresConnection, RoundSession):
         return PartEnd(code, number, is_last, status, ours)
 
     def claim_then(
-        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+        self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Continuation | None:
-        row = self.row("claim_then", member_id, name, round_id, owner, uid, own)
+        row = self.row("claim_then", member_id, name, batch_id, owner, uid, own)
         return None if row[0] is None else Continuation(*row)
 
     def return_then(self, member_id: int, uid: str) -> bool:
         return bool(self.number("return_then", member_id, uid))
 
-    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
-        return bool(self.number("end_then", member_id, round_id, attempt, error))
+    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.number("end_then", member_id, batch_id, attempt, error))
 
-    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
-        found = self.row("abandon_round", here(), name, round_id)[1]
+    def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
+        found = self.row("abandon_batch", here(), name, batch_id)[1]
         return None if found is None else int(found)
 
-    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        return RoundEntry.of_rows(self.rows("list_rounds", (name, round_id, most)))
+    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+        return BatchEntry.of_rows(self.rows("list_batches", (name, batch_id, most)))

@@ -1,5 +1,5 @@
-"""Rounds, checked against a model of them: parts are started, succeed, fail, die and are repeated in any order. A round
-that has not succeeded can always be finished by repeating what has failed, and what comes after it ends well once.
+"""Batches, checked against a model of them: parts are started, succeed, fail, die and are repeated in any order. A
+batch that has not succeeded can be finished by repeating what has failed, and what comes after it ends well once.
 """
 
 import itertools
@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass
-class Round:
+class Batch:
     number: int
     parts: dict[str, Part]
     status: str = "open"
@@ -54,14 +54,14 @@ class Round:
 
 @dataclass
 class Model:
-    """The rounds as they should be, and the members that live."""
+    """The batches as they should be, and the members that live."""
 
-    rounds: list[Round] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     living: set[int] = field(default_factory=set)
 
     @property
-    def newest(self) -> Round | None:
-        return self.rounds[-1] if self.rounds else None
+    def newest(self) -> Batch | None:
+        return self.batches[-1] if self.batches else None
 
     def joins(self, name: str, parts: tuple[str, ...]) -> str:
         """Return what a start finds: 'joins', 'new', or why it is refused."""
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         for member, session in self.members:
             session.resign(member)
             session.close()
-        self.watch.recover_rounds(self.of, None)
+        self.watch.recover_batches(self.of, None)
         self.watch.close()
 
     def uid(self):
@@ -139,15 +139,15 @@ class Machine(RuleBasedStateMachine):
         if began.code != "started":
             return began
         if expected == "new":
-            assert newest is None or began.round_id > newest.number
+            assert newest is None or began.batch_id > newest.number
             expires = newest is not None and newest.status in ("open", "failed")
             assert began.previous == (newest.number if expires else None)
             if expires:
                 newest.status = "expired"
-            newest = Round(began.round_id, {part: Part() for part in parts})
-            self.model.rounds.append(newest)
+            newest = Batch(began.batch_id, {part: Part() for part in parts})
+            self.model.batches.append(newest)
         else:
-            assert began.round_id == newest.number
+            assert began.batch_id == newest.number
             newest.status, newest.then_status = "open", "none"
         state = newest.parts[name]
         newest.parts[name] = Part("running", state.attempt + 1, uid, member)
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
     def running(self):
         return [
             (one, name)
-            for one in self.model.rounds
+            for one in self.model.batches
             for name, part in one.parts.items()
             if part.status == "running" and part.member in self.model.living
         ]
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             if then != NOTHING:
                 self.take(one, part.member, part.uid)
         assert ended.code == (part.status if counts else "late")
-        assert (ended.round_id, ended.is_last, ended.round_status) == (one.number, part.is_last, one.status)
+        assert (ended.batch_id, ended.is_last, ended.batch_status) == (one.number, part.is_last, one.status)
         assert (ended.then is not None) == (part.is_last and one.then_status == "running")
         return ended
 
@@ -204,15 +204,15 @@ class Machine(RuleBasedStateMachine):
         claimed = session.claim_then(member, self.of, None, "me", uid, True)
         if claimed is not None and again:
             assert session.claim_then(member, self.of, None, "me", uid, True) == claimed
-        expected = next((one for one in self.model.rounds if one.then_status == "pending"), None)
-        assert (claimed and claimed.round_id) == (expected and expected.number)
+        expected = next((one for one in self.model.batches if one.then_status == "pending"), None)
+        assert (claimed and claimed.batch_id) == (expected and expected.number)
         if expected is not None:
             self.take(expected, member, uid)
             assert claimed.attempt == expected.then_attempt
 
     def continuing(self):
         return [
-            one for one in self.model.rounds if one.then_status == "running" and one.then_member in self.model.living
+            one for one in self.model.batches if one.then_status == "running" and one.then_member in self.model.living
         ]
 
     @rule(data=st.data(), how=st.sampled_from(["well", "badly", "returned"]))
@@ -244,9 +244,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def recover(self):
-        found = set(self.watch.recover_rounds(self.of, None))
+        found = set(self.watch.recover_batches(self.of, None))
         expected = set()
-        for one in self.model.rounds:
+        for one in self.model.batches:
             for part in one.parts.values():
                 if part.status == "running" and part.member not in self.model.living:
                     part.status = "failed"
@@ -257,18 +257,18 @@ class Machine(RuleBasedStateMachine):
         assert found == expected
 
     @rule()
-    @precondition(lambda self: self.model.rounds)
+    @precondition(lambda self: self.model.batches)
     def window_ends(self):
         newest = self.model.newest
         earlier = {"sqlite": "opened_at - 3600", "postgresql": "opened_at - interval '1 hour'"}[self.database.engine]
-        table = self.database.beside("round")
-        self.database.rows(f"UPDATE {table} SET opened_at = {earlier} WHERE round_id = ?", newest.number)
+        table = self.database.beside("batch")
+        self.database.rows(f"UPDATE {table} SET opened_at = {earlier} WHERE batch_id = ?", newest.number)
         newest.is_over = True
 
     @rule()
     def abandon(self):
         newest = self.model.newest
-        number = self.watch.abandon_round(self.of, None)
+        number = self.watch.abandon_batch(self.of, None)
         if newest is not None and (
             newest.status in ("open", "failed")
             or (newest.status == "succeeded" and newest.then_status in ("pending", "failed"))
@@ -286,9 +286,9 @@ class Machine(RuleBasedStateMachine):
     def the_record_is_the_models(self):
         if not hasattr(self, "model"):
             return
-        entries = {one.round_id: one for one in self.watch.list_rounds(self.of, None, 100)}
-        assert entries.keys() == {one.number for one in self.model.rounds}
-        for one in self.model.rounds:
+        entries = {one.batch_id: one for one in self.watch.list_batches(self.of, None, 100)}
+        assert entries.keys() == {one.number for one in self.model.batches}
+        for one in self.model.batches:
             entry = entries[one.number]
             assert (entry.status, entry.then_status) == (one.status, one.then_status)
             assert entry.then_attempt == one.then_attempt
@@ -296,14 +296,14 @@ class Machine(RuleBasedStateMachine):
                 name: (part.status, part.attempt, part.is_last) for name, part in one.parts.items()
             }
             assert one.finished <= 1, "what comes after it has ended well once"
-        assert sum(one.status in ("open", "failed") for one in self.model.rounds) <= 1
-        assert all(one.status not in ("open", "failed") for one in self.model.rounds[:-1])
+        assert sum(one.status in ("open", "failed") for one in self.model.batches) <= 1
+        assert all(one.status not in ("open", "failed") for one in self.model.batches[:-1])
 
     @rule(order=st.permutations(PARTS), repeated=st.sets(st.sampled_from(PARTS)), how=continuations)
-    @precondition(lambda self: self.model.rounds)
+    @precondition(lambda self: self.model.batches)
     def repeat_what_failed(self, order, repeated, how):
         """As schedulers do, in whatever order; and some of what has succeeded, too."""
-        newest, rounds = self.model.newest, len(self.model.rounds)
+        newest, batches = self.model.newest, len(self.model.batches)
         if newest.status not in ("open", "failed") or newest.is_over:
             return
         for name in order:
@@ -315,7 +315,7 @@ class Machine(RuleBasedStateMachine):
             elif part.status != "succeeded" or (name in repeated and newest.status != "succeeded"):
                 self.begin_part(0, name, tuple(newest.parts), LOCAL, False)
                 self.end_part(newest, name, None, LOCAL)
-        assert len(self.model.rounds) == rounds, "no other round has begun"
+        assert len(self.model.batches) == batches, "no other batch has begun"
         assert newest.status == "succeeded"
         assert newest.then_status == "running"
         self.go_on(newest, how)
@@ -328,10 +328,10 @@ class Machine(RuleBasedStateMachine):
             self.die([member for member, _ in self.members].index(one.then_member))
 
     @rule(how=continuations)
-    @precondition(lambda self: self.model.rounds)
+    @precondition(lambda self: self.model.batches)
     def repeat_the_last_part(self, how):
         """Whose process failed as the continuation did, or died in it."""
-        newest, rounds = self.model.newest, len(self.model.rounds)
+        newest, batches = self.model.newest, len(self.model.batches)
         last = next((name for name, part in newest.parts.items() if part.is_last), None)
         dead = newest.then_member not in self.model.living
         if (
@@ -343,17 +343,17 @@ class Machine(RuleBasedStateMachine):
         self.begin_part(1, last, tuple(newest.parts), LOCAL, False)
         ended = self.end_part(newest, last, None, LOCAL)
         assert ended.then is not None
-        assert len(self.model.rounds) == rounds, "no other round has begun"
+        assert len(self.model.batches) == batches, "no other batch has begun"
         self.go_on(newest, how)
 
 
-def test_rounds_follow_the_model(database, name):
+def test_batches_follow_the_model(database, name):
     run(database, name, max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_rounds_follow_the_model_for_long(database, name):
+def test_batches_follow_the_model_for_long(database, name):
     run(database, name, max_examples=2000, stateful_step_count=80)
 
 

@@ -1,20 +1,20 @@
--- sqlsem, the rounds, for PostgreSQL. May be run again at any time, after tasks.sql.
+-- sqlsem, the batches, for PostgreSQL. May be run again at any time, after tasks.sql.
 --
--- Whatever is decided about the rounds of a name is decided under one advisory lock (class + 4, hash of the name),
+-- Whatever is decided about the batches of a name is decided under one advisory lock (class + 4, hash of the name),
 -- taken in a statement of its own before anything is read: so of several parts that end at the same instant one is the
 -- last.
--- A part, and the continuation, belongs to the member that runs it; when the member is gone, recover_rounds says so.
+-- A part, and the continuation, belongs to the member that runs it; when the member is gone, recover_batches says so.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
 -- What makes the decisions of one name come one after the other, until the transaction ends.
-CREATE OR REPLACE FUNCTION {schema}.lock_round(p_name varchar) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.lock_batch(p_name varchar) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM {schema}.guard('a round');
+        PERFORM {schema}.guard('a batch');
     END IF;
     PERFORM pg_advisory_xact_lock({schema}.lock_class(4), hashtext(p_name));
 END
@@ -22,7 +22,7 @@ $$;
 
 -- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
-CREATE OR REPLACE FUNCTION {schema}.keep_then(p_round bigint, p_kind varchar, p_body text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.keep_then(p_batch bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -32,77 +32,77 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: a continuation of kind % is unknown; it is sql, shell, call, local or session', quote_literal(p_kind)
             USING ERRCODE = '22023';
     ELSIF p_kind <> 'session' THEN
-        UPDATE {schema}.round
+        UPDATE {schema}.batch
         SET then_kept_by = CASE WHEN v_may OR then_kind IS NULL THEN session_user ELSE then_kept_by END,
             then_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(then_kind, 'local') END,
             then_body = CASE WHEN v_may THEN p_body ELSE then_body END
-        WHERE round_id = p_round;
+        WHERE batch_id = p_batch;
     END IF;
 END
 $$;
 
--- Return true if this login may run, and end, the continuation of a round: what is kept, the login that kept it, putters and
--- operators; what only a program or a session knows (p_own: the caller does), the logins that take part in the round, too.
-CREATE OR REPLACE FUNCTION {schema}.may_run_then(p_round bigint, p_own boolean) RETURNS boolean
+-- Return true if this login may run, and end, the continuation of a batch: what is kept, the login that kept it, putters and
+-- operators; what only a program or a session knows (p_own: the caller does), the logins that take part in the batch, too.
+CREATE OR REPLACE FUNCTION {schema}.may_run_then(p_batch bigint, p_own boolean) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (
-        SELECT FROM {schema}.round AS r
-        WHERE r.round_id = p_round AND (p_own OR r.then_kind NOT IN ('local', 'session'))
+        SELECT FROM {schema}.batch AS r
+        WHERE r.batch_id = p_batch AND (p_own OR r.then_kind NOT IN ('local', 'session'))
           AND ({schema}.has_role('putter', 'operator') OR r.then_kept_by = session_user
                OR coalesce(r.then_kind, 'session') IN ('local', 'session')
                   AND (r.opened_by = session_user
-                       OR EXISTS (SELECT FROM {schema}.round_part AS p WHERE p.round_id = p_round AND p.login = session_user))))
+                       OR EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.login = session_user))))
 $$;
 
--- Tests the members that run parts or continuations of a name's rounds (NULL: of all), except p_mine. Parts of the dead
--- have failed, their continuations are to be done again. The rounds in which parts failed so.
-CREATE OR REPLACE FUNCTION {schema}.recover_rounds(p_name varchar, p_mine bigint) RETURNS SETOF bigint
+-- Tests the members that run parts or continuations of a name's batches (NULL: of all), except p_mine. Parts of the dead
+-- have failed, their continuations are to be done again. The batches in which parts failed so.
+CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member bigint;
-    v_round  record;
+    v_batch  record;
 BEGIN
     -- In one order for everybody, and before any name is locked: so two of these cannot wait for each other.
     FOR v_member IN
-        SELECT p.member_id FROM {schema}.round_part AS p JOIN {schema}.round AS r ON r.round_id = p.round_id
-        WHERE p.status = 'running' AND (p_name IS NULL OR r.round_name = p_name)
+        SELECT p.member_id FROM {schema}.batch_part AS p JOIN {schema}.batch AS r ON r.batch_id = p.batch_id
+        WHERE p.status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
         UNION
-        SELECT r.then_member FROM {schema}.round AS r
-        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.round_name = p_name)
+        SELECT r.then_member FROM {schema}.batch AS r
+        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
         ORDER BY 1
     LOOP
         PERFORM {schema}.test_member(v_member, p_mine);
     END LOOP;
-    FOR v_round IN
-        SELECT r.round_id, r.round_name
-        FROM {schema}.round_part AS p JOIN {schema}.round AS r ON r.round_id = p.round_id
-        WHERE p.status = 'running' AND (p_name IS NULL OR r.round_name = p_name)
+    FOR v_batch IN
+        SELECT r.batch_id, r.batch_name
+        FROM {schema}.batch_part AS p JOIN {schema}.batch AS r ON r.batch_id = p.batch_id
+        WHERE p.status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p.member_id)
         UNION
-        SELECT r.round_id, r.round_name FROM {schema}.round AS r
-        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.round_name = p_name)
+        SELECT r.batch_id, r.batch_name FROM {schema}.batch AS r
+        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.then_member)
         ORDER BY 2, 1
     LOOP
         IF p_name IS NOT NULL THEN
-            PERFORM {schema}.lock_round(p_name);
-        ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_class(4), hashtext(v_round.round_name)) THEN
+            PERFORM {schema}.lock_batch(p_name);
+        ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_class(4), hashtext(v_batch.batch_name)) THEN
             CONTINUE;  -- somebody is at it
         END IF;
-        UPDATE {schema}.round AS r SET then_status = 'pending', then_uid = NULL
-        WHERE r.round_id = v_round.round_id AND r.then_status = 'running'
+        UPDATE {schema}.batch AS r SET then_status = 'pending', then_uid = NULL
+        WHERE r.batch_id = v_batch.batch_id AND r.then_status = 'running'
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.then_member);
-        UPDATE {schema}.round_part AS p SET status = 'failed', ended_at = clock_timestamp(), error = 'its process died'
-        WHERE p.round_id = v_round.round_id AND p.status = 'running'
+        UPDATE {schema}.batch_part AS p SET status = 'failed', ended_at = clock_timestamp(), error = 'its process died'
+        WHERE p.batch_id = v_batch.batch_id AND p.status = 'running'
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p.member_id);
         IF FOUND THEN
-            UPDATE {schema}.round AS r SET status = 'failed', ended_at = clock_timestamp()
-            WHERE r.round_id = v_round.round_id AND r.status = 'open'
-              AND NOT EXISTS (SELECT FROM {schema}.round_part AS p
-                              WHERE p.round_id = r.round_id AND p.status IN ('expected', 'running'));
-            RETURN NEXT v_round.round_id;
+            UPDATE {schema}.batch AS r SET status = 'failed', ended_at = clock_timestamp()
+            WHERE r.batch_id = v_batch.batch_id AND r.status = 'open'
+              AND NOT EXISTS (SELECT FROM {schema}.batch_part AS p
+                              WHERE p.batch_id = r.batch_id AND p.status IN ('expected', 'running'));
+            RETURN NEXT v_batch.batch_id;
         END IF;
     END LOOP;
 END
@@ -113,7 +113,7 @@ CREATE OR REPLACE FUNCTION {schema}.return_then(p_member bigint, p_uid varchar) 
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE {schema}.round AS r SET then_status = 'pending', then_uid = NULL
+    UPDATE {schema}.batch AS r SET then_status = 'pending', then_uid = NULL
     WHERE r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user);
     RETURN FOUND;
@@ -128,48 +128,48 @@ DECLARE
     v_parts text[];
     v_part  text;
 BEGIN
-    PERFORM {schema}.check_name('round', p_name);
+    PERFORM {schema}.check_name('batch', p_name);
     PERFORM {schema}.check_name('part', p_part);
     BEGIN
         v_parts := CASE WHEN btrim(p_parts) LIKE '[%'
                         THEN ARRAY(SELECT value FROM jsonb_array_elements_text(p_parts::jsonb))
                         ELSE regexp_split_to_array(btrim(p_parts), '\s*,\s*') END;
     EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
-        RAISE EXCEPTION 'sqlsem: the parts of round % are no JSON array of names: %', quote_literal(p_name), SQLERRM
+        RAISE EXCEPTION 'sqlsem: the parts of batch % are no JSON array of names: %', quote_literal(p_name), SQLERRM
             USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';
     END;
     IF coalesce(cardinality(v_parts), 0) = 0 THEN
-        RAISE EXCEPTION 'sqlsem: round % has no parts', quote_literal(p_name)
+        RAISE EXCEPTION 'sqlsem: batch % has no parts', quote_literal(p_name)
             USING ERRCODE = '22023', HINT = 'Name all of them, with commas in between or as a JSON array.';
     END IF;
     IF cardinality(v_parts) > 10000 THEN
-        RAISE EXCEPTION 'sqlsem: round % has % parts, at most 10000 are allowed', quote_literal(p_name), cardinality(v_parts)
+        RAISE EXCEPTION 'sqlsem: batch % has % parts, at most 10000 are allowed', quote_literal(p_name), cardinality(v_parts)
             USING ERRCODE = '22023';
     END IF;
     FOREACH v_part IN ARRAY v_parts LOOP
         PERFORM {schema}.check_name('part', v_part);
     END LOOP;
     IF cardinality(v_parts) <> (SELECT count(DISTINCT p) FROM unnest(v_parts) AS p) THEN
-        RAISE EXCEPTION 'sqlsem: a part of round % is named twice: %', quote_literal(p_name),
+        RAISE EXCEPTION 'sqlsem: a part of batch % is named twice: %', quote_literal(p_name),
             array_to_string(v_parts, ', ') USING ERRCODE = '22023';
     ELSIF p_part <> ALL (v_parts) THEN
-        RAISE EXCEPTION 'sqlsem: round % has no part %; it has %', quote_literal(p_name), quote_literal(p_part),
+        RAISE EXCEPTION 'sqlsem: batch % has no part %; it has %', quote_literal(p_name), quote_literal(p_part),
             array_to_string(v_parts, ', ') USING ERRCODE = '22023';
     END IF;
     RETURN to_jsonb(v_parts)::text;
 END
 $$;
 
--- Start a part, in the newest round of the name or in a new one. p_parts: JSON, the names of all parts. code:
---   started     id and attempt say which; previous is the round that expired by this, if one did
+-- Start a part, in the newest batch of the name or in a new one. p_parts: JSON, the names of all parts. code:
+--   started     id and attempt say which; previous is the batch that expired by this, if one did
 --   running     refused: the part runs already, and its process lives
 --   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
 --               for its grace
---   differs     refused: the round has other parts
--- A new round begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
--- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the round waits for it.
--- The last part of a round that has succeeded joins it again for as long as the continuation has not ended well and no
--- living process runs it: its process has failed, and is repeated to continue the round.
+--   differs     refused: the batch has other parts
+-- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
+-- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
+-- The last part of a batch that has succeeded joins it again for as long as the continuation has not ended well and no
+-- living process runs it: its process has failed, and is repeated to continue the batch.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
@@ -177,8 +177,8 @@ CREATE OR REPLACE FUNCTION {schema}.start_part(
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_round {schema}.round;
-    v_part  {schema}.round_part;
+    v_batch {schema}.batch;
+    v_part  {schema}.batch_part;
     v_now   timestamptz;
     v_same  boolean;
     v_parts text;
@@ -186,41 +186,41 @@ DECLARE
 BEGIN
     v_parts := {schema}.check_parts(p_name, p_part, p_parts);
     IF (p_window_ms BETWEEN 1 AND 315360000000) IS NOT TRUE THEN
-        RAISE EXCEPTION 'sqlsem: the window of round % must be 1 to 315360000000 ms (ten years), not %', quote_literal(p_name),
+        RAISE EXCEPTION 'sqlsem: the window of batch % must be 1 to 315360000000 ms (ten years), not %', quote_literal(p_name),
             coalesce(p_window_ms::text, 'NULL') USING ERRCODE = '22023';
     ELSIF p_uid IS NULL THEN
         RAISE EXCEPTION 'sqlsem: the uid of a start is NULL; give each start a text of its own' USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.lock_round(p_name);
+    PERFORM {schema}.lock_batch(p_name);
     PERFORM {schema}.require_member(p_member);
     v_now := clock_timestamp();
-    SELECT * INTO v_round FROM {schema}.round AS r WHERE r.round_name = p_name ORDER BY r.round_id DESC LIMIT 1;
-    id := v_round.round_id;
-    -- A round's window is the one of the login that opened it: another login must not end it early.
-    v_window := CASE WHEN v_round.opened_by <> session_user THEN v_round.window_ms ELSE p_window_ms END;
-    SELECT * INTO v_part FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id AND p.part = p_part;
-    v_same := ARRAY(SELECT p.part::text FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id
+    SELECT * INTO v_batch FROM {schema}.batch AS r WHERE r.batch_name = p_name ORDER BY r.batch_id DESC LIMIT 1;
+    id := v_batch.batch_id;
+    -- A batch's window is the one of the login that opened it: another login must not end it early.
+    v_window := CASE WHEN v_batch.opened_by <> session_user THEN v_batch.window_ms ELSE p_window_ms END;
+    SELECT * INTO v_part FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id AND p.part = p_part;
+    v_same := ARRAY(SELECT p.part::text FROM {schema}.batch_part AS p WHERE p.batch_id = v_batch.batch_id
                     ORDER BY p.part COLLATE "C")
               = ARRAY(SELECT value FROM jsonb_array_elements_text(v_parts::jsonb) ORDER BY value COLLATE "C");
     IF v_part.start_uid = p_uid AND v_part.status = 'running' AND v_part.member_id = p_member THEN
         NULL;  -- the first reply was lost
     ELSE
-        IF v_round.round_id IS NULL OR v_round.status NOT IN ('open', 'failed', 'succeeded') THEN
+        IF v_batch.batch_id IS NULL OR v_batch.status NOT IN ('open', 'failed', 'succeeded') THEN
             id := NULL;
-        ELSIF v_round.status = 'succeeded' THEN
-            IF v_part.is_last IS NOT TRUE OR NOT v_same OR v_round.then_status NOT IN ('pending', 'running', 'failed')
-               OR v_round.opened_at + v_window * interval '1 millisecond' <= v_now THEN
+        ELSIF v_batch.status = 'succeeded' THEN
+            IF v_part.is_last IS NOT TRUE OR NOT v_same OR v_batch.then_status NOT IN ('pending', 'running', 'failed')
+               OR v_batch.opened_at + v_window * interval '1 millisecond' <= v_now THEN
                 id := NULL;
-            ELSIF v_round.then_status = 'running'
-                  AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_round.then_member) THEN
-                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_round.then_member AND l.missing) THEN
+            ELSIF v_batch.then_status = 'running'
+                  AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_batch.then_member) THEN
+                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_batch.then_member AND l.missing) THEN
                     code := 'continuing';
                     RETURN;
                 END IF;
                 id := NULL;
             END IF;
-        ELSIF v_round.opened_at + v_window * interval '1 millisecond' <= v_now THEN
-            UPDATE {schema}.round AS r SET status = 'expired', ended_at = v_now WHERE r.round_id = id;
+        ELSIF v_batch.opened_at + v_window * interval '1 millisecond' <= v_now THEN
+            UPDATE {schema}.batch AS r SET status = 'expired', ended_at = v_now WHERE r.batch_id = id;
             id := NULL;
         ELSIF NOT v_same THEN
             code := 'differs';
@@ -231,44 +231,44 @@ BEGIN
             RETURN;
         END IF;
         IF id IS NULL THEN
-            INSERT INTO {schema}.round (round_name, window_ms, opened_at, opened_by) VALUES (p_name, p_window_ms, v_now, session_user)
-            RETURNING * INTO v_round;
-            id := v_round.round_id;
-            INSERT INTO {schema}.round_part (round_id, part)
+            INSERT INTO {schema}.batch (batch_name, window_ms, opened_at, opened_by) VALUES (p_name, p_window_ms, v_now, session_user)
+            RETURNING * INTO v_batch;
+            id := v_batch.batch_id;
+            INSERT INTO {schema}.batch_part (batch_id, part)
             SELECT id, value FROM jsonb_array_elements_text(v_parts::jsonb);
-            DELETE FROM {schema}.round AS r
-            WHERE r.round_name = p_name AND r.round_id < id AND r.then_status NOT IN ('pending', 'running')
+            DELETE FROM {schema}.batch AS r
+            WHERE r.batch_name = p_name AND r.batch_id < id AND r.then_status NOT IN ('pending', 'running')
               AND r.ended_at < v_now - interval '1 day' * (SELECT s.value FROM {schema}.setting AS s
                                                            WHERE s.name = 'history_days')::integer;
         ELSE
-            UPDATE {schema}.round AS r
+            UPDATE {schema}.batch AS r
             SET status = 'open', ended_at = NULL, window_ms = v_window, then_status = 'none', then_uid = NULL,
                 then_ended = NULL, then_error = NULL
-            WHERE r.round_id = id;
+            WHERE r.batch_id = id;
         END IF;
-        UPDATE {schema}.round_part AS p
+        UPDATE {schema}.batch_part AS p
         SET status = 'running', attempt = p.attempt + 1, start_uid = p_uid, member_id = p_member, owner = p_owner,
             host = m.host, pid = coalesce(m.pid, m.backend_pid), login = m.login, started_at = v_now, ended_at = NULL, error = NULL,
             is_last = false
         FROM {schema}.member AS m
-        WHERE p.round_id = id AND p.part = p_part AND m.member_id = p_member
+        WHERE p.batch_id = id AND p.part = p_part AND m.member_id = p_member
         RETURNING p.* INTO v_part;
         PERFORM {schema}.keep_then(id, p_then_kind, p_then_body);
     END IF;
     code := 'started';
     attempt := v_part.attempt;
-    IF v_part.attempt = 1 AND v_part.started_at = v_round.opened_at THEN  -- this is what opened the round
-        previous := (SELECT r.round_id FROM {schema}.round AS r
-                     WHERE r.round_name = p_name AND r.round_id < id AND r.status = 'expired'
-                       AND r.ended_at = v_round.opened_at
-                     ORDER BY r.round_id DESC LIMIT 1);
+    IF v_part.attempt = 1 AND v_part.started_at = v_batch.opened_at THEN  -- this is what opened the batch
+        previous := (SELECT r.batch_id FROM {schema}.batch AS r
+                     WHERE r.batch_name = p_name AND r.batch_id < id AND r.status = 'expired'
+                       AND r.ended_at = v_batch.opened_at
+                     ORDER BY r.batch_id DESC LIMIT 1);
     END IF;
 END
 $$;
 
 -- Ends a part: 'succeeded' or 'failed'. code:
 --   succeeded  it counts        failed  as was asked for
---   late       it took longer than the window, or the round is over (expired, abandoned): it has failed
+--   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed is_last says so, and with then_attempt the continuation is this member's to run.
 -- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the continuation back, should it be ours.
@@ -277,25 +277,25 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
     p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
-    OUT round_status varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
+    OUT batch_status varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_round {schema}.round;
-    v_part  {schema}.round_part;
+    v_batch {schema}.batch;
+    v_part  {schema}.batch_part;
     v_now   timestamptz;
 BEGIN
     IF (p_outcome IN ('succeeded', 'failed')) IS NOT TRUE THEN
         RAISE EXCEPTION 'sqlsem: a part ends as succeeded or failed, not %', quote_nullable(p_outcome) USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.lock_round(p_name);
+    PERFORM {schema}.lock_batch(p_name);
     v_now := clock_timestamp();
-    SELECT p.* INTO v_part FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-    WHERE r.round_name = p_name AND p.part = p_part AND p.start_uid = p_uid
-    ORDER BY r.round_id DESC LIMIT 1;
-    SELECT * INTO v_round FROM {schema}.round AS r WHERE r.round_id = v_part.round_id;
-    id := v_round.round_id;
-    round_status := v_round.status;
+    SELECT p.* INTO v_part FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+    WHERE r.batch_name = p_name AND p.part = p_part AND p.start_uid = p_uid
+    ORDER BY r.batch_id DESC LIMIT 1;
+    SELECT * INTO v_batch FROM {schema}.batch AS r WHERE r.batch_id = v_part.batch_id;
+    id := v_batch.batch_id;
+    batch_status := v_batch.status;
     is_last := false;
     IF v_part.member_id IS DISTINCT FROM p_member
        OR NOT {schema}.give_sign(p_member)  -- the continuation may come with it
@@ -304,31 +304,31 @@ BEGIN
         RETURN;
     ELSIF v_part.status = 'running' THEN
         code := CASE WHEN p_outcome = 'succeeded'
-                      AND (v_round.status <> 'open'
-                           OR v_round.opened_at + v_round.window_ms * interval '1 millisecond' < v_now)
+                      AND (v_batch.status <> 'open'
+                           OR v_batch.opened_at + v_batch.window_ms * interval '1 millisecond' < v_now)
                      THEN 'late' ELSE p_outcome END;
-        UPDATE {schema}.round_part AS p
+        UPDATE {schema}.batch_part AS p
         SET status = CASE code WHEN 'succeeded' THEN code ELSE 'failed' END, ended_at = v_now,
-            error = CASE code WHEN 'late' THEN CASE v_round.status WHEN 'abandoned' THEN 'ended after the round was abandoned'
+            error = CASE code WHEN 'late' THEN CASE v_batch.status WHEN 'abandoned' THEN 'ended after the batch was abandoned'
                                                                    ELSE 'ended after the window' END
                               WHEN 'failed' THEN coalesce(p_error, 'it said nothing') END
-        WHERE p.round_id = id AND p.part = p_part;
+        WHERE p.batch_id = id AND p.part = p_part;
         PERFORM {schema}.keep_then(id, p_then_kind, p_then_body);
-        IF v_round.status = 'open' AND NOT EXISTS (SELECT FROM {schema}.round_part AS p
-                                                   WHERE p.round_id = id AND p.status IN ('expected', 'running')) THEN
-            IF EXISTS (SELECT FROM {schema}.round_part AS p WHERE p.round_id = id AND p.status = 'failed') THEN
-                UPDATE {schema}.round AS r SET status = 'failed', ended_at = v_now WHERE r.round_id = id;
+        IF v_batch.status = 'open' AND NOT EXISTS (SELECT FROM {schema}.batch_part AS p
+                                                   WHERE p.batch_id = id AND p.status IN ('expected', 'running')) THEN
+            IF EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = id AND p.status = 'failed') THEN
+                UPDATE {schema}.batch AS r SET status = 'failed', ended_at = v_now WHERE r.batch_id = id;
             ELSE
-                UPDATE {schema}.round_part AS p SET is_last = true WHERE p.round_id = id AND p.part = p_part;
-                UPDATE {schema}.round AS r
+                UPDATE {schema}.batch_part AS p SET is_last = true WHERE p.batch_id = id AND p.part = p_part;
+                UPDATE {schema}.batch AS r
                 SET status = 'succeeded', ended_at = v_now, then_kind = coalesce(r.then_kind, p_then_kind)
-                WHERE r.round_id = id;
-                UPDATE {schema}.round AS r SET then_status = 'pending'
-                WHERE r.round_id = id AND r.then_kind IS NOT NULL AND NOT {schema}.may_run_then(id, p_then_kind IS NOT NULL);
-                UPDATE {schema}.round AS r
+                WHERE r.batch_id = id;
+                UPDATE {schema}.batch AS r SET then_status = 'pending'
+                WHERE r.batch_id = id AND r.then_kind IS NOT NULL AND NOT {schema}.may_run_then(id, p_then_kind IS NOT NULL);
+                UPDATE {schema}.batch AS r
                 SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid,
                     then_member = p_member, then_owner = p_owner, then_login = session_user, then_started = v_now
-                WHERE r.round_id = id AND r.then_status = 'none' AND r.then_kind IS NOT NULL;
+                WHERE r.batch_id = id AND r.then_status = 'none' AND r.then_kind IS NOT NULL;
             END IF;
         END IF;
     ELSE
@@ -337,108 +337,108 @@ BEGIN
             PERFORM {schema}.return_then(p_member, p_uid);
         END IF;
     END IF;
-    SELECT r.status, p.is_last INTO round_status, is_last
-    FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-    WHERE r.round_id = id AND p.part = p_part;
+    SELECT r.status, p.is_last INTO batch_status, is_last
+    FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+    WHERE r.batch_id = id AND p.part = p_part;
     SELECT r.then_attempt, r.then_kind, r.then_body INTO then_attempt, kind, body
-    FROM {schema}.round AS r
-    WHERE r.round_id = id AND is_last AND r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid;
+    FROM {schema}.batch AS r
+    WHERE r.batch_id = id AND is_last AND r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid;
 END
 $$;
 
--- Claims a continuation that nobody runs: of a name's oldest such round, or of one round, then also one that failed. id
+-- Claims a continuation that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. id
 -- is NULL where there is none that this login may run (may_run_then). p_own: the caller has something of its own to run for
 -- those of kind local and session.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.claim_then(
-    p_member bigint, p_name varchar, p_round bigint, p_owner varchar, p_uid varchar, p_own boolean,
+    p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
     OUT id bigint, OUT name varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM {schema}.lock_round(
-        coalesce(p_name, (SELECT r.round_name FROM {schema}.round AS r WHERE r.round_id = p_round)));
+    PERFORM {schema}.lock_batch(
+        coalesce(p_name, (SELECT r.batch_name FROM {schema}.batch AS r WHERE r.batch_id = p_batch)));
     PERFORM {schema}.require_member(p_member);
-    SELECT r.round_id, r.round_name, r.then_attempt, r.then_kind, r.then_body INTO id, name, then_attempt, kind, body
-    FROM {schema}.round AS r
-    WHERE (r.round_name = p_name OR r.round_id = p_round)
+    SELECT r.batch_id, r.batch_name, r.then_attempt, r.then_kind, r.then_body INTO id, name, then_attempt, kind, body
+    FROM {schema}.batch AS r
+    WHERE (r.batch_name = p_name OR r.batch_id = p_batch)
       AND r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid;
     IF FOUND THEN
         RETURN;
     END IF;
-    UPDATE {schema}.round AS r
+    UPDATE {schema}.batch AS r
     SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid, then_member = p_member,
         then_owner = p_owner, then_login = session_user, then_started = clock_timestamp(), then_ended = NULL, then_error = NULL
-    WHERE r.round_id = (SELECT o.round_id FROM {schema}.round AS o
-                        WHERE CASE WHEN p_round IS NULL THEN o.round_name = p_name AND o.then_status = 'pending'
-                                   ELSE o.round_id = p_round AND o.status = 'succeeded' AND o.then_status IN ('pending', 'failed') END
-                          AND {schema}.may_run_then(o.round_id, p_own)
-                        ORDER BY o.round_id LIMIT 1)
-    RETURNING r.round_id, r.round_name, r.then_attempt, r.then_kind, r.then_body
+    WHERE r.batch_id = (SELECT o.batch_id FROM {schema}.batch AS o
+                        WHERE CASE WHEN p_batch IS NULL THEN o.batch_name = p_name AND o.then_status = 'pending'
+                                   ELSE o.batch_id = p_batch AND o.status = 'succeeded' AND o.then_status IN ('pending', 'failed') END
+                          AND {schema}.may_run_then(o.batch_id, p_own)
+                        ORDER BY o.batch_id LIMIT 1)
+    RETURNING r.batch_id, r.batch_name, r.then_attempt, r.then_kind, r.then_body
     INTO id, name, then_attempt, kind, body;
 END
 $$;
 
 -- Ends a continuation: it failed where there is an error. False when it was given up meanwhile. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.end_then(p_member bigint, p_round bigint, p_attempt integer, p_error text)
+CREATE OR REPLACE FUNCTION {schema}.end_then(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE {schema}.round AS r
+    UPDATE {schema}.batch AS r
     SET then_status = CASE WHEN p_error IS NULL THEN 'finished' ELSE 'failed' END, then_ended = clock_timestamp(),
         then_error = p_error
-    WHERE r.round_id = p_round AND r.then_status = 'running' AND r.then_attempt = p_attempt AND r.then_member = p_member
+    WHERE r.batch_id = p_batch AND r.then_status = 'running' AND r.then_attempt = p_attempt AND r.then_member = p_member
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user);
-    RETURN FOUND OR EXISTS (SELECT FROM {schema}.round AS r
-                            WHERE r.round_id = p_round AND r.then_status IN ('finished', 'failed')
+    RETURN FOUND OR EXISTS (SELECT FROM {schema}.batch AS r
+                            WHERE r.batch_id = p_batch AND r.then_status IN ('finished', 'failed')
                               AND r.then_attempt = p_attempt AND r.then_member = p_member AND r.then_login = session_user);
 END
 $$;
 
--- Abandon a round, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
 -- pending or has failed. The next start of a part begins a new one. For operators. The number; NULL: there is none to abandon.
-CREATE OR REPLACE FUNCTION {schema}.abandon_round(p_name varchar, p_round bigint DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_name  varchar := p_name;
-    v_round {schema}.round;
+    v_batch {schema}.batch;
 BEGIN
-    IF p_round IS NULL THEN
-        PERFORM {schema}.check_name('round', p_name);
+    IF p_batch IS NULL THEN
+        PERFORM {schema}.check_name('batch', p_name);
     ELSE
-        v_name := (SELECT r.round_name FROM {schema}.round AS r WHERE r.round_id = p_round);
+        v_name := (SELECT r.batch_name FROM {schema}.batch AS r WHERE r.batch_id = p_batch);
         IF v_name IS NULL THEN
             RETURN NULL;
         END IF;
     END IF;
-    PERFORM {schema}.lock_round(v_name);
-    SELECT * INTO v_round FROM {schema}.round AS r
-    WHERE r.round_name = v_name AND (p_round IS NULL OR r.round_id = p_round) ORDER BY r.round_id DESC LIMIT 1;
-    IF (v_round.status IN ('open', 'failed')
-        OR v_round.status = 'succeeded' AND v_round.then_status IN ('pending', 'failed')) IS NOT TRUE THEN
+    PERFORM {schema}.lock_batch(v_name);
+    SELECT * INTO v_batch FROM {schema}.batch AS r
+    WHERE r.batch_name = v_name AND (p_batch IS NULL OR r.batch_id = p_batch) ORDER BY r.batch_id DESC LIMIT 1;
+    IF (v_batch.status IN ('open', 'failed')
+        OR v_batch.status = 'succeeded' AND v_batch.then_status IN ('pending', 'failed')) IS NOT TRUE THEN
         RETURN NULL;
     END IF;
-    UPDATE {schema}.round AS r
+    UPDATE {schema}.batch AS r
     SET status = 'abandoned', ended_at = coalesce(r.ended_at, clock_timestamp()),
         then_status = CASE r.then_status WHEN 'pending' THEN 'failed' ELSE r.then_status END,
         then_ended = CASE r.then_status WHEN 'pending' THEN clock_timestamp() ELSE r.then_ended END,
-        then_error = CASE r.then_status WHEN 'pending' THEN 'the round was abandoned' ELSE r.then_error END
-    WHERE r.round_id = v_round.round_id;
-    PERFORM {schema}.note_operation('abandon', v_name, NULL, NULL, NULL, format('round %s, %s', v_round.round_id, v_round.status), NULL);
-    RETURN v_round.round_id;
+        then_error = CASE r.then_status WHEN 'pending' THEN 'the batch was abandoned' ELSE r.then_error END
+    WHERE r.batch_id = v_batch.batch_id;
+    PERFORM {schema}.note_operation('abandon', v_name, NULL, NULL, NULL, format('batch %s, %s', v_batch.batch_id, v_batch.status), NULL);
+    RETURN v_batch.batch_id;
 END
 $$;
 
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Rounds, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- Batches, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
 -- that kept it.
-CREATE OR REPLACE FUNCTION {schema}.list_rounds(
-    p_name varchar DEFAULT NULL, p_round bigint DEFAULT NULL, p_most integer DEFAULT 20)
-RETURNS TABLE (round_id bigint, round_name varchar, status varchar, window_seconds float, opened_at timestamptz,
+CREATE OR REPLACE FUNCTION {schema}.list_batches(
+    p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_most integer DEFAULT 20)
+RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,
                ended_at timestamptz, seconds float, then_status varchar, then_kind varchar, then_body text,
                then_attempt integer, then_owner varchar, then_started timestamptz, then_ended timestamptz,
                then_seconds float, then_error text, part varchar, part_status varchar, is_last boolean,
@@ -447,7 +447,7 @@ RETURNS TABLE (round_id bigint, round_name varchar, status varchar, window_secon
                opened_by name, login name, then_kept_by name, then_login name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT r.round_id, r.round_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
+    SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
            r.then_status, r.then_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.then_kept_by = session_user THEN r.then_body END,
            r.then_attempt, r.then_owner, r.then_started, r.then_ended,
@@ -457,35 +457,35 @@ AS $$
            CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE THEN
                extract(epoch FROM clock_timestamp() - coalesce(l.since, p.started_at))::float END,
            r.opened_by, p.login, r.then_kept_by, r.then_login
-    FROM (SELECT * FROM {schema}.round AS o
-          WHERE (p_name IS NULL OR o.round_name = p_name) AND (p_round IS NULL OR o.round_id = p_round)
-          ORDER BY o.round_id DESC LIMIT p_most) AS r
-    JOIN {schema}.round_part AS p ON p.round_id = r.round_id
+    FROM (SELECT * FROM {schema}.batch AS o
+          WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
+          ORDER BY o.batch_id DESC LIMIT p_most) AS r
+    JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
     LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
-    ORDER BY r.round_id DESC, p.part
+    ORDER BY r.batch_id DESC, p.part
 $$;
 
 
 -- For sessions --------------------------------------------------------------------------------------------------
 
 -- Parts in some states, for messages: "b, c".
-CREATE OR REPLACE FUNCTION {schema}.parts_in(p_round bigint, p_states varchar[]) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}.parts_in(p_batch bigint, p_states varchar[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT string_agg({schema}.plain(p.part || coalesce(' (' || p.error || ')', '')), ', ' ORDER BY p.part)
-    FROM {schema}.round_part AS p WHERE p.round_id = p_round AND p.status = ANY (p_states)
+    FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.status = ANY (p_states)
 $$;
 
--- recover_rounds for a session, which is told what that has found out.
+-- recover_batches for a session, which is told what that has found out.
 CREATE OR REPLACE FUNCTION {schema}.recover_told(p_name text, p_member bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_round bigint;
+    v_batch bigint;
 BEGIN
-    FOR v_round IN SELECT r FROM {schema}.recover_rounds(p_name, p_member) AS r LOOP
-        RAISE WARNING 'sqlsem: round % of % has failed parts: %', v_round, p_name,
-            {schema}.parts_in(v_round, ARRAY['failed']) USING HINT = 'Run these parts again.';
+    FOR v_batch IN SELECT r FROM {schema}.recover_batches(p_name, p_member) AS r LOOP
+        RAISE WARNING 'sqlsem: batch % of % has failed parts: %', v_batch, p_name,
+            {schema}.parts_in(v_batch, ARRAY['failed']) USING HINT = 'Run these parts again.';
     END LOOP;
 END
 $$;
@@ -506,41 +506,41 @@ BEGIN
         RAISE EXCEPTION 'sqlsem: window_seconds must be above 0 and at most ten years, not %', coalesce(window_seconds::text, 'NULL')
             USING ERRCODE = '22023';
     END IF;
-    PERFORM {schema}.guard('round_part_start');
+    PERFORM {schema}.guard('batch_part_start');
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     v_start := {schema}.start_part(v_member, name, part, v_parts, (window_seconds * 1000)::bigint,
                                    p_owner, replace(gen_random_uuid()::text, '-', ''), NULL, NULL);
     IF v_start.code = 'running' THEN
-        SELECT p.host, p.pid, p.started_at, p.login INTO v_part FROM {schema}.round_part AS p
-        WHERE p.round_id = v_start.id AND p.part = session_part_start.part;
-        RAISE EXCEPTION 'sqlsem: part % of round % runs already, by %:% since % (login %)', part, name, {schema}.plain(v_part.host),
+        SELECT p.host, p.pid, p.started_at, p.login INTO v_part FROM {schema}.batch_part AS p
+        WHERE p.batch_id = v_start.id AND p.part = session_part_start.part;
+        RAISE EXCEPTION 'sqlsem: part % of batch % runs already, by %:% since % (login %)', part, name, {schema}.plain(v_part.host),
             v_part.pid, v_part.started_at, {schema}.plain(v_part.login) USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
     ELSIF v_start.code IN ('continuing', 'differs') THEN
         SELECT r.opened_by, r.opened_at, r.then_owner, r.then_started, r.opened_at + r.window_ms * interval '1 millisecond' AS until
-        INTO v_part FROM {schema}.round AS r WHERE r.round_id = v_start.id;
+        INTO v_part FROM {schema}.batch AS r WHERE r.batch_id = v_start.id;
         IF v_start.code = 'continuing' THEN
-            RAISE EXCEPTION 'sqlsem: the continuation of round % of % runs already, by % since %; its process is missing, but not yet for its grace',
+            RAISE EXCEPTION 'sqlsem: the continuation of batch % of % runs already, by % since %; its process is missing, but not yet for its grace',
                 v_start.id, name, {schema}.plain(v_part.then_owner), v_part.then_started
                 USING ERRCODE = '55000', HINT = 'Start the part again in a moment.';
         END IF;
-        RAISE EXCEPTION 'sqlsem: round % of % is open with other parts: %; login % opened it at %', v_start.id, name,
-            (SELECT string_agg({schema}.plain(p.part), ', ' ORDER BY p.part) FROM {schema}.round_part AS p
-             WHERE p.round_id = v_start.id), {schema}.plain(v_part.opened_by), v_part.opened_at
+        RAISE EXCEPTION 'sqlsem: batch % of % is open with other parts: %; login % opened it at %', v_start.id, name,
+            (SELECT string_agg({schema}.plain(p.part), ', ' ORDER BY p.part) FROM {schema}.batch_part AS p
+             WHERE p.batch_id = v_start.id), {schema}.plain(v_part.opened_by), v_part.opened_at
             USING ERRCODE = '22023',
                   HINT = format('Declare the same in all parts. Others are possible when it has succeeded, or its window is over (%s), '
-                                'or an operator has abandoned it: SELECT {schema}.abandon_round(name).', v_part.until);
+                                'or an operator has abandoned it: SELECT {schema}.abandon_batch(name).', v_part.until);
     ELSIF v_start.previous IS NOT NULL THEN
-        RAISE WARNING 'sqlsem: round % of % has expired; it lacked %', v_start.previous, name,
+        RAISE WARNING 'sqlsem: batch % of % has expired; it lacked %', v_start.previous, name,
             {schema}.parts_in(v_start.previous, ARRAY['expected', 'running', 'failed']);
     END IF;
     RETURN v_start.id;
 END
 $$;
 
--- Starts a part for this session: the number of the round. The part has failed when the session ends before the part.
--- On its own: in a transaction it would keep all other parts of the round waiting until that ends.
-CREATE OR REPLACE FUNCTION {schema}.round_part_start(name text, part text, parts text, window_seconds double precision)
+-- Starts a part for this session: the number of the batch. The part has failed when the session ends before the part.
+-- On its own: in a transaction it would keep all other parts of the batch waiting until that ends.
+CREATE OR REPLACE FUNCTION {schema}.batch_part_start(name text, part text, parts text, window_seconds double precision)
 RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -550,7 +550,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}.session_part_end(p_name text, p_part text, p_outcome text, p_error text, p_owner text)
-RETURNS TABLE (code varchar, id bigint, is_last boolean, round_status varchar, failed text, kept_by text)
+RETURNS TABLE (code varchar, id bigint, is_last boolean, batch_status varchar, failed text, kept_by text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -558,30 +558,30 @@ DECLARE
     v_uid    varchar;
     v_end    record;
 BEGIN
-    PERFORM {schema}.check_name('round', p_name);
+    PERFORM {schema}.check_name('batch', p_name);
     PERFORM {schema}.check_name('part', p_part);
     PERFORM {schema}.recover_told(p_name, v_member);
-    v_uid := (SELECT p.start_uid FROM {schema}.round AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-              WHERE r.round_name = p_name AND p.part = p_part AND p.member_id = v_member AND p.status = 'running'
-              ORDER BY r.round_id DESC LIMIT 1);
+    v_uid := (SELECT p.start_uid FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+              WHERE r.batch_name = p_name AND p.part = p_part AND p.member_id = v_member AND p.status = 'running'
+              ORDER BY r.batch_id DESC LIMIT 1);
     IF v_uid IS NULL THEN
-        RAISE EXCEPTION 'sqlsem: this session does not run part % of round %', quote_literal(p_part),
-            quote_literal(p_name) USING ERRCODE = '55000', HINT = 'Call round_part_start before, in the same session.';
+        RAISE EXCEPTION 'sqlsem: this session does not run part % of batch %', quote_literal(p_part),
+            quote_literal(p_name) USING ERRCODE = '55000', HINT = 'Call batch_part_start before, in the same session.';
     END IF;
     SELECT * INTO v_end FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL);
-    RETURN QUERY SELECT v_end.code, v_end.id, v_end.then_attempt IS NOT NULL, v_end.round_status,
+    RETURN QUERY SELECT v_end.code, v_end.id, v_end.then_attempt IS NOT NULL, v_end.batch_status,
                         {schema}.parts_in(v_end.id, ARRAY['failed']),
-                        (SELECT {schema}.plain(r.then_kept_by) FROM {schema}.round AS r
-                         WHERE r.round_id = v_end.id AND v_end.is_last AND v_end.then_attempt IS NULL AND r.then_status = 'pending');
+                        (SELECT {schema}.plain(r.then_kept_by) FROM {schema}.batch AS r
+                         WHERE r.batch_id = v_end.id AND v_end.is_last AND v_end.then_attempt IS NULL AND r.then_status = 'pending');
 END
 $$;
 
 -- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a warning
 -- says so where only another login may), and
--- then to call round_continued. outcome: 'succeeded'; 'late', it took longer than the window, or the round was abandoned,
+-- then to call batch_continued. outcome: 'succeeded'; 'late', it took longer than the window, or the batch was abandoned,
 -- and it does not count. A warning names the parts that have failed where all others have ended. May be part of the caller's
 -- transaction.
-CREATE OR REPLACE FUNCTION {schema}.round_part_done(name text, part text, OUT is_last integer, OUT outcome text)
+CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -590,22 +590,22 @@ BEGIN
     SELECT * INTO v_end FROM {schema}.session_part_end(name, part, 'succeeded', NULL, {schema}.session_id());
     is_last := v_end.is_last::integer;
     outcome := v_end.code;
-    IF outcome = 'succeeded' AND v_end.round_status = 'failed' THEN
-        RAISE WARNING 'sqlsem: round % of % has failed: %', v_end.id, name, v_end.failed
+    IF outcome = 'succeeded' AND v_end.batch_status = 'failed' THEN
+        RAISE WARNING 'sqlsem: batch % of % has failed: %', v_end.id, name, v_end.failed
             USING HINT = 'Run these parts again.';
     ELSIF v_end.kept_by IS NOT NULL THEN
-        RAISE WARNING 'sqlsem: round % of % has succeeded, but its continuation is pending: login % kept it', v_end.id, name,
+        RAISE WARNING 'sqlsem: batch % of % has succeeded, but its continuation is pending: login % kept it', v_end.id, name,
             v_end.kept_by
-            USING HINT = format('That login, a putter or an operator runs it: sqlsem rounds resume %s.', v_end.id);
+            USING HINT = format('That login, a putter or an operator runs it: sqlsem batches resume %s.', v_end.id);
     ELSIF outcome = 'late' THEN
-        RAISE WARNING 'sqlsem: part % of round % has ended after %, and does not count', part, name,
-            CASE v_end.round_status WHEN 'abandoned' THEN 'the round was abandoned' ELSE 'the window' END;
+        RAISE WARNING 'sqlsem: part % of batch % has ended after %, and does not count', part, name,
+            CASE v_end.batch_status WHEN 'abandoned' THEN 'the batch was abandoned' ELSE 'the window' END;
     END IF;
 END
 $$;
 
 -- This session's part has failed. (is_last is always 0.)
-CREATE OR REPLACE FUNCTION {schema}.round_part_failed(
+CREATE OR REPLACE FUNCTION {schema}.batch_part_failed(
     name text, part text, error text DEFAULT NULL, OUT is_last integer, OUT outcome text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -615,13 +615,13 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}.session_round_resume(name text, p_owner text) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.session_batch_resume(name text, p_owner text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member bigint;
 BEGIN
-    PERFORM {schema}.check_name('round', name);
+    PERFORM {schema}.check_name('batch', name);
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     RETURN (SELECT (c.id IS NOT NULL)::integer
@@ -631,32 +631,32 @@ END
 $$;
 
 -- Takes over a continuation that nobody runs: 1 when this session has one to run now, else 0.
-CREATE OR REPLACE FUNCTION {schema}.round_resume(name text) RETURNS integer
+CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN {schema}.session_round_resume(name, {schema}.session_id());
+    RETURN {schema}.session_batch_resume(name, {schema}.session_id());
 END
 $$;
 
 -- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
--- The number of the round.
-CREATE OR REPLACE FUNCTION {schema}.round_continued(name text, error text DEFAULT NULL) RETURNS bigint
+-- The number of the batch.
+CREATE OR REPLACE FUNCTION {schema}.batch_continued(name text, error text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_member bigint;
-    v_round  record;
+    v_batch  record;
 BEGIN
-    PERFORM {schema}.check_name('round', name);
+    PERFORM {schema}.check_name('batch', name);
     v_member := {schema}.session_member(NULL);
-    SELECT r.round_id, r.then_attempt INTO v_round FROM {schema}.round AS r
-    WHERE r.round_name = name AND r.then_status = 'running' AND r.then_member = v_member
-    ORDER BY r.then_started DESC, r.round_id DESC LIMIT 1;
-    IF NOT FOUND OR NOT {schema}.end_then(v_member, v_round.round_id, v_round.then_attempt, error) THEN
-        RAISE EXCEPTION 'sqlsem: this session has no continuation of round % to run', quote_literal(name)
-            USING ERRCODE = '55000', HINT = 'round_part_done says is_last = 1, or round_resume 1, to the one that has.';
+    SELECT r.batch_id, r.then_attempt INTO v_batch FROM {schema}.batch AS r
+    WHERE r.batch_name = name AND r.then_status = 'running' AND r.then_member = v_member
+    ORDER BY r.then_started DESC, r.batch_id DESC LIMIT 1;
+    IF NOT FOUND OR NOT {schema}.end_then(v_member, v_batch.batch_id, v_batch.then_attempt, error) THEN
+        RAISE EXCEPTION 'sqlsem: this session has no continuation of batch % to run', quote_literal(name)
+            USING ERRCODE = '55000', HINT = 'batch_part_done says is_last = 1, or batch_resume 1, to the one that has.';
     END IF;
-    RETURN v_round.round_id;
+    RETURN v_batch.batch_id;
 END
 $$;

@@ -1,9 +1,9 @@
--- sqlsem, the rounds, for SQL Server. May be run again at any time, after tasks.sql.
+-- sqlsem, the batches, for SQL Server. May be run again at any time, after tasks.sql.
 --
--- Whatever is decided about the rounds of a name is decided under one application lock, N'sqlsem.{schema}.round.' and
+-- Whatever is decided about the batches of a name is decided under one application lock, N'sqlsem.{schema}.batch.' and
 -- the name, Transaction, taken in a statement of its own before anything is read: so of several parts that end at the
 -- same instant one is the last. A part, and the continuation, belongs to the member that runs it; when the member is
--- gone, recover_rounds says so.
+-- gone, recover_batches says so.
 --
 -- Locks: as in tasks.sql an index is read without going on to the row, and rows are read and written by their number.
 -- Errors as in routines.sql, and 50007: the part cannot be started now.
@@ -13,18 +13,18 @@ SET ANSI_NULLS ON;
 GO
 
 -- What makes the decisions of one name come one after the other, until the transaction ends.
-IF OBJECT_ID(N'{schema}.lock_round') IS NULL EXEC (N'CREATE PROCEDURE {schema}.lock_round AS RETURN 0');
+IF OBJECT_ID(N'{schema}.lock_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.lock_batch AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.lock_round @name nvarchar(400), @patience int = 1000
+ALTER PROCEDURE {schema}.lock_batch @name nvarchar(400), @patience int = 1000
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
-    DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.round.', @name), 255);
+    DECLARE @code int, @lock nvarchar(255) = LEFT(CONCAT(N'sqlsem.{schema}.batch.', @name), 255);
     EXEC @code = sys.sp_getapplock @Resource = @lock, @LockMode = N'Exclusive', @LockOwner = N'Transaction',
         @LockTimeout = @patience, @DbPrincipal = @principal;
     IF @code < 0
-        THROW 50002, N'sqlsem: busy: somebody keeps the rounds of this name locked in an open transaction', 1;
+        THROW 50002, N'sqlsem: busy: somebody keeps the batches of this name locked in an open transaction', 1;
 END;
 GO
 
@@ -32,7 +32,7 @@ GO
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
 IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.keep_then @round bigint, @kind nvarchar(8), @body nvarchar(max)
+ALTER PROCEDURE {schema}.keep_then @batch bigint, @kind nvarchar(8), @body nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -42,26 +42,26 @@ BEGIN
         THROW 50000, N'sqlsem: a continuation of this kind is unknown; it is sql, shell, call, local or session', 1;
     IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
-        UPDATE {schema}.[round]
+        UPDATE {schema}.batch
         SET then_kept_by = CASE WHEN then_kind IS NULL THEN ORIGINAL_LOGIN() ELSE then_kept_by END,
             then_kind = COALESCE(then_kind, N'local')
-        WHERE round_id = @round;
+        WHERE batch_id = @batch;
     ELSE
-        UPDATE {schema}.[round] SET then_kind = @kind, then_body = @body, then_kept_by = ORIGINAL_LOGIN() WHERE round_id = @round;
+        UPDATE {schema}.batch SET then_kind = @kind, then_body = @body, then_kept_by = ORIGINAL_LOGIN() WHERE batch_id = @batch;
 END;
 GO
 
--- Return 1 if this login may run, and end, the continuation of a round: what is kept, the login that kept it, putters and
--- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the round, too.
+-- Return 1 if this login may run, and end, the continuation of a batch: what is kept, the login that kept it, putters and
+-- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the batch, too.
 IF OBJECT_ID(N'{schema}.may_run_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_then AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.may_run_then @round bigint, @own bit
+ALTER PROCEDURE {schema}.may_run_then @batch bigint, @own bit
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @kind nvarchar(8), @kept_by nvarchar(128), @opened_by nvarchar(128);
     SELECT @kind = COALESCE(then_kind, N'session'), @kept_by = then_kept_by, @opened_by = opened_by
-    FROM {schema}.[round] WHERE round_id = @round;
+    FROM {schema}.batch WHERE batch_id = @batch;
     IF @kind IS NULL OR (@own = 0 AND @kind IN (N'local', N'session'))
         RETURN 0;
     IF IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
@@ -69,16 +69,16 @@ BEGIN
         RETURN 1;
     IF @kind IN (N'local', N'session')
        AND (@opened_by = ORIGINAL_LOGIN()
-            OR EXISTS (SELECT 1 FROM {schema}.round_part WHERE round_id = @round AND login = ORIGINAL_LOGIN()))
+            OR EXISTS (SELECT 1 FROM {schema}.batch_part WHERE batch_id = @batch AND login = ORIGINAL_LOGIN()))
         RETURN 1;
     RETURN 0;
 END;
 GO
 
--- The parts of a round in some states, for messages: a, b (why).
+-- The parts of a batch in some states, for messages: a, b (why).
 IF OBJECT_ID(N'{schema}.parts_in') IS NULL EXEC (N'CREATE PROCEDURE {schema}.parts_in AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.parts_in @round bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
+ALTER PROCEDURE {schema}.parts_in @batch bigint, @states nvarchar(100), @told nvarchar(1000) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -87,8 +87,8 @@ BEGIN
     WHILE @count = 1
     BEGIN
         SET @count = 0;
-        SELECT TOP (1) @count = 1, @part = part, @error = LEFT(error, 200) FROM {schema}.round_part
-        WHERE round_id = @round AND part > @part COLLATE Latin1_General_100_BIN2
+        SELECT TOP (1) @count = 1, @part = part, @error = LEFT(error, 200) FROM {schema}.batch_part
+        WHERE batch_id = @batch AND part > @part COLLATE Latin1_General_100_BIN2
           AND @states LIKE CONCAT(N'%', status, N'%')
         ORDER BY part;
         IF @count = 1
@@ -97,41 +97,41 @@ BEGIN
 END;
 GO
 
--- Tests the members that run parts or continuations of a name's rounds (NULL: of all), except @mine. Parts of the dead
--- have failed, their continuations are to be done again. With @answer the rounds in which parts failed so, a row each;
+-- Tests the members that run parts or continuations of a name's batches (NULL: of all), except @mine. Parts of the dead
+-- have failed, their continuations are to be done again. With @answer the batches in which parts failed so, a row each;
 -- with @tell a message each, for a session.
-IF OBJECT_ID(N'{schema}.recover_rounds') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_rounds AS RETURN 0');
+IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.recover_rounds
+ALTER PROCEDURE {schema}.recover_batches
     @name nvarchar(400) = NULL, @mine bigint = NULL, @answer bit = 0, @tell bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: recover_rounds must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: recover_batches must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @part TABLE (round_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
-    DECLARE @then TABLE (round_id bigint NOT NULL);
+    DECLARE @part TABLE (batch_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
+    DECLARE @then TABLE (batch_id bigint NOT NULL);
     DECLARE @gone TABLE (member_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @found TABLE (round_id bigint NOT NULL, round_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    DECLARE @found TABLE (batch_id bigint NOT NULL, batch_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
                           member_id bigint NOT NULL);
-    DECLARE @dead TABLE (round_id bigint NOT NULL PRIMARY KEY);
-    DECLARE @member bigint = -1, @before bigint, @round bigint = 0, @round_before bigint, @round_name nvarchar(255),
+    DECLARE @dead TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @member bigint = -1, @before bigint, @batch bigint = 0, @batch_before bigint, @batch_name nvarchar(255),
             @told nvarchar(1000), @message nvarchar(2000);
-    INSERT INTO @part (round_id, part)
-    SELECT round_id, part FROM {schema}.round_part WITH (INDEX (round_part_status)) WHERE status = N'running';
-    INSERT INTO @then (round_id)
-    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_then)) WHERE then_status = N'running';
-    INSERT INTO @found (round_id, round_name, member_id)
-    SELECT r.round_id, r.round_name, p.member_id
-    FROM @part AS f JOIN {schema}.round_part AS p ON p.round_id = f.round_id AND p.part = f.part
-    JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-    WHERE p.status = N'running' AND (@name IS NULL OR r.round_name = @name)
+    INSERT INTO @part (batch_id, part)
+    SELECT batch_id, part FROM {schema}.batch_part WITH (INDEX (batch_part_status)) WHERE status = N'running';
+    INSERT INTO @then (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then)) WHERE then_status = N'running';
+    INSERT INTO @found (batch_id, batch_name, member_id)
+    SELECT r.batch_id, r.batch_name, p.member_id
+    FROM @part AS f JOIN {schema}.batch_part AS p ON p.batch_id = f.batch_id AND p.part = f.part
+    JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE p.status = N'running' AND (@name IS NULL OR r.batch_name = @name)
     UNION
-    SELECT r.round_id, r.round_name, r.then_member FROM @then AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-    WHERE r.then_status = N'running' AND (@name IS NULL OR r.round_name = @name);
+    SELECT r.batch_id, r.batch_name, r.then_member FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.then_status = N'running' AND (@name IS NULL OR r.batch_name = @name);
     WHILE 1 = 1
     BEGIN
         SET @before = @member;
@@ -145,28 +145,28 @@ BEGIN
     END;
     WHILE 1 = 1
     BEGIN
-        SET @round_before = @round;
-        SELECT TOP (1) @round = f.round_id, @round_name = f.round_name FROM @found AS f
-        WHERE f.round_id > @round_before AND f.member_id IN (SELECT g.member_id FROM @gone AS g)
-        ORDER BY f.round_id;
-        IF @round = @round_before
+        SET @batch_before = @batch;
+        SELECT TOP (1) @batch = f.batch_id, @batch_name = f.batch_name FROM @found AS f
+        WHERE f.batch_id > @batch_before AND f.member_id IN (SELECT g.member_id FROM @gone AS g)
+        ORDER BY f.batch_id;
+        IF @batch = @batch_before
             BREAK;
         BEGIN TRY
             BEGIN TRANSACTION;
-            EXEC {schema}.lock_round @round_name;
-            UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
-            WHERE round_id = @round AND then_status = N'running'
+            EXEC {schema}.lock_batch @batch_name;
+            UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
+            WHERE batch_id = @batch AND then_status = N'running'
               AND then_member IN (SELECT g.member_id FROM @gone AS g);
-            UPDATE {schema}.round_part SET status = N'failed', ended_at = SYSUTCDATETIME(), error = N'its process died'
-            WHERE round_id = @round AND status = N'running'
+            UPDATE {schema}.batch_part SET status = N'failed', ended_at = SYSUTCDATETIME(), error = N'its process died'
+            WHERE batch_id = @batch AND status = N'running'
               AND member_id IN (SELECT g.member_id FROM @gone AS g);
             IF @@ROWCOUNT > 0
             BEGIN
-                INSERT INTO @dead (round_id) VALUES (@round);
-                UPDATE {schema}.[round] SET status = N'failed', ended_at = SYSUTCDATETIME()
-                WHERE round_id = @round AND status = N'open'
-                  AND NOT EXISTS (SELECT 1 FROM {schema}.round_part AS p
-                                  WHERE p.round_id = @round AND p.status IN (N'expected', N'running'));
+                INSERT INTO @dead (batch_id) VALUES (@batch);
+                UPDATE {schema}.batch SET status = N'failed', ended_at = SYSUTCDATETIME()
+                WHERE batch_id = @batch AND status = N'open'
+                  AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part AS p
+                                  WHERE p.batch_id = @batch AND p.status IN (N'expected', N'running'));
             END;
             COMMIT TRANSACTION;
         END TRY
@@ -175,30 +175,30 @@ BEGIN
                 ROLLBACK TRANSACTION;
             THROW;
         END CATCH;
-        -- At once: nobody finds it a second time, should the next round be busy.
-        IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE round_id = @round)
+        -- At once: nobody finds it a second time, should the next batch be busy.
+        IF @tell = 1 AND EXISTS (SELECT 1 FROM @dead WHERE batch_id = @batch)
         BEGIN
-            EXEC {schema}.parts_in @round, N'failed', @told OUTPUT;
-            SET @message = CONCAT(N'sqlsem: round ', @round, N' of ''', @round_name, N''' has failed parts: ', @told,
+            EXEC {schema}.parts_in @batch, N'failed', @told OUTPUT;
+            SET @message = CONCAT(N'sqlsem: batch ', @batch, N' of ''', @batch_name, N''' has failed parts: ', @told,
                 N'; run these parts again');
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
         END;
     END;
     IF @answer = 1
-        SELECT round_id FROM @dead ORDER BY round_id;
+        SELECT batch_id FROM @dead ORDER BY batch_id;
 END;
 GO
 
--- Start a part, in the newest round of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
---   started     @id and @attempt say which; @previous is the round that expired by this, if one did
+-- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
+--   started     @id and @attempt say which; @previous is the batch that expired by this, if one did
 --   running     refused: the part runs already, and its process lives
 --   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
 --               for its grace
---   differs     refused: the round has other parts
--- A new round begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
--- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the round waits for it.
--- The last part of a round that has succeeded joins it again for as long as the continuation has not ended well and no
--- living process runs it: its process has failed, and is repeated to continue the round.
+--   differs     refused: the batch has other parts
+-- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
+-- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
+-- The last part of a batch that has succeeded joins it again for as long as the continuation has not ended well and no
+-- living process runs it: its process has failed, and is repeated to continue the batch.
 -- May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO
@@ -221,17 +221,17 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     DECLARE @asked TABLE (part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY);
-    DECLARE @old TABLE (round_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @old TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
             @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0, @joins bit = 0, @asked_ms bigint = @window_ms,
             @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
             @before bigint, @one nvarchar(400), @is_last bit, @then_status nvarchar(16), @then_member bigint, @opened_by nvarchar(128),
             @own_ms bigint, @missing bigint, @count int = 0, @message nvarchar(2000);
-    EXEC {schema}.check_name N'round', @name;
+    EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
     IF @window_ms IS NULL OR @window_ms NOT BETWEEN 1 AND 315360000000
     BEGIN
-        SET @message = CONCAT(N'sqlsem: the window of round ''', @name, N''' must be 1 to 315360000000 ms (ten years), not ',
+        SET @message = CONCAT(N'sqlsem: the window of batch ''', @name, N''' must be 1 to 315360000000 ms (ten years), not ',
             COALESCE(CAST(@window_ms AS nvarchar(20)), N'NULL'));
         EXEC {schema}.refuse 50000, @message;
     END;
@@ -245,12 +245,12 @@ BEGIN
         SET @count = @count + 1;
         IF @count > 10000
         BEGIN
-            SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has more than 10000 parts');
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has more than 10000 parts');
             EXEC {schema}.refuse 50000, @message;
         END;
         IF EXISTS (SELECT 1 FROM @asked WHERE part = @one)
         BEGIN
-            SET @message = CONCAT(N'sqlsem: round ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one, N''' twice; each part is one job');
             EXEC {schema}.refuse 50000, @message;
         END;
         INSERT INTO @asked (part) VALUES (@one);
@@ -259,38 +259,38 @@ BEGIN
     END;
     IF NOT EXISTS (SELECT 1 FROM @asked WHERE part = @part COLLATE Latin1_General_100_BIN2)
     BEGIN
-        SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has no part ''', @part, N'''; it has ',
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
             REPLACE(LEFT(@parts, 1000), NCHAR(10), N', '));
         EXEC {schema}.refuse 50000, @message;
     END;
-    -- Whether the process that runs the continuation of the newest round is missing: tested under no lock.
-    SELECT TOP (1) @before = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-    WHERE round_name = @name ORDER BY round_id DESC;
-    SELECT @missing = m.member_id FROM {schema}.[round] AS r JOIN {schema}.member AS m ON m.member_id = r.then_member
-    WHERE r.round_id = @before AND r.then_status = N'running'
+    -- Whether the process that runs the continuation of the newest batch is missing: tested under no lock.
+    SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+    WHERE batch_name = @name ORDER BY batch_id DESC;
+    SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.then_member
+    WHERE r.batch_id = @before AND r.then_status = N'running'
       AND CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < SYSUTCDATETIME() THEN 1 ELSE 0 END
                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1;
     SET @before = NULL;
     BEGIN TRY
         BEGIN TRANSACTION;
-        EXEC {schema}.lock_round @name;
+        EXEC {schema}.lock_batch @name;
         EXEC {schema}.worker_sign @member, @host OUTPUT, @pid OUTPUT;
         SET @now = SYSUTCDATETIME();
-        SELECT TOP (1) @id = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-        WHERE round_name = @name ORDER BY round_id DESC;
+        SELECT TOP (1) @id = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+        WHERE batch_name = @name ORDER BY batch_id DESC;
         SELECT @status = status, @opened = opened_at, @opened_by = opened_by, @own_ms = window_ms, @then_status = then_status,
                @then_member = then_member
-        FROM {schema}.[round] WHERE round_id = @id;
+        FROM {schema}.batch WHERE batch_id = @id;
         SELECT @part_status = status, @part_uid = start_uid, @part_member = member_id, @attempt = attempt,
                @started = started_at, @is_last = is_last
-        FROM {schema}.round_part WHERE round_id = @id AND part = @part;
-        IF NOT EXISTS (SELECT 1 FROM {schema}.round_part AS p
-                       WHERE p.round_id = @id AND p.part NOT IN (SELECT a.part FROM @asked AS a))
+        FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
+        IF NOT EXISTS (SELECT 1 FROM {schema}.batch_part AS p
+                       WHERE p.batch_id = @id AND p.part NOT IN (SELECT a.part FROM @asked AS a))
            AND NOT EXISTS (SELECT 1 FROM @asked AS a
-                           WHERE a.part NOT IN (SELECT p.part FROM {schema}.round_part AS p WHERE p.round_id = @id))
+                           WHERE a.part NOT IN (SELECT p.part FROM {schema}.batch_part AS p WHERE p.batch_id = @id))
             SET @same = 1;
-        -- A round's window is the one of the login that opened it: another login must not end it early.
+        -- A batch's window is the one of the login that opened it: another login must not end it early.
         IF @opened_by <> ORIGINAL_LOGIN()
             SET @window_ms = @own_ms;
         SET @limit = DATEADD(millisecond, CAST(@window_ms % 1000 AS int),
@@ -312,7 +312,7 @@ BEGIN
             ELSE IF @status IN (N'open', N'failed')
             BEGIN
                 IF @limit <= @now
-                    UPDATE {schema}.[round] SET status = N'expired', ended_at = @now WHERE round_id = @id;
+                    UPDATE {schema}.batch SET status = N'expired', ended_at = @now WHERE batch_id = @id;
                 ELSE IF @same = 0
                     SET @code = N'differs';
                 ELSE IF @part_status = N'running' AND EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @part_member)
@@ -326,48 +326,48 @@ BEGIN
             BEGIN
                 IF @id IS NULL
                 BEGIN
-                    INSERT INTO {schema}.[round] (round_name, window_ms, opened_at) VALUES (@name, @asked_ms, @now);
+                    INSERT INTO {schema}.batch (batch_name, window_ms, opened_at) VALUES (@name, @asked_ms, @now);
                     SET @id = SCOPE_IDENTITY();
                     SET @opened = @now;
                     SET @attempt = 0;
-                    INSERT INTO {schema}.round_part (round_id, part) SELECT @id, part FROM @asked;
+                    INSERT INTO {schema}.batch_part (batch_id, part) SELECT @id, part FROM @asked;
                     SELECT @days = CAST(value AS int) FROM {schema}.setting WHERE name = N'history_days';
                     -- By number: these are locked until the commit, and those of other names must not be waited for.
-                    INSERT INTO @old (round_id)
-                    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-                    WHERE round_name = @name AND round_id < @id AND then_status NOT IN (N'pending', N'running')
+                    INSERT INTO @old (batch_id)
+                    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+                    WHERE batch_name = @name AND batch_id < @id AND then_status NOT IN (N'pending', N'running')
                       AND ended_at < DATEADD(day, -@days, @now);
                     IF @@ROWCOUNT > 0
-                        DELETE FROM {schema}.[round] WHERE round_id IN (SELECT o.round_id FROM @old AS o);
+                        DELETE FROM {schema}.batch WHERE batch_id IN (SELECT o.batch_id FROM @old AS o);
                 END
                 ELSE
                 BEGIN
-                    UPDATE {schema}.[round]
+                    UPDATE {schema}.batch
                     SET status = N'open', ended_at = NULL, window_ms = @window_ms, then_status = N'none', then_uid = NULL,
                         then_ended = NULL, then_error = NULL
-                    WHERE round_id = @id;
-                    IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its round
+                    WHERE batch_id = @id;
+                    IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its batch
                         SET @now = DATEADD(microsecond, 1, @now);
                 END;
                 SET @attempt = @attempt + 1;
                 SET @started = @now;
-                UPDATE {schema}.round_part
+                UPDATE {schema}.batch_part
                 SET status = N'running', attempt = @attempt, start_uid = @uid, member_id = @member, owner = @owner,
                     host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL,
                     is_last = 0
-                WHERE round_id = @id AND part = @part;
+                WHERE batch_id = @id AND part = @part;
                 EXEC {schema}.keep_then @id, @then_kind, @then_body;
                 SET @code = N'started';
             END;
         END;
         IF @code <> N'started'
             SET @attempt = NULL;
-        ELSE IF @attempt = 1 AND @started = @opened  -- this is what opened the round
+        ELSE IF @attempt = 1 AND @started = @opened  -- this is what opened the batch
         BEGIN
-            SELECT TOP (1) @before = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-            WHERE round_name = @name AND round_id < @id ORDER BY round_id DESC;
-            SELECT @previous = round_id FROM {schema}.[round]
-            WHERE round_id = @before AND status = N'expired' AND ended_at = @opened;
+            SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+            WHERE batch_name = @name AND batch_id < @id ORDER BY batch_id DESC;
+            SELECT @previous = batch_id FROM {schema}.batch
+            WHERE batch_id = @before AND status = N'expired' AND ended_at = @opened;
         END;
         COMMIT TRANSACTION;
     END TRY
@@ -389,15 +389,15 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    DECLARE @count int = 0, @round bigint;
-    DECLARE @then TABLE (round_id bigint NOT NULL);
-    INSERT INTO @then (round_id)
-    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_then)) WHERE then_status = N'running';
-    SELECT @round = r.round_id FROM @then AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
+    DECLARE @count int = 0, @batch bigint;
+    DECLARE @then TABLE (batch_id bigint NOT NULL);
+    INSERT INTO @then (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then)) WHERE then_status = N'running';
+    SELECT @batch = r.batch_id FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
     WHERE r.then_member = @member AND r.then_uid = @uid
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
-    UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
-    WHERE round_id = @round AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
+    UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
+    WHERE batch_id = @batch AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
     SET @count = @@ROWCOUNT;
     IF @answer = 1
         SELECT @count AS returned;
@@ -407,7 +407,7 @@ GO
 
 -- Ends a part: N'succeeded' or N'failed'. @code:
 --   succeeded  it counts        failed  as was asked for
---   late       it took longer than the window, or the round is over (expired, abandoned): it has failed
+--   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
 -- Where it was the last to succeed @is_last says so, and with @then_attempt the continuation is this member's to run.
 -- May be repeated with the same @uid; failed after succeeded gives the continuation back, should it be ours.
@@ -419,7 +419,7 @@ ALTER PROCEDURE {schema}.end_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
     @error nvarchar(max), @owner nvarchar(255), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
-    @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @round_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
+    @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @batch_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
     @continues bit = NULL OUTPUT
 AS
 BEGIN
@@ -428,7 +428,7 @@ BEGIN
     SET @code = NULL;
     SET @id = NULL;
     SET @is_last = 0;
-    SET @round_status = NULL;
+    SET @batch_status = NULL;
     SET @continues = 0;
     IF @@TRANCOUNT > 0
         THROW 50001, N'sqlsem: a part must not be ended inside an open transaction; commit first', 1;
@@ -438,55 +438,55 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member bigint, @part_error nvarchar(max),
             @known int, @then_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max), @own bit, @may int;
-    DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     BEGIN TRY
         BEGIN TRANSACTION;
-        EXEC {schema}.lock_round @name;
+        EXEC {schema}.lock_batch @name;
         SET @now = SYSUTCDATETIME();
-        INSERT INTO @rounds (round_id)
-        SELECT round_id FROM {schema}.[round] WITH (INDEX (round_round_name)) WHERE round_name = @name;
-        SELECT TOP (1) @id = p.round_id, @status = p.status, @part_member = p.member_id, @part_error = p.error
-        FROM @rounds AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-        WHERE p.part = @part AND p.start_uid = @uid ORDER BY p.round_id DESC;
-        SELECT @round_status = status,
+        INSERT INTO @batches (batch_id)
+        SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name)) WHERE batch_name = @name;
+        SELECT TOP (1) @id = p.batch_id, @status = p.status, @part_member = p.member_id, @part_error = p.error
+        FROM @batches AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+        WHERE p.part = @part AND p.start_uid = @uid ORDER BY p.batch_id DESC;
+        SELECT @batch_status = status,
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
-        FROM {schema}.[round] WHERE round_id = @id;
+        FROM {schema}.batch WHERE batch_id = @id;
         EXEC @known = {schema}.give_sign @member;  -- the continuation may come with it
         IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
         ELSE IF @status = N'running'
         BEGIN
-            SET @code = CASE WHEN @outcome = N'succeeded' AND (@round_status <> N'open' OR @limit < @now)
+            SET @code = CASE WHEN @outcome = N'succeeded' AND (@batch_status <> N'open' OR @limit < @now)
                              THEN N'late' ELSE @outcome END;
-            UPDATE {schema}.round_part
+            UPDATE {schema}.batch_part
             SET status = CASE @code WHEN N'succeeded' THEN @code ELSE N'failed' END, ended_at = @now,
-                error = CASE @code WHEN N'late' THEN CASE @round_status WHEN N'abandoned' THEN N'ended after the round was abandoned'
+                error = CASE @code WHEN N'late' THEN CASE @batch_status WHEN N'abandoned' THEN N'ended after the batch was abandoned'
                                                                         ELSE N'ended after the window' END
                                    WHEN N'failed' THEN COALESCE(@error, N'it said nothing') END
-            WHERE round_id = @id AND part = @part;
+            WHERE batch_id = @id AND part = @part;
             EXEC {schema}.keep_then @id, @then_kind, @then_body;
-            IF @round_status = N'open' AND NOT EXISTS (SELECT 1 FROM {schema}.round_part
-                                                       WHERE round_id = @id AND status IN (N'expected', N'running'))
+            IF @batch_status = N'open' AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part
+                                                       WHERE batch_id = @id AND status IN (N'expected', N'running'))
             BEGIN
-                IF EXISTS (SELECT 1 FROM {schema}.round_part WHERE round_id = @id AND status = N'failed')
-                    UPDATE {schema}.[round] SET status = N'failed', ended_at = @now WHERE round_id = @id;
+                IF EXISTS (SELECT 1 FROM {schema}.batch_part WHERE batch_id = @id AND status = N'failed')
+                    UPDATE {schema}.batch SET status = N'failed', ended_at = @now WHERE batch_id = @id;
                 ELSE
                 BEGIN
-                    UPDATE {schema}.round_part SET is_last = 1 WHERE round_id = @id AND part = @part;
-                    SELECT @kind = COALESCE(then_kind, @then_kind) FROM {schema}.[round] WHERE round_id = @id;
+                    UPDATE {schema}.batch_part SET is_last = 1 WHERE batch_id = @id AND part = @part;
+                    SELECT @kind = COALESCE(then_kind, @then_kind) FROM {schema}.batch WHERE batch_id = @id;
                     SET @own = CASE WHEN @then_kind IS NULL THEN 0 ELSE 1 END;
                     EXEC @may = {schema}.may_run_then @id, @own;
                     SET @then_status = CASE WHEN @kind IS NULL THEN N'none' WHEN @may = 1 THEN N'running' ELSE N'pending' END;
-                    UPDATE {schema}.[round]
+                    UPDATE {schema}.batch
                     SET status = N'succeeded', ended_at = @now, then_kind = @kind, then_status = @then_status
-                    WHERE round_id = @id;
+                    WHERE batch_id = @id;
                     IF @then_status = N'running'
-                        UPDATE {schema}.[round]
+                        UPDATE {schema}.batch
                         SET then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
                             then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = @now
-                        WHERE round_id = @id;
+                        WHERE batch_id = @id;
                 END;
             END;
         END
@@ -494,18 +494,18 @@ BEGIN
         BEGIN
             SET @code = CASE WHEN @part_error LIKE N'ended after the %' THEN N'late' ELSE @status END;
             IF @status = N'succeeded' AND @outcome = N'failed'
-                UPDATE {schema}.[round] SET then_status = N'pending', then_uid = NULL
-                WHERE round_id = @id AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
+                UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
+                WHERE batch_id = @id AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
         END;
         IF @code <> N'lost'
         BEGIN
-            SELECT @is_last = is_last FROM {schema}.round_part WHERE round_id = @id AND part = @part;
+            SELECT @is_last = is_last FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
             SET @kind = NULL;
-            SELECT @round_status = status,
+            SELECT @batch_status = status,
                    @attempt = CASE WHEN @is_last = 1 AND then_status = N'running' AND then_member = @member
                                         AND then_uid = @uid THEN then_attempt END,
                    @kind = then_kind, @body = then_body
-            FROM {schema}.[round] WHERE round_id = @id;
+            FROM {schema}.batch WHERE batch_id = @id;
             IF @attempt IS NULL
                 SELECT @kind = NULL, @body = NULL;
             ELSE
@@ -519,18 +519,18 @@ BEGIN
         THROW;
     END CATCH;
     IF @answer = 1
-        SELECT @code AS code, @id AS id, @is_last AS is_last, @round_status AS round_status, @attempt AS then_attempt,
+        SELECT @code AS code, @id AS id, @is_last AS is_last, @batch_status AS batch_status, @attempt AS then_attempt,
                @kind AS kind, @body AS body;
 END;
 GO
 
--- Claims a continuation that nobody runs: of a name's oldest such round, or of one round, then also one that failed. No
+-- Claims a continuation that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. No
 -- row, and @id NULL, where there is none that this login may run (may_run_then). @own: the caller has something of its own to
 -- run for those of kind local and session. May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.claim_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_then AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.claim_then
-    @member bigint, @name nvarchar(400), @round bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
+    @member bigint, @name nvarchar(400), @batch bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
     @id bigint = NULL OUTPUT, @answer bit = 0
 AS
 BEGIN
@@ -538,36 +538,36 @@ BEGIN
     SET ROWCOUNT 0;
     SET @id = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: a round must not be resumed inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: a batch must not be resumed inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @lock nvarchar(400) = @name, @known int, @may int, @candidate bigint, @before bigint = 0;
-    DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
-    IF @round IS NOT NULL
-        SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    IF @batch IS NOT NULL
+        SELECT @lock = batch_name FROM {schema}.batch WHERE batch_id = @batch;
     BEGIN TRY
         BEGIN TRANSACTION;
-        EXEC {schema}.lock_round @lock;
+        EXEC {schema}.lock_batch @lock;
         EXEC @known = {schema}.give_sign @member;
         IF @known = 0
             THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
-        IF @round IS NULL
-            INSERT INTO @rounds (round_id)
-            SELECT round_id FROM {schema}.[round] WITH (INDEX (round_then))
-            WHERE then_status IN (N'pending', N'running') AND round_name = @name;
+        IF @batch IS NULL
+            INSERT INTO @batches (batch_id)
+            SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then))
+            WHERE then_status IN (N'pending', N'running') AND batch_name = @name;
         ELSE
-            INSERT INTO @rounds (round_id) VALUES (@round);
-        SELECT @id = r.round_id FROM @rounds AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
+            INSERT INTO @batches (batch_id) VALUES (@batch);
+        SELECT @id = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
         WHERE r.then_status = N'running' AND r.then_member = @member AND r.then_uid = @uid;
         IF @id IS NULL
         BEGIN
             WHILE @id IS NULL
             BEGIN
                 SET @candidate = NULL;
-                SELECT TOP (1) @candidate = r.round_id FROM @rounds AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-                WHERE (r.then_status = N'pending' OR (@round IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
-                  AND r.round_id > @before
-                ORDER BY r.round_id;
+                SELECT TOP (1) @candidate = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+                WHERE (r.then_status = N'pending' OR (@batch IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
+                  AND r.batch_id > @before
+                ORDER BY r.batch_id;
                 IF @candidate IS NULL
                     BREAK;
                 EXEC @may = {schema}.may_run_then @candidate, @own;
@@ -575,11 +575,11 @@ BEGIN
                     SET @id = @candidate;
                 SET @before = @candidate;
             END;
-            UPDATE {schema}.[round]
+            UPDATE {schema}.batch
             SET then_status = N'running', then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
                 then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = SYSUTCDATETIME(), then_ended = NULL,
                 then_error = NULL
-            WHERE round_id = @id;
+            WHERE batch_id = @id;
         END;
         COMMIT TRANSACTION;
     END TRY
@@ -589,7 +589,7 @@ BEGIN
         THROW;
     END CATCH;
     IF @answer = 1
-        SELECT round_id, round_name, then_attempt, then_kind, then_body FROM {schema}.[round] WHERE round_id = @id;
+        SELECT batch_id, batch_name, then_attempt, then_kind, then_body FROM {schema}.batch WHERE batch_id = @id;
 END;
 GO
 
@@ -597,21 +597,21 @@ GO
 -- repeated.
 IF OBJECT_ID(N'{schema}.end_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_then AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.end_then @member bigint, @round bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.end_then @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @done int = 0;
-    UPDATE {schema}.[round]
+    UPDATE {schema}.batch
     SET then_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, then_ended = SYSUTCDATETIME(),
         then_error = @error
-    WHERE round_id = @round AND then_status = N'running' AND then_attempt = @attempt AND then_member = @member
+    WHERE batch_id = @batch AND then_status = N'running' AND then_attempt = @attempt AND then_member = @member
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
     SET @done = @@ROWCOUNT;
     IF @done = 0
-        SELECT @done = 1 FROM {schema}.[round]
-        WHERE round_id = @round AND then_status IN (N'finished', N'failed') AND then_attempt = @attempt
+        SELECT @done = 1 FROM {schema}.batch
+        WHERE batch_id = @batch AND then_status IN (N'finished', N'failed') AND then_attempt = @attempt
           AND then_member = @member AND then_login = ORIGINAL_LOGIN();
     IF @answer = 1
         SELECT @done AS done;
@@ -619,53 +619,53 @@ BEGIN
 END;
 GO
 
--- Abandon a round, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
 -- pending or has failed. The next start of a part begins a new one. For operators. A row with the number; NULL: there is none
 -- to abandon.
-IF OBJECT_ID(N'{schema}.abandon_round') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_round AS RETURN 0');
+IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.abandon_round @name nvarchar(400), @round bigint = NULL, @abandoned bigint = NULL OUTPUT
+ALTER PROCEDURE {schema}.abandon_batch @name nvarchar(400), @batch bigint = NULL, @abandoned bigint = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     SET @abandoned = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: abandon_round must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: abandon_batch must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @lock nvarchar(400) = @name, @status nvarchar(16), @now datetime2(6);
-    IF @round IS NULL
-        EXEC {schema}.check_name N'round', @name;
+    IF @batch IS NULL
+        EXEC {schema}.check_name N'batch', @name;
     ELSE
     BEGIN
         SET @lock = NULL;
-        SELECT @lock = round_name FROM {schema}.[round] WHERE round_id = @round;
+        SELECT @lock = batch_name FROM {schema}.batch WHERE batch_id = @batch;
     END;
     IF @lock IS NOT NULL
     BEGIN
         BEGIN TRY
             BEGIN TRANSACTION;
-            EXEC {schema}.lock_round @lock;
+            EXEC {schema}.lock_batch @lock;
             SET @now = SYSUTCDATETIME();
-            IF @round IS NULL
-                SELECT TOP (1) @round = round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-                WHERE round_name = @lock ORDER BY round_id DESC;
-            SELECT @abandoned = round_id, @status = status FROM {schema}.[round]
-            WHERE round_id = @round AND (status IN (N'open', N'failed')
+            IF @batch IS NULL
+                SELECT TOP (1) @batch = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+                WHERE batch_name = @lock ORDER BY batch_id DESC;
+            SELECT @abandoned = batch_id, @status = status FROM {schema}.batch
+            WHERE batch_id = @batch AND (status IN (N'open', N'failed')
                                          OR (status = N'succeeded' AND then_status IN (N'pending', N'failed')));
             IF @abandoned IS NOT NULL
             BEGIN
-                UPDATE {schema}.[round]
+                UPDATE {schema}.batch
                 SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
                     then_ended = CASE then_status WHEN N'pending' THEN @now ELSE then_ended END,
-                    then_error = CASE then_status WHEN N'pending' THEN N'the round was abandoned' ELSE then_error END,
+                    then_error = CASE then_status WHEN N'pending' THEN N'the batch was abandoned' ELSE then_error END,
                     then_status = CASE then_status WHEN N'pending' THEN N'failed' ELSE then_status END
-                WHERE round_id = @abandoned;
+                WHERE batch_id = @abandoned;
                 INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
                 VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
-                        CONCAT(N'round ', @abandoned, N', ', @status));
+                        CONCAT(N'batch ', @abandoned, N', ', @status));
             END;
             COMMIT TRANSACTION;
         END TRY
@@ -675,37 +675,37 @@ BEGIN
             THROW;
         END CATCH;
     END;
-    SELECT @abandoned AS round_id;
+    SELECT @abandoned AS batch_id;
 END;
 GO
 
 
 -- What people look at ----------------------------------------------------------------------------------------------
 
--- Rounds, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- Batches, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
 -- that kept it.
-IF OBJECT_ID(N'{schema}.list_rounds') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_rounds AS RETURN 0');
+IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.list_rounds @name nvarchar(400) = NULL, @round bigint = NULL, @most int = 20
+ALTER PROCEDURE {schema}.list_batches @name nvarchar(400) = NULL, @batch bigint = NULL, @most int = 20
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @principal nvarchar(128) = {schema}.lock_principal();
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-    DECLARE @shown TABLE (round_id bigint NOT NULL PRIMARY KEY);
+    DECLARE @shown TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     DECLARE @now datetime2(6), @all int;
     SET @all = CASE WHEN IS_ROLEMEMBER(N'{schema}_putter') = 1 OR IS_ROLEMEMBER(N'{schema}_operator') = 1
                          OR IS_ROLEMEMBER(N'{schema}_reader') = 1 OR IS_ROLEMEMBER(N'db_owner') = 1
                          OR IS_SRVROLEMEMBER(N'sysadmin') = 1 THEN 1 ELSE 0 END;
-    IF @round IS NOT NULL
-        INSERT INTO @shown (round_id) SELECT round_id FROM {schema}.[round] WHERE round_id = @round;
+    IF @batch IS NOT NULL
+        INSERT INTO @shown (batch_id) SELECT batch_id FROM {schema}.batch WHERE batch_id = @batch;
     ELSE
-        INSERT INTO @shown (round_id)
-        SELECT TOP (@most) round_id FROM {schema}.[round] WITH (INDEX (round_round_name))
-        WHERE @name IS NULL OR round_name = @name ORDER BY round_id DESC;
+        INSERT INTO @shown (batch_id)
+        SELECT TOP (@most) batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
+        WHERE @name IS NULL OR batch_name = @name ORDER BY batch_id DESC;
     SET @now = SYSUTCDATETIME();
-    SELECT r.round_id, r.round_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
+    SELECT r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
            r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.then_kept_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
@@ -720,8 +720,8 @@ BEGIN
                DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                                               ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
                / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.then_kept_by, r.then_login
-    FROM @shown AS s JOIN {schema}.[round] AS r ON r.round_id = s.round_id
-    JOIN {schema}.round_part AS p ON p.round_id = s.round_id
+    FROM @shown AS s JOIN {schema}.batch AS r ON r.batch_id = s.batch_id
+    JOIN {schema}.batch_part AS p ON p.batch_id = s.batch_id
     LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
     CROSS APPLY (SELECT CASE WHEN m.member_id IS NULL THEN 1
                              WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < @now THEN 1 ELSE 0 END
@@ -730,27 +730,27 @@ BEGIN
                                   <> N'NoLock' THEN 0
                              ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared',
                                                N'Session') END AS missing) AS b
-    ORDER BY r.round_id DESC, p.part;
+    ORDER BY r.batch_id DESC, p.part;
 END;
 GO
 
 
 -- For sessions -----------------------------------------------------------------------------------------------------
 
--- Starts a part for this session: a row with the number of the round. @parts names all parts of the round, with commas
+-- Starts a part for this session: a row with the number of the batch. @parts names all parts of the batch, with commas
 -- in between or as a JSON array. The part has failed when the session ends before the part.
-IF OBJECT_ID(N'{schema}.round_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_start AS RETURN 0');
+IF OBJECT_ID(N'{schema}.batch_part_start') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_start AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.round_part_start
+ALTER PROCEDURE {schema}.batch_part_start
     @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_seconds float,
-    @round_id bigint = NULL OUTPUT
+    @batch_id bigint = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    SET @round_id = NULL;
+    SET @batch_id = NULL;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: round_part_start must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_part_start must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -760,7 +760,7 @@ BEGIN
             @lines nvarchar(max) = N'', @member bigint, @owner nvarchar(400),
             @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID()), @window_ms bigint, @code nvarchar(16), @attempt int,
             @previous bigint, @told nvarchar(1000), @message nvarchar(2000);
-    EXEC {schema}.check_name N'round', @name;
+    EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
     IF NOT (@window_seconds >= 0.001 AND @window_seconds <= 315360000) OR @window_seconds IS NULL
     BEGIN
@@ -793,7 +793,7 @@ BEGIN
         EXEC {schema}.check_name N'part', @one;
         IF EXISTS (SELECT 1 FROM @names WHERE part = @one)
         BEGIN
-            SET @message = CONCAT(N'sqlsem: round ''', @name, N''' names part ''', @one,
+            SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' names part ''', @one,
                 N''' twice; each part is one job');
             EXEC {schema}.refuse 50000, @message;
         END;
@@ -801,44 +801,44 @@ BEGIN
         SET @lines = CONCAT(@lines, CASE WHEN @lines <> N'' THEN NCHAR(10) END, @one);
     END;
     IF @lines = N''
-        SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has no parts; name all of them in @parts');
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no parts; name all of them in @parts');
     ELSE IF NOT EXISTS (SELECT 1 FROM @names WHERE part = @part)
-        SET @message = CONCAT(N'sqlsem: round ''', @name, N''' has no part ''', @part, N'''; it has ',
+        SET @message = CONCAT(N'sqlsem: batch ''', @name, N''' has no part ''', @part, N'''; it has ',
             REPLACE(LEFT(@lines, 1000), NCHAR(10), N', '));
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50000, @message;
 
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
     EXEC {schema}.start_part @member, @name, @part, @lines, @window_ms, @owner, @uid, NULL, NULL, @code OUTPUT,
-        @round_id OUTPUT, @attempt OUTPUT, @previous OUTPUT;
+        @batch_id OUTPUT, @attempt OUTPUT, @previous OUTPUT;
     IF @code = N'running'
-        SELECT @message = CONCAT(N'sqlsem: part ''', @part, N''' of round ''', @name, N''' runs already (', host, N':',
+        SELECT @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name, N''' runs already (', host, N':',
             pid, N' since ', CONVERT(nvarchar(30), started_at, 126), N', login ', login, N'); wait until it has ended')
-        FROM {schema}.round_part WHERE round_id = @round_id AND part = @part;
+        FROM {schema}.batch_part WHERE batch_id = @batch_id AND part = @part;
     ELSE IF @code = N'continuing'
-        SELECT @message = CONCAT(N'sqlsem: the continuation of round ', @round_id, N' of ''', @name, N''' runs already (',
+        SELECT @message = CONCAT(N'sqlsem: the continuation of batch ', @batch_id, N' of ''', @name, N''' runs already (',
             then_owner, N' since ', CONVERT(nvarchar(30), then_started, 126),
             N'); its process is missing, but not yet for its grace: start the part again in a moment')
-        FROM {schema}.[round] WHERE round_id = @round_id;
+        FROM {schema}.batch WHERE batch_id = @batch_id;
     ELSE IF @code = N'differs'
     BEGIN
-        EXEC {schema}.parts_in @round_id, N'expected running failed succeeded', @told OUTPUT;
-        SELECT @message = CONCAT(N'sqlsem: round ', @round_id, N' of ''', @name, N''' is open with other parts: ', @told,
+        EXEC {schema}.parts_in @batch_id, N'expected running failed succeeded', @told OUTPUT;
+        SELECT @message = CONCAT(N'sqlsem: batch ', @batch_id, N' of ''', @name, N''' is open with other parts: ', @told,
             N'; login ', opened_by, N' opened it at ', CONVERT(nvarchar(30), opened_at, 126),
-            N'; declare the same in all parts, or have an operator abandon it: EXEC {schema}.abandon_round')
-        FROM {schema}.[round] WHERE round_id = @round_id;
+            N'; declare the same in all parts, or have an operator abandon it: EXEC {schema}.abandon_batch')
+        FROM {schema}.batch WHERE batch_id = @batch_id;
     END;
     IF @message IS NOT NULL
         EXEC {schema}.refuse 50007, @message;
     IF @previous IS NOT NULL
     BEGIN
         EXEC {schema}.parts_in @previous, N'expected running failed', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: round ', @previous, N' of ''', @name, N''' has expired; it lacked ', @told);
+        SET @message = CONCAT(N'sqlsem: batch ', @previous, N' of ''', @name, N''' has expired; it lacked ', @told);
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
-    SELECT @round_id AS round_id;
+    SELECT @batch_id AS batch_id;
 END;
 GO
 
@@ -846,36 +846,36 @@ IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {sch
 GO
 ALTER PROCEDURE {schema}.session_part_end
     @name nvarchar(400), @part nvarchar(400), @outcome nvarchar(16), @error nvarchar(max), @code nvarchar(16) OUTPUT,
-    @id bigint OUTPUT, @is_last bit OUTPUT, @round_status nvarchar(16) OUTPUT
+    @id bigint OUTPUT, @is_last bit OUTPUT, @batch_status nvarchar(16) OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @member bigint, @owner nvarchar(400), @uid nvarchar(64), @message nvarchar(1000), @continues bit;
-    DECLARE @rounds TABLE (round_id bigint NOT NULL PRIMARY KEY);
-    EXEC {schema}.check_name N'round', @name;
+    DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
+    EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
-    INSERT INTO @rounds (round_id)
-    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_round_name)) WHERE round_name = @name;
-    SELECT TOP (1) @uid = p.start_uid FROM @rounds AS r JOIN {schema}.round_part AS p ON p.round_id = r.round_id
-    WHERE p.part = @part AND p.member_id = @member AND p.status = N'running' ORDER BY r.round_id DESC;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
+    INSERT INTO @batches (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name)) WHERE batch_name = @name;
+    SELECT TOP (1) @uid = p.start_uid FROM @batches AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
+    WHERE p.part = @part AND p.member_id = @member AND p.status = N'running' ORDER BY r.batch_id DESC;
     IF @uid IS NULL
     BEGIN
-        SET @message = CONCAT(N'sqlsem: this session does not run part ''', @part, N''' of round ''', @name,
-            N'''; call round_part_start before, in the same session');
+        SET @message = CONCAT(N'sqlsem: this session does not run part ''', @part, N''' of batch ''', @name,
+            N'''; call batch_part_start before, in the same session');
         EXEC {schema}.refuse 50004, @message;
     END;
     EXEC {schema}.end_part @member, @name, @part, @uid, @outcome, @error, @owner, N'session', NULL, @code OUTPUT,
-        @id OUTPUT, @is_last OUTPUT, @round_status OUTPUT, 0, @continues OUTPUT;
+        @id OUTPUT, @is_last OUTPUT, @batch_status OUTPUT, 0, @continues OUTPUT;
     IF @is_last = 1 AND @continues = 0
     BEGIN
         SET @is_last = 0;
-        SELECT @message = CONCAT(N'sqlsem: round ', @id, N' of ''', @name, N''' has succeeded, but its continuation is pending: login ',
-            then_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem rounds resume ', @id)
-        FROM {schema}.[round] WHERE round_id = @id AND then_status = N'pending';
+        SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its continuation is pending: login ',
+            then_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batches resume ', @id)
+        FROM {schema}.batch WHERE batch_id = @id AND then_status = N'pending';
         IF @message IS NOT NULL
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
@@ -884,18 +884,18 @@ GO
 
 -- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a message
 -- says so where only another login may), and
--- then to call round_continued. outcome: succeeded; late, it took longer than the window, or the round was abandoned, and it
+-- then to call batch_continued. outcome: succeeded; late, it took longer than the window, or the batch was abandoned, and it
 -- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
-IF OBJECT_ID(N'{schema}.round_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_done AS RETURN 0');
+IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.round_part_done
+ALTER PROCEDURE {schema}.batch_part_done
     @name nvarchar(400), @part nvarchar(400), @is_last bit = NULL OUTPUT, @outcome nvarchar(16) = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: round_part_done must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_part_done must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -905,12 +905,12 @@ BEGIN
     IF @outcome = N'succeeded' AND @status = N'failed'
     BEGIN
         EXEC {schema}.parts_in @id, N'failed', @told OUTPUT;
-        SET @message = CONCAT(N'sqlsem: round ', @id, N' of ''', @name, N''' has failed: ', @told,
+        SET @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has failed: ', @told,
             N'; run these parts again');
     END
     ELSE IF @outcome = N'late'
-        SET @message = CONCAT(N'sqlsem: part ''', @part, N''' of round ''', @name,
-            N''' has ended after ', CASE @status WHEN N'abandoned' THEN N'the round was abandoned' ELSE N'the window' END,
+        SET @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name,
+            N''' has ended after ', CASE @status WHEN N'abandoned' THEN N'the batch was abandoned' ELSE N'the window' END,
             N', and does not count');
     IF @message IS NOT NULL
         RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
@@ -919,15 +919,15 @@ END;
 GO
 
 -- This session's part has failed. (is_last is always 0.)
-IF OBJECT_ID(N'{schema}.round_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_part_failed AS RETURN 0');
+IF OBJECT_ID(N'{schema}.batch_part_failed') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_failed AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.round_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
+ALTER PROCEDURE {schema}.batch_part_failed @name nvarchar(400), @part nvarchar(400), @error nvarchar(max) = NULL
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: round_part_failed must not be called inside an open transaction; roll back first', 1;
+        THROW 50001, N'sqlsem: batch_part_failed must not be called inside an open transaction; roll back first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -939,23 +939,23 @@ END;
 GO
 
 -- Takes over a continuation that nobody runs: is_last is 1 when this session has one to run now, else 0.
-IF OBJECT_ID(N'{schema}.round_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_resume AS RETURN 0');
+IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.round_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
+ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: round_resume must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_resume must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member bigint, @owner nvarchar(400), @id bigint, @uid nvarchar(64) = CONVERT(nvarchar(64), NEWID());
-    EXEC {schema}.check_name N'round', @name;
+    EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    EXEC {schema}.recover_rounds @name, @member, @tell = 1;
+    EXEC {schema}.recover_batches @name, @member, @tell = 1;
     EXEC {schema}.claim_then @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
     SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
     SELECT CAST(@is_last AS int) AS is_last;
@@ -963,39 +963,39 @@ END;
 GO
 
 -- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
--- A row with the number of the round.
-IF OBJECT_ID(N'{schema}.round_continued') IS NULL EXEC (N'CREATE PROCEDURE {schema}.round_continued AS RETURN 0');
+-- A row with the number of the batch.
+IF OBJECT_ID(N'{schema}.batch_continued') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_continued AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.round_continued
-    @name nvarchar(400), @error nvarchar(max) = NULL, @round_id bigint = NULL OUTPUT
+ALTER PROCEDURE {schema}.batch_continued
+    @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: round_continued must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_continued must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member bigint, @attempt int, @done int = 0, @message nvarchar(1000);
-    DECLARE @then TABLE (round_id bigint NOT NULL);
-    SET @round_id = NULL;
-    EXEC {schema}.check_name N'round', @name;
+    DECLARE @then TABLE (batch_id bigint NOT NULL);
+    SET @batch_id = NULL;
+    EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    INSERT INTO @then (round_id)
-    SELECT round_id FROM {schema}.[round] WITH (INDEX (round_then))
-    WHERE then_status = N'running' AND round_name = @name;
-    SELECT TOP (1) @round_id = r.round_id, @attempt = r.then_attempt
-    FROM @then AS f JOIN {schema}.[round] AS r ON r.round_id = f.round_id
-    WHERE r.then_member = @member ORDER BY r.then_started DESC, r.round_id DESC;
-    IF @round_id IS NOT NULL
-        EXEC @done = {schema}.end_then @member, @round_id, @attempt, @error;
+    INSERT INTO @then (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then))
+    WHERE then_status = N'running' AND batch_name = @name;
+    SELECT TOP (1) @batch_id = r.batch_id, @attempt = r.then_attempt
+    FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.then_member = @member ORDER BY r.then_started DESC, r.batch_id DESC;
+    IF @batch_id IS NOT NULL
+        EXEC @done = {schema}.end_then @member, @batch_id, @attempt, @error;
     IF @done = 0
     BEGIN
-        SET @message = CONCAT(N'sqlsem: this session has no continuation of round ''', @name,
-            N''' to run; round_part_done, or round_resume, says is_last = 1 to the one that has');
+        SET @message = CONCAT(N'sqlsem: this session has no continuation of batch ''', @name,
+            N''' to run; batch_part_done, or batch_resume, says is_last = 1 to the one that has');
         EXEC {schema}.refuse 50004, @message;
     END;
-    SELECT @round_id AS round_id;
+    SELECT @batch_id AS batch_id;
 END;
 GO

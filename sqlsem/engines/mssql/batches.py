@@ -1,19 +1,19 @@
-"""Rounds."""
+"""Batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
-from sqlsem.engines.roles import RoundSession
-from sqlsem.model import Continuation, PartEnd, PartStart, RoundEntry
+from sqlsem.engines.roles import BatchSession
+from sqlsem.model import BatchEntry, Continuation, PartEnd, PartStart
 
 
-class SqlServerRounds(SqlServerConnection, RoundSession):
-    """Rounds, their parts and continuations."""
+class SqlServerBatches(SqlServerConnection, BatchSession):
+    """Batches, their parts and continuations."""
 
-    def recover_rounds(self, name: str | None, mine: int | None) -> list[int]:
-        return [int(row[0]) for row in self.rows("recover_rounds", name, mine)]
+    def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
+        return [int(row[0]) for row in self.rows("recover_batches", name, mine)]
 
     def start_part(
         self,
@@ -47,20 +47,20 @@ class SqlServerRounds(SqlServerConnection, RoundSession):
         return PartEnd(code, number, bool(is_last), status, ours)
 
     def claim_then(
-        self, member_id: int, name: str | None, round_id: int | None, owner: str, uid: str, own: bool
+        self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
     ) -> Continuation | None:
-        rows = self.rows("claim_then", member_id, name, round_id, owner, uid, int(own))
+        rows = self.rows("claim_then", member_id, name, batch_id, owner, uid, int(own))
         return Continuation(*rows[0]) if rows else None
 
     def return_then(self, member_id: int, uid: str) -> bool:
         return bool(self.value("return_then", member_id, uid))
 
-    def end_then(self, member_id: int, round_id: int, attempt: int, error: str | None) -> bool:
-        return bool(self.value("end_then", member_id, round_id, attempt, error))
+    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.value("end_then", member_id, batch_id, attempt, error))
 
-    def abandon_round(self, name: str | None, round_id: int | None) -> int | None:
-        found = self.value("abandon_round", name, round_id)
+    def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
+        found = self.value("abandon_batch", name, batch_id)
         return None if found is None else int(found)
 
-    def list_rounds(self, name: str | None, round_id: int | None, most: int) -> list[RoundEntry]:
-        return RoundEntry.of_rows(aware(row) for row in self.rows("list_rounds", name, round_id, most))
+    def list_batches(self, name: str | None, batch_id: int | None, most: int) -> list[BatchEntry]:
+        return BatchEntry.of_rows(aware(row) for row in self.rows("list_batches", name, batch_id, most))

@@ -1,11 +1,11 @@
-"""Rounds from psql sessions and scheduled jobs: what is special to PostgreSQL (the rest is in ``routines``)."""
+"""Batches from psql sessions and scheduled jobs: what is special to PostgreSQL (the rest is in ``routines``)."""
 
 import psycopg
 import pytest
 from psycopg import errors
 
 import sqlsem
-from sqlsem import rounds
+from sqlsem import batches
 
 pytestmark = pytest.mark.engines("postgresql")
 
@@ -31,11 +31,11 @@ def session(database):
 
 
 def start(ask, name, part, parts="a, b", window=60.0):
-    return ask("SELECT sqlsem.round_part_start(%s, %s, %s, %s)", name, part, parts, window)[0]
+    return ask("SELECT sqlsem.batch_part_start(%s, %s, %s, %s)", name, part, parts, window)[0]
 
 
 def done(ask, name, part):
-    return ask("SELECT is_last, outcome FROM sqlsem.round_part_done(%s, %s)", name, part)
+    return ask("SELECT is_last, outcome FROM sqlsem.batch_part_done(%s, %s)", name, part)
 
 
 def test_a_start_within_a_transaction_is_refused(session, name, database):
@@ -43,7 +43,7 @@ def test_a_start_within_a_transaction_is_refused(session, name, database):
     ask, other = session(), session()
     database.rows(f"CREATE TABLE work_{name} (x integer)")
     start(ask, name, "b")  # (so it is a member already)
-    with pytest.raises(errors.ActiveSqlTransaction, match="round_part_start must not be called inside an open transac"):
+    with pytest.raises(errors.ActiveSqlTransaction, match="batch_part_start must not be called inside an open transac"):
         with ask.connection.transaction():
             ask.connection.execute(f"INSERT INTO work_{name} VALUES (1)")
             start(ask, name, "a")
@@ -51,7 +51,7 @@ def test_a_start_within_a_transaction_is_refused(session, name, database):
     start(other, name, "a")
     assert done(other, name, "a") == (0, "succeeded")
     assert done(ask, name, "b") == (1, "succeeded")
-    ask("SELECT sqlsem.round_continued(%s)", name)
+    ask("SELECT sqlsem.batch_continued(%s)", name)
 
 
 def test_done_within_the_callers_transaction(session, name, database):
@@ -61,7 +61,7 @@ def test_done_within_the_callers_transaction(session, name, database):
         assert done(ask, name, "a") == (1, "succeeded")
         raise ZeroDivisionError
     assert done(ask, name, "a") == (1, "succeeded")  # that one was rolled back
-    ask("SELECT sqlsem.round_continued(%s)", name)
+    ask("SELECT sqlsem.batch_continued(%s)", name)
 
 
 def test_refusals(session, name):
@@ -76,12 +76,12 @@ def test_refusals(session, name):
 def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
     """What others may run with more rights, operators alone may leave behind."""
     coordinator = user.coordinator()
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=coordinator)
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator)
     with made.then(sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")).part("a"):
         pass
     entry = made.entry()
     assert (entry.then_kind, entry.then_body) == ("local", None)
-    with rounds.round(name, ["a", "b"], window=60, coordinator=connect()).part("b") as last:
+    with batches.batch(name, ["a", "b"], window=60, coordinator=connect()).part("b") as last:
         pass
     assert last.is_last
     assert made.entry().then_status == "pending"
@@ -91,7 +91,7 @@ def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
 def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     """Not even by one that knows its member and the uid of its start."""
     coordinator = connect()
-    running = rounds.round(name, ["a"], window=60, coordinator=coordinator).part("a").start()
+    running = batches.batch(name, ["a"], window=60, coordinator=coordinator).part("a").start()
     other = login("sqlsem_user")
     member, uid = coordinator.process.member.member_id, running._uid
 
@@ -109,7 +109,7 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     def then():
         entry = running._declaration.entry()
         for text, values in (
-            ("SELECT sqlsem.end_then(?, ?, ?, NULL)", (member, entry.round_id, entry.then_attempt)),
+            ("SELECT sqlsem.end_then(?, ?, ?, NULL)", (member, entry.batch_id, entry.then_attempt)),
             ("SELECT sqlsem.return_then(?, ?)", (member, uid)),
         ):
             told.append(other.rows(text, *values))
@@ -125,11 +125,11 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     [
         "start_part(NULL, 'x', 'a', '[\"a\"]', 1000, 'x', 'u', NULL, NULL)",
         "claim_then(NULL, 'x', NULL, 'x', 'u', true)",
-        "round_part_done(NULL, 'a')",
-        "round_part_done('x', NULL)",
-        "round_part_failed(NULL, NULL, NULL)",
-        "round_resume(NULL)",
-        "round_continued(NULL)",
+        "batch_part_done(NULL, 'a')",
+        "batch_part_done('x', NULL)",
+        "batch_part_failed(NULL, NULL, NULL)",
+        "batch_resume(NULL)",
+        "batch_continued(NULL)",
         "end_part(1, 'x', 'a', 'u', NULL, NULL, NULL, NULL, NULL)",
     ],
 )
@@ -150,18 +150,18 @@ def test_nulls_end_nothing(session, connect, name, call):
     ask = session()
     start(ask, name, "a", "a")
     assert ask(f"SELECT {call}")[0] in (False, None)
-    (entry,) = rounds.list_rounds(connect(), name)
+    (entry,) = batches.list_batches(connect(), name)
     assert entry.parts[0].status == "running"
 
 
 def test_a_plain_user_does_not_undo_what_an_operator_has_kept(user, connect, name):
     coordinator = user.coordinator()
     for one in (connect(), coordinator):
-        made = rounds.round(name, ["a", "b", "c"], window=60, coordinator=one)
+        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=one)
         with made.then(sqlsem.Sql("SELECT 1")).part("b" if one is coordinator else "a"):
             pass
     assert (made.entry().then_kind, made.entry().then_body) == ("sql", None), "what it runs is not a user's to see"
-    entry = rounds.round(name, ["a", "b", "c"], window=60, coordinator=connect()).entry()
+    entry = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect()).entry()
     assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
     coordinator.close()
 
@@ -171,14 +171,14 @@ def test_roles(login, session, name):
     ask = session(user)
     start(ask, name, "a", "a")
     assert done(ask, name, "a") == (1, "succeeded")
-    assert len(reader.rows("SELECT * FROM sqlsem.list_rounds(?)", name)) == 1
-    for text in ("sqlsem.round_part_start('x', 'a', 'a', 1)", "sqlsem.round_part_done('x', 'a')"):
+    assert len(reader.rows("SELECT * FROM sqlsem.list_batches(?)", name)) == 1
+    for text in ("sqlsem.batch_part_start('x', 'a', 'a', 1)", "sqlsem.batch_part_done('x', 'a')"):
         with pytest.raises(errors.InsufficientPrivilege):
             reader.rows(f"SELECT {text}")
     with pytest.raises(errors.InsufficientPrivilege):
-        stranger.rows("SELECT * FROM sqlsem.list_rounds()")
+        stranger.rows("SELECT * FROM sqlsem.list_batches()")
     # Another login cannot end what this one runs.
-    member = ask("SELECT member_id FROM sqlsem.list_rounds(%s)", name)[0]
+    member = ask("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
     other = session(login("sqlsem_user"))
     with pytest.raises(psycopg.Error, match="not there"):
         other("SELECT * FROM sqlsem.claim_then(%s, %s, NULL, 'x', 'x', true)", member, name)
@@ -187,7 +187,7 @@ def test_roles(login, session, name):
 
 # -- whose continuation it is -----------------------------------------------------------------------------------------
 
-#: Roles of a login that has no part in the round: may it run the continuation, and read it?
+#: Roles of a login that has no part in the batch: may it run the continuation, and read it?
 RIGHTS = [
     (["sqlsem_user"], False, False),
     (["sqlsem_user", "sqlsem_worker"], False, False),
@@ -215,7 +215,7 @@ def name_of(login):
 
 
 def leave_pending(database, name, kind, body):
-    """Leave a continuation that no process runs; the number of its round."""
+    """Leave a continuation that no process runs; the number of its batch."""
     session = database.session(grace=60)
     member = session.enrol("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name, (kind, body))
@@ -223,7 +223,7 @@ def leave_pending(database, name, kind, body):
     assert session.return_then(member, name)
     session.resign(member)
     session.close()
-    return began.round_id
+    return began.batch_id
 
 
 @pytest.mark.parametrize(("roles", "may_run", "may_read"), RIGHTS)
@@ -235,7 +235,7 @@ def test_continuation_is_run_and_read_by_who_may(login_of, connect, name, kind, 
     number = leave_pending(keeper, name, kind, body)
     session = stranger.session(grace=60)
     member = session.enrol("here", 1, "test")
-    (entry,) = session.list_rounds(name, None, 1)
+    (entry,) = session.list_batches(name, None, 1)
     assert (entry.then_status, entry.then_kept_by, entry.then_login) == ("pending", name_of(keeper), name_of(keeper))
     assert entry.then_body == (body if may_read else None)
     which = (None, number) if by_number else (name, None)
@@ -244,7 +244,7 @@ def test_continuation_is_run_and_read_by_who_may(login_of, connect, name, kind, 
         assert (claimed is not None) == (may_run and (own or kind != "local"))
         if claimed is not None:
             assert claimed.body == body
-            (entry,) = session.list_rounds(name, None, 1)
+            (entry,) = session.list_batches(name, None, 1)
             assert (entry.then_status, entry.then_login) == ("running", name_of(stranger))
             assert session.return_then(member, f"{name}{own}")
     session.resign(member)
@@ -267,9 +267,9 @@ def test_participant_runs_function_of_another_login(login_of, name):
     """What only programs know is run by all that take part: their logins may differ."""
     one, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
     ran = []
-    with rounds.round(name, ["a", "b"], window=60, coordinator=one.coordinator()).then(list).part("a"):
+    with batches.batch(name, ["a", "b"], window=60, coordinator=one.coordinator()).then(list).part("a"):
         pass
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=other.coordinator()).then(lambda: ran.append(1))
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=other.coordinator()).then(lambda: ran.append(1))
     with made.part("b"):
         pass
     assert ran == [1]
@@ -280,11 +280,11 @@ def test_participant_runs_function_of_another_login(login_of, name):
 def test_last_part_leaves_kept_continuation_to_who_may(login_of, connect, name, declares):
     """It is told what it may not run, and its part has succeeded."""
     keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
-    kept = rounds.round(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    kept = batches.batch(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
     with kept.part("a"):
         pass
     alarms = []
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
     if declares:
         made.then(lambda: pytest.fail("must not run"))
     with made.part("b") as last:
@@ -294,14 +294,14 @@ def test_last_part_leaves_kept_continuation_to_who_may(login_of, connect, name, 
     entry = made.entry()
     assert (entry.status, entry.then_status, entry.then_body) == ("succeeded", "pending", None)
     with pytest.raises(sqlsem.ConfigurationError, match="only that login, putters and operators"):
-        rounds.resume(plain.coordinator(), name)
-    assert rounds.resume(keeper.coordinator(), name)
+        batches.resume(plain.coordinator(), name)
+    assert batches.resume(keeper.coordinator(), name)
     assert made.entry().then_status == "finished"
 
 
 def test_session_leaves_kept_continuation_to_who_may(login_of, session, name):
     keeper, ask = login_of(["sqlsem_user", "sqlsem_putter"]), session(login_of(["sqlsem_user"]))
-    kept = rounds.round(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    kept = batches.batch(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
     with kept.part("a"):
         pass
     told = []
@@ -310,26 +310,26 @@ def test_session_leaves_kept_continuation_to_who_may(login_of, session, name):
     assert done(ask, name, "b") == (0, "succeeded")
     assert [f"its continuation is pending: login {name_of(keeper)} kept it" in one for one in told] == [True]
     with pytest.raises(psycopg.Error, match="no continuation"):
-        ask("SELECT sqlsem.round_continued(%s)", name)
+        ask("SELECT sqlsem.batch_continued(%s)", name)
 
 
 def test_kind_of_continuation_is_checked(session, name, connect):
     ask = session()
     start(ask, name, "b")
-    (member,) = ask("SELECT member_id FROM sqlsem.list_rounds(%s) WHERE part = 'b'", name)
+    (member,) = ask("SELECT member_id FROM sqlsem.list_batches(%s) WHERE part = 'b'", name)
     with pytest.raises(errors.InvalidParameterValue, match="kind 'evil' is unknown"):
         ask("SELECT * FROM sqlsem.start_part(%s, %s, 'a', 'a, b', 60000, 'x', 'u', 'evil', 'x')", member, name)
 
 
 @pytest.mark.parametrize("roles", [["sqlsem_user"], ["sqlsem_user", "sqlsem_putter"], ["sqlsem_reader"]])
-def test_round_is_abandoned_by_operators_alone(login_of, session, name, roles):
+def test_batch_is_abandoned_by_operators_alone(login_of, session, name, roles):
     ask = session()
     number = start(ask, name, "a")
     with pytest.raises(errors.InsufficientPrivilege):
-        session(login_of(roles))("SELECT sqlsem.abandon_round(%s)", name)
-    assert session(login_of(["sqlsem_operator"]))("SELECT sqlsem.abandon_round(NULL, %s)", number) == (number,)
-    assert ask("SELECT sqlsem.abandon_round('no such round')") == (None,)
-    assert ask("SELECT sqlsem.abandon_round(NULL, 0)") == (None,)
+        session(login_of(roles))("SELECT sqlsem.abandon_batch(%s)", name)
+    assert session(login_of(["sqlsem_operator"]))("SELECT sqlsem.abandon_batch(NULL, %s)", number) == (number,)
+    assert ask("SELECT sqlsem.abandon_batch('no such batch')") == (None,)
+    assert ask("SELECT sqlsem.abandon_batch(NULL, 0)") == (None,)
 
 
 def test_another_login_does_not_shorten_the_window(login_of, session, name):

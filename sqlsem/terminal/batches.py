@@ -1,4 +1,4 @@
-"""What ``sqlsem rounds`` shows."""
+"""What ``sqlsem batches`` shows."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sqlsem.model import RoundEntry
+from sqlsem.model import BatchEntry
 from sqlsem.printable import clean, first_line
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 from sqlsem.terminal.tasks import shortened
 
-__all__ = ["render_rounds"]
+__all__ = ["render_batches"]
 
 
-def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = None) -> RenderableType:
-    """What ``sqlsem rounds`` shows, at most ``width`` columns wide."""
+def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = None) -> RenderableType:
+    """What ``sqlsem batches`` shows, at most ``width`` columns wide."""
     if not found:
-        return Text("There are no rounds." if only is None else f"There are no rounds {only!r}.")
+        return Text("There are no batches." if only is None else f"There are no batches {only!r}.")
     parts: list[RenderableType] = []
     for one in found:
         if parts:
             parts.append(Text(""))
         title = Text(no_wrap=True, overflow="ellipsis")
-        title.append(f"{one.round_id}  ")
+        title.append(f"{one.batch_id}  ")
         title.append(clean(one.name), style="bold")
         title.append(f"  {one.status}", style={"succeeded": "green", "open": ""}.get(one.status, "red"))
         title.append(f"  {seconds_in_words(one.seconds)} of {seconds_in_words(one.window)}")
@@ -51,7 +51,7 @@ def render_rounds(found: Sequence[RoundEntry], width: int, only: str | None = No
     return Group(*parts)
 
 
-def _continuation(one: RoundEntry) -> Text:
+def _continuation(one: BatchEntry) -> Text:
     what = {"local": "a function", "session": "a session's own code"}.get(one.then_kind or "") or shortened(
         one.then_kind or "", one.then_body or "", None
     )

@@ -1,4 +1,4 @@
-"""Rounds from SQL alone: psql sessions, scheduled jobs and Agent jobs, beside Python processes."""
+"""Batches from SQL alone: psql sessions, scheduled jobs and Agent jobs, beside Python processes."""
 
 import json
 import re
@@ -6,17 +6,17 @@ import re
 import pytest
 from support import PATIENCE, until
 
-from sqlsem import rounds
+from sqlsem import batches
 
 pytestmark = pytest.mark.engines("postgresql", "mssql")
 
 
 def start(session, name, part, parts="a, b", window=60.0):
-    return session.call("round_part_start", name, part, parts, window)
+    return session.call("batch_part_start", name, part, parts, window)
 
 
 def done(session, name, part):
-    return session.call("round_part_done", name, part)
+    return session.call("batch_part_done", name, part)
 
 
 @pytest.mark.parametrize("parts", ['["b", "a"]', "b ,a"])
@@ -26,13 +26,13 @@ def test_the_last_is_told_and_says_how_it_went_on(session, connect, name, refuse
     assert start(other, name, "b", parts) == number
     assert done(one, name, "a") == (0, "succeeded")
     assert done(other, name, "b") == (1, "succeeded")
-    (entry,) = rounds.list_rounds(connect(), name)
+    (entry,) = batches.list_batches(connect(), name)
     assert (entry.status, entry.then_status, entry.then_kind) == ("succeeded", "running", "session")
     with refused("55000", 50004, "no continuation"):
-        one.call("round_continued", name)
-    assert one.call("round_resume", name) == 0
-    assert other.call("round_continued", name) == number
-    (entry,) = rounds.list_rounds(connect(), name)
+        one.call("batch_continued", name)
+    assert one.call("batch_resume", name) == 0
+    assert other.call("batch_continued", name) == number
+    (entry,) = batches.list_batches(connect(), name)
     assert entry.then_status == "finished"
     assert {part.pid for part in entry.parts} == {one.pid, other.pid}
 
@@ -42,9 +42,9 @@ def test_a_session_that_dies_before_it_has_continued(session, name, connect):
     start(one, name, "a", "a")
     assert done(one, name, "a") == (1, "succeeded")
     one.die()
-    until(lambda: other.call("round_resume", name) == 1)
-    other.call("round_continued", name, "the disk is full")
-    (entry,) = rounds.list_rounds(connect(), name)
+    until(lambda: other.call("batch_resume", name) == 1)
+    other.call("batch_continued", name, "the disk is full")
+    (entry,) = batches.list_batches(connect(), name)
     assert (entry.then_status, entry.then_error, entry.then_attempt) == ("failed", "the disk is full", 2)
 
 
@@ -55,18 +55,18 @@ def test_a_session_that_dies_in_its_part(session, name, connect, refused):
         start(other, name, "a")
     one.die()
     start(other, name, "a")
-    (entry,) = rounds.list_rounds(connect(), name)
+    (entry,) = batches.list_batches(connect(), name)
     assert [part.attempt for part in entry.parts] == [2, 0]
-    other.call("round_part_failed", name, "a", "enough")
+    other.call("batch_part_failed", name, "a", "enough")
 
 
 @pytest.mark.parametrize(
     ("routine", "more"),
     [
-        ("round_resume", ()),
-        ("round_part_start", ("c", "a, b, c", 60.0)),
-        ("round_part_done", ("b",)),
-        ("round_part_failed", ("b", "no file")),
+        ("batch_resume", ()),
+        ("batch_part_start", ("c", "a, b, c", 60.0)),
+        ("batch_part_done", ("b",)),
+        ("batch_part_failed", ("b", "no file")),
     ],
 )
 def test_who_notices_that_a_session_died_is_told(session, name, connect, routine, more):
@@ -77,15 +77,15 @@ def test_who_notices_that_a_session_died_is_told(session, name, connect, routine
     one.call(routine, name, *more)
     (message,) = one.told
     words = rf"of '?{re.escape(str(name))}'? has failed parts: a \(its process died\)(; run these parts again)?$"
-    assert re.search(f"sqlsem: round {number} {words}", message)
+    assert re.search(f"sqlsem: batch {number} {words}", message)
     one.told.clear()
-    one.call("round_resume", name)
+    one.call("batch_resume", name)
     assert one.told == [], "once"
-    part = {part.part: part for part in rounds.list_rounds(connect(), name)[0].parts}["a"]
+    part = {part.part: part for part in batches.list_batches(connect(), name)[0].parts}["a"]
     assert (part.status, part.error) == ("failed", "its process died")
 
 
-def test_a_round_with_a_part_of_the_dead_has_failed(session, name):
+def test_a_batch_with_a_part_of_the_dead_has_failed(session, name):
     victim, one = session(), session()
     start(victim, name, "a")
     start(one, name, "b")
@@ -97,29 +97,29 @@ def test_a_round_with_a_part_of_the_dead_has_failed(session, name):
 def test_failed_parts(session, name):
     one = session()
     start(one, name, "a")
-    assert one.call("round_part_failed", name, "a", "no file") == (0, "failed")
+    assert one.call("batch_part_failed", name, "a", "no file") == (0, "failed")
     start(one, name, "b")
     assert done(one, name, "b") == (0, "succeeded")
     assert any("a (no file)" in message for message in one.told)
-    start(one, name, "b")  # again, and the round is not lost
+    start(one, name, "b")  # again, and the batch is not lost
     assert done(one, name, "b") == (0, "succeeded")
     start(one, name, "a")
     assert done(one, name, "a") == (1, "succeeded")
-    one.call("round_continued", name)
+    one.call("batch_continued", name)
 
 
 def test_late_and_expired(session, name, connect):
     one, coordinator = session(), connect()
     start(one, name, "a", window=0.2)
-    until(lambda: rounds.list_rounds(coordinator, name)[0].overdue)
+    until(lambda: batches.list_batches(coordinator, name)[0].overdue)
     assert done(one, name, "a") == (0, "late")
     assert "does not count" in one.told.pop()
     start(one, name, "b", window=0.2)
     assert "a (ended after the window), b" in one.told.pop()
-    new, old = rounds.list_rounds(coordinator, name)
+    new, old = batches.list_batches(coordinator, name)
     assert (new.status, old.status) == ("open", "expired")
     assert old.parts[0].error == "ended after the window"
-    one.call("round_part_failed", name, "b", "enough")
+    one.call("batch_part_failed", name, "b", "enough")
 
 
 def test_of_two_continuations_the_latest_is_ended_first(session, name):
@@ -127,12 +127,12 @@ def test_of_two_continuations_the_latest_is_ended_first(session, name):
     for _ in range(2):
         numbers.append(start(one, name, "a", "a"))
         assert done(one, name, "a") == (1, "succeeded")
-    assert [one.call("round_continued", name) for _ in range(2)] == numbers[::-1]
+    assert [one.call("batch_continued", name) for _ in range(2)] == numbers[::-1]
 
 
-def test_python_and_sessions_in_one_round(session, connect, name):
+def test_python_and_sessions_in_one_batch(session, connect, name):
     ran = []
-    made = rounds.round(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
     one = session()
     start(one, name, "b")
     with made.part("a") as part:
@@ -147,7 +147,7 @@ def test_python_and_sessions_in_one_round(session, connect, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("", "a", "a", 1.0), "round is empty"),
+        (("", "a", "a", 1.0), "batch is empty"),
         (("x", None, "a", 1.0), "part is NULL"),
         (("x", "a", None, 1.0), "no parts"),
         (("x", "a", "", 1.0), "part is empty|no parts"),
@@ -164,13 +164,13 @@ def test_python_and_sessions_in_one_round(session, connect, name):
 )
 def test_bad_arguments(session, arguments, words, refused):
     with refused("22023", 50000, words):
-        session().call("round_part_start", *arguments)
+        session().call("batch_part_start", *arguments)
 
 
 def test_parts_as_json(session, name, connect):
     one = session()
     start(one, name, "b, c", '["a", "b, c"]')
-    (entry,) = rounds.list_rounds(connect(), name)
+    (entry,) = batches.list_batches(connect(), name)
     assert [part.part for part in entry.parts] == ["a", "b, c"]
     assert done(one, name, "b, c") == (0, "succeeded")
 
@@ -193,25 +193,25 @@ def test_last_part_of_a_session_that_died_is_repeated(session, name):
     one.die()
     assert start(other, name, "a", "a") == number
     assert done(other, name, "a") == (1, "succeeded")
-    assert other.call("round_continued", name) == number
+    assert other.call("batch_continued", name) == number
 
 
-def test_round_is_abandoned_by_operator(session, connect, name):
+def test_batch_is_abandoned_by_operator(session, connect, name):
     one = session()
     number = start(one, name, "a")
-    assert one.call("abandon_round", name) == number
-    assert one.call("abandon_round", name) is None
+    assert one.call("abandon_batch", name) == number
+    assert one.call("abandon_batch", name) is None
     assert done(one, name, "a") == (0, "late")
-    assert "after the round was abandoned" in one.told[-1]
+    assert "after the batch was abandoned" in one.told[-1]
     new = start(one, name, "a")
     assert new > number
-    assert one.call("abandon_round", name, new) == new
-    assert [entry.status for entry in rounds.list_rounds(connect(), name)] == ["abandoned", "abandoned"]
+    assert one.call("abandon_batch", name, new) == new
+    assert [entry.status for entry in batches.list_batches(connect(), name)] == ["abandoned", "abandoned"]
 
 
 #: What start_part refuses to its callers: what is changed of a call that is right, and the words.
 BAD_STARTS = [
-    ({"name": None}, "round is NULL"),
+    ({"name": None}, "batch is NULL"),
     ({"name": "x" * 256}, "255"),
     ({"part": None}, "part is NULL"),
     ({"part": "z"}, "no part 'z'; it has a, b"),
@@ -220,12 +220,12 @@ BAD_STARTS = [
     ({"parts": ["a", ""]}, "part is empty"),
     ({"parts": ["a", " b"]}, "white space"),
     ({"parts": ["a"] + [str(one) for one in range(10_000)]}, "10000"),
-    ({"window": None}, "window of round .* must be 1 to 315360000000 ms"),
-    ({"window": 0}, "window of round .* must be 1 to 315360000000 ms"),
-    ({"window": -1}, "window of round .* must be 1 to 315360000000 ms"),
-    ({"window": 315_360_000_001}, "window of round .* must be 1 to 315360000000 ms"),
-    ({"window": 2**63 - 1}, "window of round .* must be 1 to 315360000000 ms"),
-    ({"window": -(2**63)}, "window of round .* must be 1 to 315360000000 ms"),
+    ({"window": None}, "window of batch .* must be 1 to 315360000000 ms"),
+    ({"window": 0}, "window of batch .* must be 1 to 315360000000 ms"),
+    ({"window": -1}, "window of batch .* must be 1 to 315360000000 ms"),
+    ({"window": 315_360_000_001}, "window of batch .* must be 1 to 315360000000 ms"),
+    ({"window": 2**63 - 1}, "window of batch .* must be 1 to 315360000000 ms"),
+    ({"window": -(2**63)}, "window of batch .* must be 1 to 315360000000 ms"),
     ({"uid": None}, "uid of a start is NULL"),
 ]
 
@@ -233,7 +233,7 @@ BAD_STARTS = [
 @pytest.mark.parametrize(("change", "words"), BAD_STARTS)
 def test_start_part_refuses_bad_argument(session, name, refused, database, connect, change, words):
     one = session()
-    one.call("round_resume", name)  # so it is a member
+    one.call("batch_resume", name)  # so it is a member
     with_words = {"name": name, "part": "a", "parts": ["a", "b"], "window": 60_000, "uid": "u", **change}
     parts = with_words["parts"]
     if parts is not None:
@@ -251,7 +251,7 @@ def test_start_part_refuses_bad_argument(session, name, refused, database, conne
     )
     with refused("22023", 50000, words):
         one.call("start_part", *values)
-    assert rounds.list_rounds(connect(), name) == []
+    assert batches.list_batches(connect(), name) == []
 
 
 def test_start_part_refuses_what_is_no_json(session, name, refused, database):
