@@ -78,7 +78,7 @@ class TaskFailed(SqlsemError, RuntimeError):
 
 
 class BatchFailed(SqlsemError, RuntimeError):
-    """A part of a batch has failed, was too late or was lost, or the continuation has failed.
+    """A part of a batch has failed, was too late or was lost, or the callback has failed.
 
     ``resource`` is the batch's name, ``batch_id`` its number, and ``failed`` maps parts to their errors.
     """

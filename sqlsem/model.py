@@ -41,8 +41,8 @@ __all__ = [
     "WRITE",
     "Attempt",
     "BatchEntry",
+    "Callback",
     "Claimed",
-    "Continuation",
     "Duration",
     "End",
     "Entry",
@@ -437,7 +437,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class Callback:
     """What the last part of a batch starts, claimed: who has it runs it, and says how it ended."""
 
     batch_id: int
@@ -449,7 +449,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    """What came of starting a part of a batch: 'started', or why not: 'running', 'continuing' or 'differs'."""
+    """What came of starting a part of a batch: 'started', or why not: 'running', 'in_callback' or 'differs'."""
 
     code: str
     batch_id: int
@@ -465,7 +465,7 @@ class PartEnd:
     batch_id: int | None
     is_last: bool
     batch_status: str | None
-    then: Continuation | None  # ours to run
+    callback: Callback | None  # ours to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,19 +499,19 @@ class BatchEntry:
     opened_at: datetime
     ended_at: datetime | None
     seconds: float  # from its opening to its end, or until now
-    then_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
-    then_kind: str | None
-    then_body: str | None
-    then_attempt: int
-    then_owner: str | None
-    then_started: datetime | None
-    then_ended: datetime | None
-    then_seconds: float | None
-    then_error: str | None
+    callback_status: str  # 'none', 'pending', 'running', 'finished' or 'failed'
+    callback_kind: str | None
+    callback_body: str | None
+    callback_attempt: int
+    callback_owner: str | None
+    callback_started: datetime | None
+    callback_ended: datetime | None
+    callback_seconds: float | None
+    callback_error: str | None
     parts: tuple[PartEntry, ...] = ()
-    opened_by: str | None = None  # logins: that opened it, that kept its continuation, and that ran that last
-    then_kept_by: str | None = None
-    then_login: str | None = None
+    opened_by: str | None = None  # logins: that opened it, that kept its callback, and that ran that last
+    callback_kept_by: str | None = None
+    callback_login: str | None = None
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[Any]]) -> list[BatchEntry]:
@@ -519,7 +519,10 @@ class BatchEntry:
         found: dict[int, BatchEntry] = {}
         for row in rows:
             one = found.setdefault(
-                row[0], dataclasses.replace(cls(*row[:16]), opened_by=row[29], then_kept_by=row[31], then_login=row[32])
+                row[0],
+                dataclasses.replace(
+                    cls(*row[:16]), opened_by=row[29], callback_kept_by=row[31], callback_login=row[32]
+                ),
             )
             part = PartEntry(row[16], row[17], bool(row[18]), *[*row[19:29], row[30]])
             found[row[0]] = dataclasses.replace(one, parts=(*one.parts, part))

@@ -30,7 +30,7 @@ MOST_PARTS = 10_000
 
 
 class Declaration:
-    """What `Batch`, its parts and its continuation have in common.
+    """What `Batch`, its parts and its callback have in common.
 
     Attributes:
         name, parts, window: As of `Batch`.
@@ -75,8 +75,8 @@ class Declaration:
         process.engine.require(BatchSession, f"Batch {self.name!r}")
         return process
 
-    def declare_continuation(self, what: Any) -> None:
-        """See `Batch.then`."""
+    def declare_callback(self, what: Any) -> None:
+        """Keep what the last part runs; see `sqlsem.batch`."""
         function = None
         if isinstance(what, bodies.Call):
             found = bodies.import_by_name(what.function)
@@ -111,13 +111,13 @@ class Declaration:
         return found[0] if found else None
 
     def why_pending(self, batch_id: int | None) -> str | None:
-        """Return why the continuation of a batch waits for another process, if it does. Raises nothing."""
+        """Return why the callback of a batch waits for another process, if it does. Raises nothing."""
         try:
             entry = self.entry(batch_id)
         except SqlsemError as exc:
-            log.warning("The continuation of batch %s of %r cannot be read: %s", batch_id, self.name, exc)
+            log.warning("The callback of batch %s of %r cannot be read: %s", batch_id, self.name, exc)
             return None
-        if entry is None or entry.then_status != "pending":
+        if entry is None or entry.callback_status != "pending":
             return None
         return why_not_here(entry)
 
@@ -154,16 +154,16 @@ class Declaration:
 
 
 def why_not_here(entry: BatchEntry) -> str:
-    """Return why a continuation that is pending is not run by this process, and what runs it."""
-    if entry.then_kind == "session":
+    """Return why a callback that is pending is not run by this process, and what runs it."""
+    if entry.callback_kind == "session":
         return "it is the code of a database session, which runs it by batch_resume"
-    if entry.then_kind == "local":
+    if entry.callback_kind == "local":
         return (
             "it is a function that is not kept here; it is resumed by a process that declares it (Batch.resume(), or "
             "the next start of a part)"
         )
     return (
-        f"login {entry.then_kept_by} keeps it, and only that login, putters and operators may run it: "
+        f"login {entry.callback_kept_by} keeps it, and only that login, putters and operators may run it: "
         f"sqlsem batches resume {entry.batch_id}"
     )
 

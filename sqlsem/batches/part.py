@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from sqlsem.batches.continuation import ContinuationClaim, carry_out, take_over
+from sqlsem.batches.callback import CallbackClaim, carry_out, take_over
 from sqlsem.batches.declaration import Declaration, brief, listed
 from sqlsem.bodies import format_error
 from sqlsem.core.claims import Claim, owner_name
@@ -28,7 +28,7 @@ class Part(Claim):
     A part that has succeeded ends well, whatever became of the others: `Batch.wait` and ``on_failed`` tell which of
     them failed. Leaving the block raises `BatchFailed` when the part does not count, as it ended after the window or
     after an operator had abandoned the batch, or was given up because the database was out of reach; and when this part
-    was the last one and the continuation failed. Run the part again then. A part may be run again at any time: the
+    was the last one and the callback failed. Run the part again then. A part may be run again at any time: the
     batch waits for it once more.
 
     Attributes:
@@ -39,7 +39,7 @@ class Part(Claim):
     """
 
     _started = False
-    _continuation: ContinuationClaim | None = None  # ours to run, when this part was the last
+    _callback: CallbackClaim | None = None  # ours to run, when this part was the last
 
     def __init__(self, declaration: Declaration, name: str) -> None:
         self._declaration = declaration
@@ -83,13 +83,13 @@ class Part(Claim):
             raise
 
     def _batch_to_repeat(self) -> int | None:
-        """Return the newest batch if this part was its last one and the continuation has not ended. This start may
-        repeat a process that died in the continuation: then it joins that batch, and runs the continuation at its end.
+        """Return the newest batch if this part was its last one and the callback has not ended. This start may
+        repeat a process that died in the callback: then it joins that batch, and runs the callback at its end.
         """
         self._declaration.recover()
         entry = self._declaration.entry()
         part = _part_of(entry, self.name)
-        if entry is None or part is None or not part.is_last or entry.then_status not in ("pending", "running"):
+        if entry is None or part is None or not part.is_last or entry.callback_status not in ("pending", "running"):
             return None
         return entry.batch_id
 
@@ -103,7 +103,7 @@ class Part(Claim):
         left = pauses(self._process.retry)
         while True:
             began = self._process.member.call("start of a part", start, sign=True)
-            if began.code not in ("running", "continuing"):
+            if began.code not in ("running", "in_callback"):
                 return began
             running = _part_of(asked.entry(began.batch_id), name)
             pause = next(left, None)
@@ -126,9 +126,9 @@ class Part(Claim):
                 f"{_opened(entry)}declare the same in all parts (a change takes effect with the next batch), or have "
                 f"an operator run: sqlsem batches abandon {began.batch_id}"
             )
-        if began.code == "continuing" and entry is not None:
+        if began.code == "in_callback" and entry is not None:
             return (
-                f"The continuation of batch {of} runs already ({entry.then_owner} since {entry.then_started}); its "
+                f"The callback of batch {of} runs already ({entry.callback_owner} since {entry.callback_started}); its "
                 f"process is missing, but not yet for its grace: start part {self.name!r} again in a moment"
             )
         running = _part_of(entry, self.name)
@@ -150,18 +150,18 @@ class Part(Claim):
     # -- its end ------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
-        """The part has succeeded. When it was the last, runs the continuation. Whether it was. See the class for what
+        """The part has succeeded. When it was the last, runs the callback. Whether it was. See the class for what
         it raises.
         """
         self.require_open()
         try:
-            # Should it have been recorded all the same, what is done otherwise gives the continuation back.
+            # Should it have been recorded all the same, what is done otherwise gives the callback back.
             ended = self._record(None, otherwise="its end could not be recorded")
             self.is_last = ended.is_last
         except BaseException as exc:
             self.leave()
-            if self._continuation is not None:
-                self._continuation.leave()
+            if self._callback is not None:
+                self._callback.leave()
             failure = self._declaration.failure(
                 f"may lack part {self.name!r}, whose end could not be recorded ({brief(format_error(exc))}); see "
                 f"sqlsem batches, and if it has failed run it again",
@@ -171,8 +171,8 @@ class Part(Claim):
             failure.__cause__ = exc
             self._declaration.alarm(failure)
             raise
-        if self._continuation is not None:
-            carry_out(self._declaration, self._continuation)
+        if self._callback is not None:
+            carry_out(self._declaration, self._callback)
         does_not_count = self._why_it_does_not_count(ended)
         if does_not_count is not None:
             self._declaration.alarm(does_not_count)
@@ -193,9 +193,9 @@ class Part(Claim):
                     failed,
                 )
             )
-        elif ended.is_last and ended.then is None and (why := self._declaration.why_pending(ended.batch_id)):
+        elif ended.is_last and ended.callback is None and (why := self._declaration.why_pending(ended.batch_id)):
             self._declaration.alarm(
-                self._declaration.failure(f"has succeeded, but its continuation is pending: {why}", ended.batch_id)
+                self._declaration.failure(f"has succeeded, but its callback is pending: {why}", ended.batch_id)
             )
 
     def _why_it_does_not_count(self, ended: PartEnd) -> BatchFailed | None:
@@ -250,8 +250,8 @@ class Part(Claim):
 
         def end(session: Session, me: int) -> PartEnd:
             ended = end_part(session, me)
-            if ended.then is not None:
-                self._continuation = ContinuationClaim(self._process, ended.then, self._uid)
+            if ended.callback is not None:
+                self._callback = CallbackClaim(self._process, ended.callback, self._uid)
             return ended
 
         return self.end_by("end of a part", end, otherwise=self._closing)

@@ -33,7 +33,7 @@ _batch_name = name_of("The batch's name")
 @json_option
 @connecting
 def batches_(options: Connecting, name: str | None, also: str | None, most: int, as_json: bool) -> None:
-    """Show batches, the newest first: their parts, how long each took, and what became of the continuation.
+    """Show batches, the newest first: their parts, how long each took, and what became of the callback.
 
     A part is expected, running, succeeded or failed; the one that was last is marked. A batch is open, succeeded,
     failed (a part has), expired (not done within its window) or abandoned.
@@ -63,7 +63,7 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
 @pass_url_option
 @connecting
 def batches_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
-    """Run the continuation of a batch whose process died before its end; of the batch with that number also one that
+    """Run the callback of a batch whose process died before its end; of the batch with that number also one that
     has failed. Left out which: of all batches.
 
     It runs here: SQL on the database, commands and Python functions on this host, where functions are imported from the
@@ -78,7 +78,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, pas
 
     \b
     Exit codes: 0 done, or nothing was left to do; 1 it failed; 78 there is
-      no such batch, or its continuation is not kept.
+      no such batch, or its callback is not kept.
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which batch once.")
@@ -90,13 +90,13 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, pas
             wanted = [_which_batch(which, name)]
         else:
             found = batches.list_batches(coordinator, None, MOST_RESUMED)
-            wanted = list(dict.fromkeys(one.name for one in found if one.then_status in ("pending", "running")))
+            wanted = list(dict.fromkeys(one.name for one in found if one.callback_status in ("pending", "running")))
         count, code = 0, 0
         for one in wanted:
             try:
                 while batches.resume(coordinator, one):
                     count += 1
-                    output.echo(f"Done: the continuation of batch {clean(repr(one))}.")
+                    output.echo(f"Done: the callback of batch {clean(repr(one))}.")
                     if isinstance(one, int):
                         break
             except BatchFailed as exc:
@@ -118,7 +118,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, pas
 @connecting
 def batches_abandon(options: Connecting, which: str | None, name: str | None) -> int:
     """Give up the newest batch of a name, or the batch with that number: one that is open or has failed, or whose
-    continuation is pending or has failed. Nothing follows it. What its parts do from now on does not count, and the
+    callback is pending or has failed. Nothing follows it. What its parts do from now on does not count, and the
     next start of a part begins a new batch. For operators; recorded in `sqlsem history --operations`.
 
     \b
@@ -127,7 +127,7 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
       sqlsem batches abandon 42
 
     \b
-    Exit codes: 0 done; 1 it has ended, or its continuation runs; 78 there is
+    Exit codes: 0 done; 1 it has ended, or its callback runs; 78 there is
       no such batch.
     """
     if (which is None) == (name is None):
@@ -142,8 +142,8 @@ def batches_abandon(options: Connecting, which: str | None, name: str | None) ->
         entry = next((one for one in found if isinstance(wanted, str) or one.batch_id == wanted), None)
     if entry is None:
         raise ConfigurationError(f"There is no batch {wanted!r}; see: sqlsem batches")
-    running = entry.then_status == "running"
-    what = f"its continuation runs ({clean(entry.then_owner or '')})" if running else f"it is {entry.status}"
+    running = entry.callback_status == "running"
+    what = f"its callback runs ({clean(entry.callback_owner or '')})" if running else f"it is {entry.status}"
     output.echo(f"Nothing to abandon: batch {entry.batch_id} of {clean(entry.name)!r} has ended, {what}.")
     return 1
 

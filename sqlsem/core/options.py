@@ -120,6 +120,7 @@ class PutOptions(TypedDict, total=False):
 class BatchOptions(TypedDict, total=False):
     """Of `sqlsem.Coordinator.batch`; see `sqlsem.batch`."""
 
+    on_success: Any
     on_failed: Alarm | None
 
 

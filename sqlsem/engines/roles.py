@@ -34,8 +34,8 @@ from sqlsem.insight.overview import Overview
 from sqlsem.model import (
     Attempt,
     BatchEntry,
+    Callback,
     Claimed,
-    Continuation,
     End,
     Entry,
     NewTask,
@@ -103,9 +103,9 @@ class LockSession(Wire, Sparing):
     registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
 
     What makes a member hold something is a *sign of life* in the same transaction: `enrol`, `resume`, `ping`,
-    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_then` renew the member's
-    lease (all but the first three let one be of which less than an eighth has run), or find that the member was given
-    up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
+    `register`, `claim_task`, `next_task`, `next_tasks` when it claims, `start_part` and `claim_callback` renew the
+    member's lease (all but the first three let one be of which less than an eighth has run), or find that the member
+    was given up and raise `Disconnected`. So nobody is let in, or starts, on a lease that is over.
     """
 
     #: A role in words, for anyone who asks for it in vain.
@@ -411,7 +411,7 @@ class BatchSession(LockSession):
 
     @abc.abstractmethod
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
-        """Test the members that run parts or continuations (of one name, or all) and act for the dead: the batches in
+        """Test the members that run parts or callbacks (of one name, or all) and act for the dead: the batches in
         which parts have failed by that.
         """
 
@@ -425,10 +425,10 @@ class BatchSession(LockSession):
         window: float,
         owner: str,
         uid: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartStart:
         """Start a part in the newest batch, or in a new one where that has succeeded, was abandoned or is late.
-        (Its last part joins it again until the continuation has ended well.) ``then``: its kind and body. Repeatable.
+        (Its last part joins it again until the callback has ended well.) ``callback``: kind and body. Repeatable.
         """
 
     @abc.abstractmethod
@@ -440,27 +440,27 @@ class BatchSession(LockSession):
         uid: str,
         error: str | None,
         owner: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartEnd:
         """End a part, badly where there is an error. May be repeated; an error after a success gives back the
-        continuation that came with that.
+        callback that came with that.
         """
 
     @abc.abstractmethod
-    def claim_then(
+    def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
-        """Claim a continuation that nobody runs: the oldest of a name, or that of one batch, also when it has failed.
+    ) -> Callback | None:
+        """Claim a callback that nobody runs: the oldest of a name, or that of one batch, also when it has failed.
         ``own``: the caller knows what to run for those that are only known to who declared them. May be repeated.
         """
 
     @abc.abstractmethod
-    def return_then(self, member_id: int, uid: str) -> bool:
+    def return_callback(self, member_id: int, uid: str) -> bool:
         """Give back what a claim may have left whose answer was lost for good; whether it had."""
 
     @abc.abstractmethod
-    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
-        """End a continuation; False when it is ours no more. May be repeated."""
+    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        """End a callback; False when it is ours no more. May be repeated."""
 
     @abc.abstractmethod
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:

@@ -431,7 +431,7 @@ def _batches(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:
 def _lacking(one: BatchEntry, lacking: Sequence[str]) -> str:
     if lacking:
         return ", ".join(lacking)
-    return "" if one.then_status == "none" else f"then: {one.then_status}"
+    return "" if one.callback_status == "none" else f"callback: {one.callback_status}"
 
 
 def _times(overview: Overview, _: Mapping[int, Reason]) -> Iterator[_Line]:

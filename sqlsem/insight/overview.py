@@ -114,7 +114,7 @@ class Overview:
     entries: list[Entry]  # in order by resource and position
     members: list[MemberEntry]
     queues: list[QueueCounts]
-    batches: list[BatchEntry]  # open, or failed and not begun anew, or with a continuation that has not finished
+    batches: list[BatchEntry]  # open, or failed and not begun anew, or with a callback that has not finished
     holds: dict[str, HoldTimes]
     rates: list[RateEntry] = field(default_factory=list)  # in order by name and length
 

@@ -46,20 +46,22 @@ def render_batches(found: Sequence[BatchEntry], width: int, only: str | None = N
             rows.append((*cells, who_is(part.host, part.pid), note))
         widths = fit(heads, rows, width, elastic=(0, 5, 6), indent=2)
         parts.append(table(heads, rows, widths, right=(2, 3), state=1, indent=2))
-        if one.then_status != "none":
-            parts.append(_continuation(one))
+        if one.callback_status != "none":
+            parts.append(_callback(one))
     return Group(*parts)
 
 
-def _continuation(one: BatchEntry) -> Text:
-    what = {"local": "a function", "session": "a session's own code"}.get(one.then_kind or "") or shortened(
-        one.then_kind or "", one.then_body or "", None
+def _callback(one: BatchEntry) -> Text:
+    what = {"local": "a function", "session": "a session's own code"}.get(one.callback_kind or "") or shortened(
+        one.callback_kind or "", one.callback_body or "", None
     )
-    then = Text(no_wrap=True, overflow="ellipsis")
-    then.append(f"  then {clean(what)}: ")
-    then.append(one.then_status, style={"failed": "red", "finished": "green"}.get(one.then_status, "yellow"))
-    if one.then_seconds is not None:
-        then.append(f" {'for' if one.then_status == 'running' else 'after'} {seconds_in_words(one.then_seconds)}")
-    if one.then_error:
-        then.append(f": {clean(first_line(one.then_error))}", style="red")
-    return then
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"  callback {clean(what)}: ")
+    text.append(one.callback_status, style={"failed": "red", "finished": "green"}.get(one.callback_status, "yellow"))
+    if one.callback_seconds is not None:
+        text.append(
+            f" {'for' if one.callback_status == 'running' else 'after'} {seconds_in_words(one.callback_seconds)}"
+        )
+    if one.callback_error:
+        text.append(f": {clean(first_line(one.callback_error))}", style="red")
+    return text

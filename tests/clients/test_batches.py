@@ -51,7 +51,7 @@ def test_a_start_within_a_transaction_is_refused(session, name, database):
     start(other, name, "a")
     assert done(other, name, "a") == (0, "succeeded")
     assert done(ask, name, "b") == (1, "succeeded")
-    ask("SELECT sqlsem.batch_continued(%s)", name)
+    ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
 def test_done_within_the_callers_transaction(session, name, database):
@@ -61,7 +61,7 @@ def test_done_within_the_callers_transaction(session, name, database):
         assert done(ask, name, "a") == (1, "succeeded")
         raise ZeroDivisionError
     assert done(ask, name, "a") == (1, "succeeded")  # that one was rolled back
-    ask("SELECT sqlsem.batch_continued(%s)", name)
+    ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
 def test_refusals(session, name):
@@ -76,15 +76,16 @@ def test_refusals(session, name):
 def test_code_of_a_plain_user_is_not_kept(user, database, connect, name):
     """What others may run with more rights, operators alone may leave behind."""
     coordinator = user.coordinator()
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator)
-    with made.then(sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")).part("a"):
+    drop = sqlsem.Sql("DROP SCHEMA sqlsem CASCADE")
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=coordinator, on_success=drop)
+    with made.part("a"):
         pass
     entry = made.entry()
-    assert (entry.then_kind, entry.then_body) == ("local", None)
+    assert (entry.callback_kind, entry.callback_body) == ("local", None)
     with batches.batch(name, ["a", "b"], window=60, coordinator=connect()).part("b") as last:
         pass
     assert last.is_last
-    assert made.entry().then_status == "pending"
+    assert made.entry().callback_status == "pending"
     coordinator.close()
 
 
@@ -109,13 +110,13 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     def then():
         entry = running._declaration.entry()
         for text, values in (
-            ("SELECT sqlsem.end_then(?, ?, ?, NULL)", (member, entry.batch_id, entry.then_attempt)),
-            ("SELECT sqlsem.return_then(?, ?)", (member, uid)),
+            ("SELECT sqlsem.end_callback(?, ?, ?, NULL)", (member, entry.batch_id, entry.callback_attempt)),
+            ("SELECT sqlsem.return_callback(?, ?)", (member, uid)),
         ):
             told.append(other.rows(text, *values))
-        told.append(running._declaration.entry().then_status)
+        told.append(running._declaration.entry().callback_status)
 
-    running._declaration.declare_continuation(then)
+    running._declaration.declare_callback(then)
     assert running.done()
     assert told == [[(False,)], [(False,)], "running"]
 
@@ -124,12 +125,12 @@ def test_what_is_another_logins_cannot_be_ended(login, connect, name):
     "call",
     [
         "start_part(NULL, 'x', 'a', '[\"a\"]', 1000, 'x', 'u', NULL, NULL)",
-        "claim_then(NULL, 'x', NULL, 'x', 'u', true)",
+        "claim_callback(NULL, 'x', NULL, 'x', 'u', true)",
         "batch_part_done(NULL, 'a')",
         "batch_part_done('x', NULL)",
         "batch_part_failed(NULL, NULL, NULL)",
         "batch_resume(NULL)",
-        "batch_continued(NULL)",
+        "batch_callback_ended(NULL)",
         "end_part(1, 'x', 'a', 'u', NULL, NULL, NULL, NULL, NULL)",
     ],
 )
@@ -142,8 +143,8 @@ def test_nulls_are_refused(session, call):
     "call",
     [
         "(SELECT nullif(code, 'lost') FROM sqlsem.end_part(NULL, NULL, NULL, NULL, 'failed', NULL, NULL, NULL, NULL))",
-        "sqlsem.end_then(NULL, NULL, NULL, NULL)",
-        "sqlsem.return_then(NULL, NULL)",
+        "sqlsem.end_callback(NULL, NULL, NULL, NULL)",
+        "sqlsem.return_callback(NULL, NULL)",
     ],
 )
 def test_nulls_end_nothing(session, connect, name, call):
@@ -157,12 +158,14 @@ def test_nulls_end_nothing(session, connect, name, call):
 def test_a_plain_user_does_not_undo_what_an_operator_has_kept(user, connect, name):
     coordinator = user.coordinator()
     for one in (connect(), coordinator):
-        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=one)
-        with made.then(sqlsem.Sql("SELECT 1")).part("b" if one is coordinator else "a"):
+        made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=one, on_success=sqlsem.Sql("SELECT 1"))
+        with made.part("b" if one is coordinator else "a"):
             pass
-    assert (made.entry().then_kind, made.entry().then_body) == ("sql", None), "what it runs is not a user's to see"
+    assert (made.entry().callback_kind, made.entry().callback_body) == ("sql", None), (
+        "what it runs is not a user's to see"
+    )
     entry = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect()).entry()
-    assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
+    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
     coordinator.close()
 
 
@@ -181,13 +184,13 @@ def test_roles(login, session, name):
     member = ask("SELECT member_id FROM sqlsem.list_batches(%s)", name)[0]
     other = session(login("sqlsem_user"))
     with pytest.raises(psycopg.Error, match="not there"):
-        other("SELECT * FROM sqlsem.claim_then(%s, %s, NULL, 'x', 'x', true)", member, name)
-    assert other("SELECT sqlsem.end_then(%s, 1, 1, NULL)", member) == (False,)
+        other("SELECT * FROM sqlsem.claim_callback(%s, %s, NULL, 'x', 'x', true)", member, name)
+    assert other("SELECT sqlsem.end_callback(%s, 1, 1, NULL)", member) == (False,)
 
 
-# -- whose continuation it is -----------------------------------------------------------------------------------------
+# -- whose callback it is -----------------------------------------------------------------------------------------
 
-#: Roles of a login that has no part in the batch: may it run the continuation, and read it?
+#: Roles of a login that has no part in the batch: may it run the callback, and read it?
 RIGHTS = [
     (["sqlsem_user"], False, False),
     (["sqlsem_user", "sqlsem_worker"], False, False),
@@ -215,12 +218,12 @@ def name_of(login):
 
 
 def leave_pending(database, name, kind, body):
-    """Leave a continuation that no process runs; the number of its batch."""
+    """Leave a callback that no process runs; the number of its batch."""
     session = database.session(grace=60)
     member = session.enrol("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name, (kind, body))
-    assert session.end_part(member, name, "a", name, None, "me", (kind, body)).then is not None
-    assert session.return_then(member, name)
+    assert session.end_part(member, name, "a", name, None, "me", (kind, body)).callback is not None
+    assert session.return_callback(member, name)
     session.resign(member)
     session.close()
     return began.batch_id
@@ -229,35 +232,39 @@ def leave_pending(database, name, kind, body):
 @pytest.mark.parametrize(("roles", "may_run", "may_read"), RIGHTS)
 @pytest.mark.parametrize("by_number", [False, True])
 @pytest.mark.parametrize("kind", ["sql", "shell", "call", "local"])
-def test_continuation_is_run_and_read_by_who_may(login_of, connect, name, kind, roles, may_run, may_read, by_number):
+def test_callback_is_run_and_read_by_who_may(login_of, connect, name, kind, roles, may_run, may_read, by_number):
     keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(roles)
     body = None if kind == "local" else "SELECT 'SECRET'"
     number = leave_pending(keeper, name, kind, body)
     session = stranger.session(grace=60)
     member = session.enrol("here", 1, "test")
     (entry,) = session.list_batches(name, None, 1)
-    assert (entry.then_status, entry.then_kept_by, entry.then_login) == ("pending", name_of(keeper), name_of(keeper))
-    assert entry.then_body == (body if may_read else None)
+    assert (entry.callback_status, entry.callback_kept_by, entry.callback_login) == (
+        "pending",
+        name_of(keeper),
+        name_of(keeper),
+    )
+    assert entry.callback_body == (body if may_read else None)
     which = (None, number) if by_number else (name, None)
     for own in (False, True):
-        claimed = session.claim_then(member, *which, "me", f"{name}{own}", own)
+        claimed = session.claim_callback(member, *which, "me", f"{name}{own}", own)
         assert (claimed is not None) == (may_run and (own or kind != "local"))
         if claimed is not None:
             assert claimed.body == body
             (entry,) = session.list_batches(name, None, 1)
-            assert (entry.then_status, entry.then_login) == ("running", name_of(stranger))
-            assert session.return_then(member, f"{name}{own}")
+            assert (entry.callback_status, entry.callback_login) == ("running", name_of(stranger))
+            assert session.return_callback(member, f"{name}{own}")
     session.resign(member)
     session.close()
     # The login that kept it runs it, and no other ends it meanwhile.
     mine = keeper.session(grace=60)
     member = mine.enrol("here", 1, "test")
-    claimed = mine.claim_then(member, name, None, "me", "u", True)
+    claimed = mine.claim_callback(member, name, None, "me", "u", True)
     other = stranger.session(grace=60)
-    assert not other.end_then(member, number, claimed.attempt, None)
-    assert not other.return_then(member, "u")
-    assert mine.end_then(member, number, claimed.attempt, None)
-    assert not other.end_then(member, number, claimed.attempt, None), "nor is it told that it has ended it"
+    assert not other.end_callback(member, number, claimed.attempt, None)
+    assert not other.return_callback(member, "u")
+    assert mine.end_callback(member, number, claimed.attempt, None)
+    assert not other.end_callback(member, number, claimed.attempt, None), "nor is it told that it has ended it"
     mine.resign(member)
     for one in (mine, other):
         one.close()
@@ -267,53 +274,57 @@ def test_participant_runs_function_of_another_login(login_of, name):
     """What only programs know is run by all that take part: their logins may differ."""
     one, other = login_of(["sqlsem_user"]), login_of(["sqlsem_user"])
     ran = []
-    with batches.batch(name, ["a", "b"], window=60, coordinator=one.coordinator()).then(list).part("a"):
+    with batches.batch(name, ["a", "b"], window=60, coordinator=one.coordinator(), on_success=list).part("a"):
         pass
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=other.coordinator()).then(lambda: ran.append(1))
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=other.coordinator(), on_success=lambda: ran.append(1))
     with made.part("b"):
         pass
     assert ran == [1]
-    assert made.entry().then_login == name_of(other)
+    assert made.entry().callback_login == name_of(other)
 
 
 @pytest.mark.parametrize("declares", [False, True])
-def test_last_part_leaves_kept_continuation_to_who_may(login_of, connect, name, declares):
+def test_last_part_leaves_kept_callback_to_who_may(login_of, connect, name, declares):
     """It is told what it may not run, and its part has succeeded."""
     keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
-    kept = batches.batch(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    kept = batches.batch(
+        name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
+    )
     with kept.part("a"):
         pass
     alarms = []
     made = batches.batch(name, ["a", "b"], window=60, coordinator=plain.coordinator(), on_failed=alarms.append)
     if declares:
-        made.then(lambda: pytest.fail("must not run"))
+        made._declaration.declare_callback(lambda: pytest.fail("must not run"))
     with made.part("b") as last:
         pass
     assert last.is_last
     assert [f"login {name_of(keeper)} keeps it" in str(alarm) for alarm in alarms] == [True]
     entry = made.entry()
-    assert (entry.status, entry.then_status, entry.then_body) == ("succeeded", "pending", None)
+    assert (entry.status, entry.callback_status, entry.callback_body) == ("succeeded", "pending", None)
     with pytest.raises(sqlsem.ConfigurationError, match="only that login, putters and operators"):
         batches.resume(plain.coordinator(), name)
     assert batches.resume(keeper.coordinator(), name)
-    assert made.entry().then_status == "finished"
+    assert made.entry().callback_status == "finished"
 
 
-def test_session_leaves_kept_continuation_to_who_may(login_of, session, name):
+def test_session_leaves_kept_callback_to_who_may(login_of, session, name):
     keeper, ask = login_of(["sqlsem_user", "sqlsem_putter"]), session(login_of(["sqlsem_user"]))
-    kept = batches.batch(name, ["a", "b"], window=60, coordinator=keeper.coordinator()).then(sqlsem.Sql("SELECT 1"))
+    kept = batches.batch(
+        name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
+    )
     with kept.part("a"):
         pass
     told = []
     ask.connection.add_notice_handler(lambda notice: told.append(notice.message_primary))
     start(ask, name, "b")
     assert done(ask, name, "b") == (0, "succeeded")
-    assert [f"its continuation is pending: login {name_of(keeper)} kept it" in one for one in told] == [True]
-    with pytest.raises(psycopg.Error, match="no continuation"):
-        ask("SELECT sqlsem.batch_continued(%s)", name)
+    assert [f"its callback is pending: login {name_of(keeper)} kept it" in one for one in told] == [True]
+    with pytest.raises(psycopg.Error, match="no callback"):
+        ask("SELECT sqlsem.batch_callback_ended(%s)", name)
 
 
-def test_kind_of_continuation_is_checked(session, name, connect):
+def test_kind_of_callback_is_checked(session, name, connect):
     ask = session()
     start(ask, name, "b")
     (member,) = ask("SELECT member_id FROM sqlsem.list_batches(%s) WHERE part = 'b'", name)

@@ -293,8 +293,9 @@ def the_client(database):
                     with task:
                         pass
                 queue.tasks()
-                made = sqlsem.batch("r", ["x", "y"], window=60, coordinator=one)
-                with made.then(sqlsem.Sql("SELECT 1")).part("x"):
+                publish = sqlsem.Sql("SELECT 1")
+                made = sqlsem.batch("r", ["x", "y"], window=60, on_success=publish, coordinator=one)
+                with made.part("x"):
                     pass
                 with made.part("y"):
                     pass
@@ -332,7 +333,7 @@ def the_sessions(database):
         one.execute("SELECT * FROM sqlsem.batch_part_done('p', 'a')")
         one.execute("SELECT sqlsem.batch_part_start('p', 'b', '[\"a\", \"b\"]', 60)")
         assert one.execute("SELECT is_last FROM sqlsem.batch_part_done('p', 'b')").fetchone() == (1,)
-        one.execute("SELECT sqlsem.batch_continued('p')")
+        one.execute("SELECT sqlsem.batch_callback_ended('p')")
         one.execute("SELECT sqlsem.batch_resume('p')")
         for text in (
             "set_limit('s', 2)",

@@ -28,12 +28,12 @@ NOTHING = (None, None)
 def make(connect, name):
     """Batches of the test's name, each on a coordinator of its own unless told otherwise; alarms in ``.alarms``."""
 
-    def make(*parts, window="1h", coordinator=None, then=None, **options):
+    def make(*parts, window="1h", coordinator=None, **options):
         alarms = []
         options.setdefault("on_failed", alarms.append)
         made = batches.batch(name, parts, window=window, coordinator=coordinator or connect(grace=GRACE), **options)
         made.alarms = alarms
-        return made if then is None else made.then(then)
+        return made
 
     return make
 
@@ -69,7 +69,7 @@ def many_batches(connect, name, number):
 
     def work(which, part):
         made = batches.batch(name, parts, window="1h", coordinator=coordinators[which % 3], on_failed=problems.append)
-        made.then(lambda: ran.append(part))
+        made._declaration.declare_callback(lambda: ran.append(part))
         chance = random.Random(which)
         for turn in range(number):
             gather.wait()
@@ -93,7 +93,7 @@ def check_many_batches(connect, name, threads, database, number):
     found = batches.list_batches(connect(), name, number + 1)
     assert len(found) == number
     for entry in found:
-        assert (entry.status, entry.then_status, entry.then_attempt) == ("succeeded", "finished", 1)
+        assert (entry.status, entry.callback_status, entry.callback_attempt) == ("succeeded", "finished", 1)
         assert sum(part.is_last for part in entry.parts) == 1
         assert max(part.ended_at for part in entry.parts) == entry.ended_at
 
@@ -115,7 +115,7 @@ def test_two_that_end_at_the_same_instant(make, threads):
     first, second = make("a", "b"), make("a", "b")
 
     def work(made, part):
-        made.then(lambda: ran.append(part))
+        made._declaration.declare_callback(lambda: ran.append(part))
         for turn in range(100):
             one = made.part(part).start()
             both.wait()
@@ -142,23 +142,23 @@ def test_the_parts_in_processes(make, spawn, name, ledger):
     assert sorted(last) == [False, False, False, True]
     entry = make(*parts).wait(PATIENCE)
     assert ledger() == 1
-    assert entry.then_kind == "sql"
+    assert entry.callback_kind == "sql"
     assert {part.pid for part in entry.parts} == {child.pid for child in children.values()}
     assert all(part.host and part.seconds >= 0 for part in entry.parts)
 
 
-def child_part(channel, url, options, name, parts, part, sql=None, window="1h", wait_in_then=False):
+def child_part(channel, url, options, name, parts, part, sql=None, window="1h", wait_in_callback=False):
     coordinator = sqlsem.connect(url, **{"grace": GRACE, **options})
     made = batches.batch(name, parts, window=window, coordinator=coordinator)
     if sql is not None:
-        made.then(sqlsem.Sql(sql))
-    if wait_in_then:
+        made._declaration.declare_callback(sqlsem.Sql(sql))
+    if wait_in_callback:
 
         def then():
-            channel.tell("continuing")
+            channel.tell("in_callback")
             channel.ask()
 
-        made.then(then)
+        made._declaration.declare_callback(then)
     with made.part(part) as one:
         channel.tell("started", batch_id=one.batch_id)
         channel.ask()
@@ -170,7 +170,10 @@ def child_part(channel, url, options, name, parts, part, sql=None, window="1h", 
 
 def test_a_failed_part_keeps_the_next_from_starting(make):
     ran = []
-    failing, other = make("a", "b", then=lambda: ran.append("a")), make("a", "b", then=lambda: ran.append("b"))
+    failing, other = (
+        make("a", "b", on_success=lambda: ran.append("a")),
+        make("a", "b", on_success=lambda: ran.append("b")),
+    )
     with pytest.raises(ZeroDivisionError):
         run(failing, "a", fail=ZeroDivisionError("no rows"))
     (alarm,) = failing.alarms
@@ -195,13 +198,13 @@ def test_a_failed_part_keeps_the_next_from_starting(make):
 
 
 def test_the_last_to_end_may_be_the_one_that_fails(make):
-    made = make("a", "b", then=lambda: pytest.fail("must not run"))
+    made = make("a", "b", on_success=lambda: pytest.fail("must not run"))
     run(made, "a")
     with pytest.raises(KeyboardInterrupt):
         run(made, "b", fail=KeyboardInterrupt())
     assert len(made.alarms) == 1
     entry = made.entry()
-    assert (entry.status, entry.then_status) == ("failed", "none")
+    assert (entry.status, entry.callback_status) == ("failed", "none")
     assert "KeyboardInterrupt" in {part.part: part.error for part in entry.parts}["b"]
 
 
@@ -220,7 +223,7 @@ def test_what_the_hook_raises_hides_nothing(make, caplog):
 def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
     """As by a scheduler that lost the process's exit status: nothing is lost by that, and nothing begins anew."""
     ran = []
-    made = make("a", "b", "c", then=lambda: ran.append(1))
+    made = make("a", "b", "c", on_success=lambda: ran.append(1))
     with pytest.raises(ValueError):
         run(made, "a", fail=ValueError())
     first = run(made, "b")
@@ -239,7 +242,7 @@ def test_part_that_succeeded_is_repeated_in_its_batch(make, connect, when):
 def test_batch_waits_for_part_that_is_repeated(make):
     """What follows is never beside a part that runs."""
     ran = []
-    made = make("a", "b", then=lambda: ran.append(1))
+    made = make("a", "b", on_success=lambda: ran.append(1))
     run(made, "a")
     again = made.part("a").start()
     assert run(made, "b").is_last is False
@@ -249,15 +252,15 @@ def test_batch_waits_for_part_that_is_repeated(make):
 
 
 @pytest.mark.parametrize("how", ["fails", "ends the program", "its process dies"])
-def test_last_part_is_repeated_when_continuation_has_not_ended(make, spawn, name, how):
+def test_last_part_is_repeated_when_callback_has_not_ended(make, spawn, name, how):
     """The process of the last part failed by that, so that is what a scheduler repeats."""
     ran = []
     if how == "its process dies":
-        child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_then=True)
+        child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
         child.expect("started")
         run(make("a", "b"), "b")
         child.send(end=True)
-        child.expect("continuing")
+        child.expect("in_callback")
         child.kill()
     else:
         failing = make("a", "b")
@@ -266,31 +269,31 @@ def test_last_part_is_repeated_when_continuation_has_not_ended(make, spawn, name
         def then():
             raise error
 
-        failing.then(then)
+        failing._declaration.declare_callback(then)
         run(failing, "b")
         with pytest.raises((BatchFailed, SystemExit)):
             run(failing, "a")
-    made = make("a", "b", then=lambda: ran.append(1))
+    made = make("a", "b", on_success=lambda: ran.append(1))
     first = made.entry()
     again = run(made, "a")  # at once: waits until it is certain that its process is dead
     assert (again.batch_id, again.attempt, again.is_last) == (first.batch_id, 2, True)
     assert ran == [1]
     entry = made.wait(PATIENCE)
-    assert (entry.batch_id, entry.then_status, entry.then_attempt) == (first.batch_id, "finished", 2)
+    assert (entry.batch_id, entry.callback_status, entry.callback_attempt) == (first.batch_id, "finished", 2)
     assert run(made, "a").batch_id > first.batch_id, "of the next batch"
 
 
-def test_other_part_takes_continuation_over_and_begins_anew(make, database, name):
+def test_other_part_takes_callback_over_and_begins_anew(make, database, name):
     """Only the last part's process can be what failed."""
     ran = []
-    failing = make("a", "b", then=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
+    failing = make("a", "b", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
     run(failing, "b")
     with pytest.raises(BatchFailed):
         run(failing, "a")
     first = failing.entry().batch_id
-    made = make("a", "b", then=lambda: ran.append(1))
+    made = make("a", "b", on_success=lambda: ran.append(1))
     assert run(made, "b").batch_id > first
-    assert failing._declaration.entry(first).then_status == "failed"
+    assert failing._declaration.entry(first).callback_status == "failed"
 
 
 def test_failed_batch_with_other_parts_is_not_lost(make):
@@ -307,24 +310,24 @@ def test_failed_batch_with_other_parts_is_not_lost(make):
 
 
 @pytest.mark.parametrize("by_number", [False, True])
-@pytest.mark.parametrize("state", ["open", "failed", "continuation failed", "continuation pending"])
+@pytest.mark.parametrize("state", ["open", "failed", "callback failed", "callback pending"])
 def test_batch_is_abandoned_by_operator(make, connect, state, by_number):
     operator, made = connect(), make("a", "b")
     run(made, "a")
     if state == "failed":
         with pytest.raises(ValueError):
             run(made, "b", fail=ValueError())
-    elif state == "continuation failed":
+    elif state == "callback failed":
         with pytest.raises(BatchFailed):
-            run(made.then(lambda: 1 / 0), "b")
-    elif state == "continuation pending":
-        run(make("a", "b", then=lambda: None), "a")
+            run(make("a", "b", on_success=lambda: 1 / 0), "b")
+    elif state == "callback pending":
+        run(make("a", "b", on_success=lambda: None), "a")
         run(made, "b")
     old = made.entry().batch_id
     assert batches.abandon(operator, old if by_number else made.name) == old
     assert batches.abandon(operator, old if by_number else made.name) is None
     entry = made.entry()
-    assert (entry.status, entry.then_status in ("none", "failed")) == ("abandoned", True)
+    assert (entry.status, entry.callback_status in ("none", "failed")) == ("abandoned", True)
     (operation,) = operator.operations(made.name)
     assert (operation.action, operation.resource) == ("abandon", made.name)
     assert operation.old.startswith(f"batch {old}, ")
@@ -335,16 +338,16 @@ def test_batch_is_abandoned_by_operator(make, connect, state, by_number):
     assert batches.abandon(operator, "nowhere") is None
 
 
-def test_batch_whose_continuation_runs_is_not_abandoned(make, connect):
+def test_batch_whose_callback_runs_is_not_abandoned(make, connect):
     operator, told = connect(), []
-    made = make("a", then=lambda: told.append(batches.abandon(operator, made.name)))
+    made = make("a", on_success=lambda: told.append(batches.abandon(operator, made.name)))
     run(made, "a")
     assert (told, batches.abandon(operator, made.name)) == ([None], None)
     assert made.entry().status == "succeeded"
 
 
 def test_part_that_ends_after_batch_was_abandoned(make, connect):
-    made = make("a", "b", then=lambda: pytest.fail("must not run"))
+    made = make("a", "b", on_success=lambda: pytest.fail("must not run"))
     run(made, "a")
     slow = made.part("b").start()
     batches.abandon(connect(), made.name)
@@ -354,11 +357,11 @@ def test_part_that_ends_after_batch_was_abandoned(make, connect):
     assert made.alarms == [caught.value]
 
 
-def test_pending_continuation_of_last_part_gives_the_alarm(make):
-    knows, last = make("a", "b", then=lambda: None), make("a", "b")
+def test_pending_callback_of_last_part_gives_the_alarm(make):
+    knows, last = make("a", "b", on_success=lambda: None), make("a", "b")
     run(knows, "a")
     assert run(last, "b").is_last
-    assert ["its continuation is pending" in str(alarm) for alarm in last.alarms] == [True]
+    assert ["its callback is pending" in str(alarm) for alarm in last.alarms] == [True]
 
 
 def test_ended_by_hand(make):
@@ -381,7 +384,7 @@ def test_ended_by_hand(make):
 
 def test_yesterdays_success_does_not_count(make):
     ran = []
-    made = make("a", "b", then=lambda: ran.append(1))
+    made = make("a", "b", on_success=lambda: ran.append(1))
     run(made, "a")
     assert run(made, "b").is_last
     assert run(made, "a").is_last is False  # of a new batch
@@ -407,13 +410,13 @@ def grow_older(database, number, seconds, connection=None):
 
 def test_a_success_older_than_the_window_does_not_count(make, database):
     ran = []
-    made = make("a", "b", window="6h", then=lambda: ran.append(1))
+    made = make("a", "b", window="6h", on_success=lambda: ran.append(1))
     old = run(made, "a")
     grow_older(database, old.batch_id, 6 * 3600)
     with pytest.raises(BatchFailed, match=r"b \(never started"):
         made.wait(PATIENCE)
     assert made.alarms == []
-    other = make("a", "b", window="6h", then=lambda: ran.append(2))
+    other = make("a", "b", window="6h", on_success=lambda: ran.append(2))
     assert run(other, "b").is_last is False
     (alarm,) = other.alarms
     assert alarm.batch_id == old.batch_id
@@ -446,7 +449,7 @@ def test_what_has_expired_is_told_once(database, name):
 
 
 def test_a_part_that_takes_longer_than_the_window_fails(make):
-    made = make("a", window=timedelta(seconds=0.2), then=lambda: pytest.fail("must not run"))
+    made = make("a", window=timedelta(seconds=0.2), on_success=lambda: pytest.fail("must not run"))
     with pytest.raises(BatchFailed, match="does not count") as caught:
         with made.part("a"):
             until(lambda: made.entry().overdue)
@@ -516,7 +519,7 @@ def test_old_batches_are_removed(make, database):
 
 
 def test_a_part_whose_process_dies_has_failed(make, spawn, name):
-    made = make("a", "b", then=list)
+    made = make("a", "b", on_success=list)
     child = spawn(child_part, name=name, parts=["a", "b"], part="a")
     child.expect("started")
     assert run(made, "b").is_last is False
@@ -570,55 +573,55 @@ def test_a_paused_process_keeps_its_part(make, spawn, name, database):
     assert child.expect("ended")["is_last"]
 
 
-def test_a_continuation_whose_process_dies_is_done_by_another(make, spawn, name, threads):
+def test_a_callback_whose_process_dies_is_done_by_another(make, spawn, name, threads):
     ran, resumed = [], []
-    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True)
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True)
     child.expect("started")
     child.send(end=True)
-    child.expect("continuing")
-    watching = make("a", then=lambda: ran.append("w"))
+    child.expect("in_callback")
+    watching = make("a", on_success=lambda: ran.append("w"))
     entry = watching.wait(PATIENCE, started=True)
-    assert (entry.status, entry.then_status) == ("succeeded", "running")
+    assert (entry.status, entry.callback_status) == ("succeeded", "running")
     assert watching.resume() is False
-    with pytest.raises(Timeout, match=r"continuation of batch .* is still running"):
+    with pytest.raises(Timeout, match=r"callback of batch .* is still running"):
         watching.wait(0.05)
     child.kill()
 
     def work(made):
         # Two at once, until one of them has had it.
-        while made.entry().then_status != "finished":
+        while made.entry().callback_status != "finished":
             resumed.append(made.resume())
 
     for one in "xy":
-        threads.start(work, make("a", then=lambda one=one: ran.append(one)))
+        threads.start(work, make("a", on_success=lambda one=one: ran.append(one)))
     threads.join()
     assert len(ran) == resumed.count(True) == 1
     entry = watching.wait(PATIENCE)
-    assert (entry.then_status, entry.then_attempt) == ("finished", 2)
+    assert (entry.callback_status, entry.callback_attempt) == ("finished", 2)
 
 
-def test_the_next_start_takes_a_continuation_over(make, spawn, name):
+def test_the_next_start_takes_a_callback_over(make, spawn, name):
     ran = []
-    child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_then=True)
+    child = spawn(child_part, name=name, parts=["a", "b"], part="a", wait_in_callback=True)
     child.expect("started")
-    made = make("a", "b", then=lambda: ran.append(made.entry().batch_id))
+    made = make("a", "b", on_success=lambda: ran.append(made.entry().batch_id))
     run(made, "b")
     child.send(end=True)
-    child.expect("continuing")
+    child.expect("in_callback")
     first = made.entry().batch_id
     child.kill()
-    until(lambda: made._declaration.recover() or made.entry().then_status == "pending")
+    until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
     assert run(made, "b").batch_id > first
     assert ran == [first]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_a_paused_process_keeps_its_continuation(make, spawn, name):
-    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True)
+def test_a_paused_process_keeps_its_callback(make, spawn, name):
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True)
     child.expect("started")
     child.send(end=True)
-    child.expect("continuing")
-    made = make("a", then=lambda: pytest.fail("must not run"))
+    child.expect("in_callback")
+    made = make("a", on_success=lambda: pytest.fail("must not run"))
     child.pause()
     try:
         remains(lambda: made.resume() is False, 2.5 * GRACE, "nobody takes it from a process that lives")
@@ -626,16 +629,16 @@ def test_a_paused_process_keeps_its_continuation(make, spawn, name):
         child.resume()
     child.send(end=True)
     assert child.expect("ended")["is_last"]
-    assert (made.entry().then_status, made.entry().then_attempt) == ("finished", 1)
+    assert (made.entry().callback_status, made.entry().callback_attempt) == ("finished", 1)
 
 
 @pytest.mark.engines("postgresql")
-def test_a_lost_connection_does_not_lose_a_continuation(make, spawn, name, database):
-    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_then=True, options={"grace": 3.0})
+def test_a_lost_connection_does_not_lose_a_callback(make, spawn, name, database):
+    child = spawn(child_part, name=name, parts=["a"], part="a", wait_in_callback=True, options={"grace": 3.0})
     child.expect("started")
     child.send(end=True)
-    child.expect("continuing")
-    made = make("a", then=lambda: pytest.fail("must not run"))
+    child.expect("in_callback")
+    made = make("a", on_success=lambda: pytest.fail("must not run"))
 
     def backend():
         return database.rows("SELECT backend_pid FROM sqlsem.member WHERE pid = ?", child.pid)
@@ -647,14 +650,14 @@ def test_a_lost_connection_does_not_lose_a_continuation(make, spawn, name, datab
         until(lambda before=before: made.resume() is False and backend() not in ([], before), "it is back")
     child.send(end=True)
     assert child.expect("ended")["is_last"]
-    assert (made.entry().then_status, made.entry().then_attempt) == ("finished", 1)
+    assert (made.entry().callback_status, made.entry().callback_attempt) == ("finished", 1)
 
 
 def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
-    number = leave_a_continuation(database, name, "sql", ledger.insert)
+    number = leave_a_callback(database, name, "sql", ledger.insert)
     made = batches.batch(name, ["a"], window=60, coordinator=connect())
     gather, resumed = threading.Barrier(6, timeout=PATIENCE), []
-    until(lambda: made._declaration.recover() or made.entry().then_status == "pending")
+    until(lambda: made._declaration.recover() or made.entry().callback_status == "pending")
 
     def work(coordinator):
         coordinator.process.member.ping()
@@ -668,27 +671,27 @@ def test_resumed_by_several_at_once(database, connect, name, threads, ledger):
     assert ledger() == 1
 
 
-def leave_a_continuation(database, name, kind, body, grace=0.0):
+def leave_a_callback(database, name, kind, body, grace=0.0):
     """The last part of a batch, whose process is gone before it continues; the batch's number."""
     session = database.session(grace=grace)
     member = session.enrol("gone", 1, "gone")
     began = session.start_part(member, name, "a", ["a"], 60.0, "me", name + kind, (kind, body))
     ended = session.end_part(member, name, "a", name + kind, None, "me", (kind, body))
     assert ended.is_last
-    assert ended.then is not None
-    assert (ended.then.kind, ended.then.body, ended.then.attempt) == (kind, body, 1)
+    assert ended.callback is not None
+    assert (ended.callback.kind, ended.callback.body, ended.callback.attempt) == (kind, body, 1)
     session.close()
     return began.batch_id
 
 
 def test_what_is_kept_can_be_resumed_by_anybody(database, connect, name, ledger):
     coordinator = connect()
-    number = leave_a_continuation(database, name, "sql", ledger.insert)
+    number = leave_a_callback(database, name, "sql", ledger.insert)
     assert until(lambda: batches.resume(coordinator, name))
     assert ledger() == 1
     assert batches.resume(coordinator, number) is False
     (entry,) = batches.list_batches(coordinator, name)
-    assert (entry.then_status, entry.then_attempt, entry.batch_id) == ("finished", 2, number)
+    assert (entry.callback_status, entry.callback_attempt, entry.batch_id) == ("finished", 2, number)
     assert entry.as_dict()["parts"][0]["part"] == "a"
     with pytest.raises(ConfigurationError, match="no batch 'nowhere'"):
         batches.resume(coordinator, "nowhere")
@@ -696,7 +699,7 @@ def test_what_is_kept_can_be_resumed_by_anybody(database, connect, name, ledger)
 
 def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, name):
     ran = []
-    number = leave_a_continuation(database, name, "local", None)
+    number = leave_a_callback(database, name, "local", None)
     coordinator = connect()
 
     def told():
@@ -707,73 +710,73 @@ def test_what_is_not_kept_waits_for_who_declared_it(database, connect, make, nam
 
     assert "a process that declares it" in until(told)
     assert make("a").resume() is False
-    assert make("a", then=lambda: ran.append(1)).wait(PATIENCE).then_status == "finished"
+    assert make("a", on_success=lambda: ran.append(1)).wait(PATIENCE).callback_status == "finished"
     assert ran == [1]
 
 
 def test_a_part_that_declares_nothing_runs_what_the_others_declared(make, ledger):
-    run(make("a", "b", then=sqlsem.Sql(ledger.insert)), "a")
+    run(make("a", "b", on_success=sqlsem.Sql(ledger.insert)), "a")
     assert run(make("a", "b"), "b").is_last
     assert ledger() == 1
 
 
-def test_a_local_continuation_waits_where_the_last_does_not_know_it(make):
+def test_a_local_callback_waits_where_the_last_does_not_know_it(make):
     ran = []
-    knows, last = make("a", "b", then=lambda: ran.append(1)), make("a", "b")
+    knows, last = make("a", "b", on_success=lambda: ran.append(1)), make("a", "b")
     run(knows, "a")
     assert run(last, "b").is_last
-    assert last.entry().then_status == "pending"
+    assert last.entry().callback_status == "pending"
     with pytest.raises(Timeout, match="still pending"):
         last.wait(0.05)
-    assert knows.wait(PATIENCE).then_status == "finished"
+    assert knows.wait(PATIENCE).callback_status == "finished"
     assert ran == [1]
 
 
-# -- continuations ----------------------------------------------------------------------------------------------------
+# -- callbacks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_continuation_that_fails(make, database, connect, name):
-    made = make("a", then=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
+def test_a_callback_that_fails(make, database, connect, name):
+    made = make("a", on_success=sqlsem.Sql(f"INSERT INTO late_{name} (who) VALUES ('x')"))
     with pytest.raises(BatchFailed, match="sqlsem batches resume") as caught:
         run(made, "a")
     assert caught.value.__cause__ is not None
     assert made.alarms == [caught.value]
     entry = made.entry()
-    assert (entry.status, entry.then_status) == ("succeeded", "failed")
-    assert f"late_{name}" in entry.then_error
-    with pytest.raises(BatchFailed, match="continuation failed"):
+    assert (entry.status, entry.callback_status) == ("succeeded", "failed")
+    assert f"late_{name}" in entry.callback_error
+    with pytest.raises(BatchFailed, match="callback failed"):
         made.wait(PATIENCE)
     assert made.resume() is False  # not by itself again and again
     database.rows(f"CREATE TABLE late_{name} (who varchar(40))")
     assert batches.resume(connect(), entry.batch_id)
-    assert made.wait(PATIENCE).then_attempt == 2
+    assert made.wait(PATIENCE).callback_attempt == 2
     assert len(database.rows(f"SELECT who FROM late_{name}")) == 1
 
 
-def test_the_kinds_of_continuations(make, tmp_path):
+def test_the_kinds_of_callbacks(make, tmp_path):
     file = tmp_path / "made"
-    assert run(make("a", then=sqlsem.Shell(f"echo x >> '{file}'")), "a").is_last
+    assert run(make("a", on_success=sqlsem.Shell(f"echo x >> '{file}'")), "a").is_last
     assert file.read_text() == "x\n"
-    assert run(make("a", then=sqlsem.Call("os:unlink", str(file))), "a").is_last
+    assert run(make("a", on_success=sqlsem.Call("os:unlink", str(file))), "a").is_last
     assert not file.exists()
-    made = make("a", then=time.monotonic)
+    made = make("a", on_success=time.monotonic)
     run(made, "a")
     entry = made.entry()
-    assert (entry.then_kind, entry.then_status) == ("call", "finished")
-    assert '"time:monotonic"' in entry.then_body
+    assert (entry.callback_kind, entry.callback_status) == ("call", "finished")
+    assert '"time:monotonic"' in entry.callback_body
 
 
-def test_without_continuation(make):
+def test_without_callback(make):
     made = make("a", "b")
     run(made, "a")
     assert run(made, "b").is_last
     entry = made.wait(PATIENCE)
-    assert (entry.then_status, entry.then_kind) == ("none", None)
+    assert (entry.callback_status, entry.callback_kind) == ("none", None)
     assert made.resume() is False
 
 
 def test_wait_goes_on_until_the_first_batch_is_done(make, threads):
-    watching, working = make("a", "b"), make("a", "b", then=lambda: ran.append(1))
+    watching, working = make("a", "b"), make("a", "b", on_success=lambda: ran.append(1))
     ran, found = [], []
     with pytest.raises(Timeout, match="No part"):
         watching.wait("10ms")
@@ -784,7 +787,7 @@ def test_wait_goes_on_until_the_first_batch_is_done(make, threads):
     run(working, "b")
     threads.join()
     ((entry, then),) = found
-    assert entry.then_status == "finished"
+    assert entry.callback_status == "finished"
     assert then == [1]
 
 
@@ -801,39 +804,39 @@ def test_repeated_calls_give_the_same_answers(database, name):
         assert session.start_part(*start, "u1", NOTHING) == began
         assert session.start_part(*start, "u2", NOTHING).code == "running"
         ended = session.end_part(member, name, "a", "u1", None, "me", NOTHING)
-        assert (ended.code, ended.is_last, ended.then) == ("succeeded", False, None)
+        assert (ended.code, ended.is_last, ended.callback) == ("succeeded", False, None)
         assert session.end_part(member, name, "a", "u1", None, "me", NOTHING) == ended
         session.start_part(member, name, "b", ["b", "a"], 60.0, "me", "u4", ("local", None))
         last = session.end_part(member, name, "b", "u4", None, "me", ("local", None))
         assert (last.code, last.is_last, last.batch_status) == ("succeeded", True, "succeeded")
-        assert last.then is not None
+        assert last.callback is not None
         assert session.end_part(member, name, "b", "u4", None, "me", ("local", None)) == last
-        # The end that could not be told gives the continuation back, and nothing else.
+        # The end that could not be told gives the callback back, and nothing else.
         undone = session.end_part(member, name, "b", "u4", "interrupted", "me", ("local", None))
-        assert (undone.code, undone.is_last, undone.then) == ("succeeded", True, None)
-        assert session.claim_then(member, name, None, "me", "u5", False) is None
-        claimed = session.claim_then(member, name, None, "me", "u5", True)
+        assert (undone.code, undone.is_last, undone.callback) == ("succeeded", True, None)
+        assert session.claim_callback(member, name, None, "me", "u5", False) is None
+        claimed = session.claim_callback(member, name, None, "me", "u5", True)
         assert claimed is not None
         assert claimed.attempt == 2
-        assert session.claim_then(member, name, None, "me", "u5", True) == claimed
-        assert session.claim_then(member, name, None, "me", "u6", True) is None
-        assert session.return_then(member, "u5")
-        assert not session.return_then(member, "u5")
-        claimed = session.claim_then(member, None, began.batch_id, "me", "u7", True)
+        assert session.claim_callback(member, name, None, "me", "u5", True) == claimed
+        assert session.claim_callback(member, name, None, "me", "u6", True) is None
+        assert session.return_callback(member, "u5")
+        assert not session.return_callback(member, "u5")
+        claimed = session.claim_callback(member, None, began.batch_id, "me", "u7", True)
         assert claimed is not None
-        assert not session.end_then(member, began.batch_id, claimed.attempt - 1, None)
-        assert session.end_then(member, began.batch_id, claimed.attempt, None)
-        assert session.end_then(member, began.batch_id, claimed.attempt, None)
+        assert not session.end_callback(member, began.batch_id, claimed.attempt - 1, None)
+        assert session.end_callback(member, began.batch_id, claimed.attempt, None)
+        assert session.end_callback(member, began.batch_id, claimed.attempt, None)
         assert session.end_part(member, name, "b", "nobody's", None, "me", NOTHING).code == "lost"
         session.resign(member)
     finally:
         session.close()
 
 
-@pytest.mark.parametrize("call", ["start_part", "end_part", "end_then"])
+@pytest.mark.parametrize("call", ["start_part", "end_part", "end_callback"])
 def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     ran = []
-    made = make("a", then=lambda: ran.append(1))
+    made = make("a", on_success=lambda: ran.append(1))
     made.entry()
     kind = type(made._declaration.process.member.main.session)
     right, calls = getattr(kind, call), []
@@ -850,7 +853,7 @@ def test_a_lost_reply_changes_nothing(make, database, monkeypatch, call):
     assert len(calls) == 2
     assert calls[0] == calls[1]
     assert ran == [1]
-    assert made.entry().then_status == "finished"
+    assert made.entry().callback_status == "finished"
     assert made.entry().parts[0].attempt == 1
 
 
@@ -871,12 +874,12 @@ def test_a_call_that_falls_to_a_deadlock_is_repeated(make, monkeypatch):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("call", ["start_part", "end_part", "claim_then"])
+@pytest.mark.parametrize("call", ["start_part", "end_part", "claim_callback"])
 def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, monkeypatch, call):
-    if call == "claim_then":
-        leave_a_continuation(database, name, "local", None)
-    made = make("a", then=lambda: None)
-    until(lambda: made._declaration.recover() or call != "claim_then" or made.entry().then_status == "pending")
+    if call == "claim_callback":
+        leave_a_callback(database, name, "local", None)
+    made = make("a", on_success=lambda: None)
+    until(lambda: made._declaration.recover() or call != "claim_callback" or made.entry().callback_status == "pending")
     made.entry()
     kind = type(made._declaration.process.member.main.session)
     right = getattr(kind, call)
@@ -888,19 +891,19 @@ def test_an_interrupt_leaves_nothing_behind_that_blocks(make, database, name, mo
 
     monkeypatch.setattr(kind, call, wrong)
     with pytest.raises(KeyboardInterrupt):
-        if call == "claim_then":
+        if call == "claim_callback":
             made.resume()
         run(made, "a")
     if call == "start_part":
         until(lambda: made.entry().parts[0].status == "failed")
     else:
-        until(lambda: made.entry().then_status == "pending")
-        assert made.wait(PATIENCE).then_status == "finished"
+        until(lambda: made.entry().callback_status == "pending")
+        assert made.wait(PATIENCE).callback_status == "finished"
     assert run(made, "a").is_last
 
 
 def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
-    made = make("a", then=lambda: pytest.fail("must not run"))
+    made = make("a", on_success=lambda: pytest.fail("must not run"))
     with pytest.raises(BatchFailed, match="given up part 'a'") as caught:
         with made.part("a"):
             member = made._declaration.process.member.member_id
@@ -910,12 +913,12 @@ def test_a_part_of_a_process_that_was_given_up_does_not_count(make, database):
     assert made.entry().parts[0].error == "its process died"
 
 
-def test_a_continuation_of_a_process_that_was_given_up(make, database):
+def test_a_callback_of_a_process_that_was_given_up(make, database):
     def then():
         member = made._declaration.process.member.member_id
         database.rows(f"DELETE FROM {database.beside('member')} WHERE member_id = ?", member)
 
-    made = make("a", then=then)
+    made = make("a", on_success=then)
     with pytest.raises(BatchFailed, match="another may have run it too"):
         run(made, "a")
 
@@ -959,7 +962,7 @@ def strike(number, body):
 
 
 @pytest.mark.engines("sqlite", "postgresql")
-@pytest.mark.parametrize("what", ["part", "last part", "failing part", "continuation", "expired batch"])
+@pytest.mark.parametrize("what", ["part", "last part", "failing part", "callback", "expired batch"])
 def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database, what):
     """Nothing that this process does not know to be its own may stay so in the record: it lives, so nobody else would
     ever be let to it.
@@ -969,7 +972,7 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
     batches.list_batches(coordinator)
 
     def prepare(made):
-        if what == "continuation":
+        if what == "callback":
             knows_nothing = batches.batch(made.name, ["a"], window=60, coordinator=coordinator)
             coordinator.process.member.call("keep", lambda session, me: leave_behind(session, me, made.name))
             assert knows_nothing.resume() is False
@@ -979,7 +982,7 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
             grow_older(database, early.entry().batch_id, 60, raw)
 
     def body(made):
-        if what == "continuation":
+        if what == "callback":
             made.resume()
         else:
             with made.part("b" if what == "expired batch" else "a"):
@@ -990,12 +993,12 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
         number += 1
         parts = ["a", "b"] if what in ("part", "expired batch") else ["a"]
         made = batches.batch(name(str(number)), parts, window=60, coordinator=coordinator)
-        made.then(lambda: ran.append(1))
+        made._declaration.declare_callback(lambda: ran.append(1))
         prepare(made)
         if not strike(number, lambda made=made: body(made)):
             break
     raw.close()
-    assert number > (50 if what == "continuation" else 100)
+    assert number > (50 if what == "callback" else 100)
     gc.collect()
 
     def running():
@@ -1003,21 +1006,21 @@ def test_an_exception_at_any_line_leaves_nothing_running(connect, name, database
             entry.name.rpartition("-")[2]
             for entry in batches.list_batches(coordinator, most=2 * number)
             if entry.name.startswith(name)
-            and (entry.then_status == "running" or any(part.status == "running" for part in entry.parts))
+            and (entry.callback_status == "running" or any(part.status == "running" for part in entry.parts))
         ]
 
     until(lambda: running() == [], "all have ended, or were given back", 30)
     # What was given back is run by whoever looks next.
     for entry in batches.list_batches(coordinator, most=2 * number):
-        if entry.then_status == "pending" and entry.name.startswith(name):
-            assert batches.batch(entry.name, parts, window=60, coordinator=coordinator).then(list).resume()
+        if entry.callback_status == "pending" and entry.name.startswith(name):
+            assert batches.batch(entry.name, parts, window=60, on_success=list, coordinator=coordinator).resume()
 
 
 def leave_behind(session, member, name):
-    """A batch whose continuation waits for somebody."""
+    """A batch whose callback waits for somebody."""
     session.start_part(member, name, "a", ["a"], 60.0, "me", name, ("local", None))
-    assert session.end_part(member, name, "a", name, None, "me", ("local", None)).then is not None
-    assert session.return_then(member, name)
+    assert session.end_part(member, name, "a", name, None, "me", ("local", None)).callback is not None
+    assert session.return_callback(member, name)
 
 
 def test_a_part_that_is_dropped_has_failed(make):
@@ -1078,7 +1081,7 @@ def test_what_has_failed_is_told_though_the_rest_cannot_be_read(make, monkeypatc
 
 
 def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
-    made = make("a", then=lambda: pytest.fail("must not run"))
+    made = make("a", on_success=lambda: pytest.fail("must not run"))
     made.entry()
     kind = type(made._declaration.process.member.main.session)
 
@@ -1095,16 +1098,16 @@ def test_an_end_that_cannot_be_recorded_gives_the_alarm(make, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_continuation_that_ends_the_program_has_failed(make, error):
+def test_a_callback_that_ends_the_program_has_failed(make, error):
     def then():
         raise error
 
-    made = make("a", then=then)
+    made = make("a", on_success=then)
     with pytest.raises(type(error)):
         run(made, "a")
     assert ["has failed: " + type(error).__name__ in str(alarm) for alarm in made.alarms] == [True]
     entry = made.entry()
-    assert (entry.then_status, entry.status) == ("failed", "succeeded")
+    assert (entry.callback_status, entry.status) == ("failed", "succeeded")
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------
@@ -1164,7 +1167,7 @@ def test_a_forked_child_has_no_part_in_what_its_parent_runs(make, tmp_path):
 
 @needs_fork
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_a_child_that_is_forked_in_a_continuation_does_not_end_it(make, tmp_path, how):
+def test_a_child_that_is_forked_in_a_callback_does_not_end_it(make, tmp_path, how):
     read, write = os.pipe()
 
     def then():
@@ -1173,7 +1176,8 @@ def test_a_child_that_is_forked_in_a_continuation_does_not_end_it(make, tmp_path
 
     parent = os.getpid()
     made = make("a", on_failed=lambda failure: (tmp_path / "alarm").write_text(str(failure)))
-    part = made.then(then).part("a").start()
+    made._declaration.declare_callback(then)
+    part = made.part("a").start()
     told = "nothing"
     try:
         part.done()
@@ -1187,7 +1191,7 @@ def test_a_child_that_is_forked_in_a_continuation_does_not_end_it(make, tmp_path
     with open(read, "rb") as file:
         assert ("forked from" if how == "returns" else "SystemExit: 3") in file.read().decode()
     assert told == "nothing"
-    assert made.entry().then_status == "finished"
+    assert made.entry().callback_status == "finished"
     assert not (tmp_path / "alarm").exists()
 
 
@@ -1200,9 +1204,9 @@ LONG = (
 
 @needs_fork
 @pytest.mark.engines("sqlite")
-def test_a_fork_waits_for_the_sql_of_a_continuation(make, threads, database, ledger, name, caplog):
+def test_a_fork_waits_for_the_sql_of_a_callback(make, threads, database, ledger, name, caplog):
     """Else the child would believe in the lock for ever."""
-    made = make("a", then=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
+    made = make("a", on_success=sqlsem.Sql(LONG.format(table=f"ledger_{name}", most=6_000_000)))
     threads.start(run, made, "a")
 
     def locked():
@@ -1324,7 +1328,7 @@ async def coroutine():
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        (None, "cannot continue with None"),
+        (7, "cannot continue with 7"),
         ("SELECT 1", "cannot continue with 'SELECT 1'"),
         (coroutine, "plain function"),
         (lambda: sqlsem.Call("no.such.module:function"), "no function"),
@@ -1335,10 +1339,10 @@ async def coroutine():
         (lambda: sqlsem.Shell(""), "empty"),
     ],
 )
-def test_bad_continuations(what, told):
+def test_bad_callbacks(what, told):
     made = batches.batch("x", ["a"], window=1)
     with pytest.raises(ConfigurationError, match=told):
-        made.then(what() if getattr(what, "__name__", "") == "<lambda>" else what)
+        made._declaration.declare_callback(what() if getattr(what, "__name__", "") == "<lambda>" else what)
 
 
 def test_an_unknown_part():

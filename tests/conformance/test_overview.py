@@ -16,7 +16,7 @@ TABLES = pytest.mark.engines("sqlite", "postgresql", "mssql")
 
 def same(one, other):
     """Whether two rows differ in nothing but what passes by itself."""
-    passing = {name: None for name in ("seconds", "missing_for", "then_seconds") if hasattr(one, name)}
+    passing = {name: None for name in ("seconds", "missing_for", "callback_seconds") if hasattr(one, name)}
     return dataclasses.replace(one, **passing) == dataclasses.replace(other, **passing)
 
 

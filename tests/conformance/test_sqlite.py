@@ -511,7 +511,7 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
             f" {value}, {value})"
         )
         connection.execute(
-            f"INSERT INTO sqlsem_batch (batch_name, window_ms, opened_at, then_error)"
+            f"INSERT INTO sqlsem_batch (batch_name, window_ms, opened_at, callback_error)"
             f" VALUES ('bad', 1, {value}, {value})"
         )
         connection.execute(

@@ -40,11 +40,11 @@ class Batch:
     status: str = "open"
     is_over: bool = False  # its window
     kept: bool = False
-    then_status: str = "none"
-    then_attempt: int = 0
-    then_member: int | None = None
-    then_uid: str | None = None
-    finished: int = 0  # how often its continuation has ended well
+    callback_status: str = "none"
+    callback_attempt: int = 0
+    callback_member: int | None = None
+    callback_uid: str | None = None
+    finished: int = 0  # how often its callback has ended well
 
     def close(self) -> None:
         states = {part.status for part in self.parts.values()}
@@ -70,9 +70,9 @@ class Model:
             return "new"
         same, part = set(newest.parts) == set(parts), newest.parts.get(name)
         if newest.status == "succeeded":
-            runs = newest.then_status == "running" and newest.then_member in self.living
+            runs = newest.callback_status == "running" and newest.callback_member in self.living
             was_last = part is not None and part.is_last and same and not newest.is_over
-            return "joins" if was_last and not runs and newest.then_status not in ("none", "finished") else "new"
+            return "joins" if was_last and not runs and newest.callback_status not in ("none", "finished") else "new"
         if newest.is_over:
             return "new"
         if not same:
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     name = "model"
     examples = itertools.count()
 
-    continuations = st.sampled_from(["well", "badly", "dies", "goes on"])
+    callbacks = st.sampled_from(["well", "badly", "dies", "goes on"])
 
     @initialize()
     def begin(self):
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
             self.model.batches.append(newest)
         else:
             assert began.batch_id == newest.number
-            newest.status, newest.then_status = "open", "none"
+            newest.status, newest.callback_status = "open", "none"
         state = newest.parts[name]
         newest.parts[name] = Part("running", state.attempt + 1, uid, member)
         assert began.attempt == state.attempt + 1
@@ -183,53 +183,55 @@ class Machine(RuleBasedStateMachine):
         one.close()
         part.is_last = was_open and one.status == "succeeded"
         if part.is_last and one.kept:
-            one.then_status = "pending"
+            one.callback_status = "pending"
             if then != NOTHING:
                 self.take(one, part.member, part.uid)
         assert ended.code == (part.status if counts else "late")
         assert (ended.batch_id, ended.is_last, ended.batch_status) == (one.number, part.is_last, one.status)
-        assert (ended.then is not None) == (part.is_last and one.then_status == "running")
+        assert (ended.callback is not None) == (part.is_last and one.callback_status == "running")
         return ended
 
     # -- what comes after
 
     def take(self, one, member, uid):
-        one.then_status, one.then_member, one.then_uid = "running", member, uid
-        one.then_attempt += 1
+        one.callback_status, one.callback_member, one.callback_uid = "running", member, uid
+        one.callback_attempt += 1
 
     @rule(who=st.integers(0, 1), again=st.booleans())
     def claim(self, who, again):
         member, session = self.members[who]
         uid = self.uid()
-        claimed = session.claim_then(member, self.of, None, "me", uid, True)
+        claimed = session.claim_callback(member, self.of, None, "me", uid, True)
         if claimed is not None and again:
-            assert session.claim_then(member, self.of, None, "me", uid, True) == claimed
-        expected = next((one for one in self.model.batches if one.then_status == "pending"), None)
+            assert session.claim_callback(member, self.of, None, "me", uid, True) == claimed
+        expected = next((one for one in self.model.batches if one.callback_status == "pending"), None)
         assert (claimed and claimed.batch_id) == (expected and expected.number)
         if expected is not None:
             self.take(expected, member, uid)
-            assert claimed.attempt == expected.then_attempt
+            assert claimed.attempt == expected.callback_attempt
 
     def continuing(self):
         return [
-            one for one in self.model.batches if one.then_status == "running" and one.then_member in self.model.living
+            one
+            for one in self.model.batches
+            if one.callback_status == "running" and one.callback_member in self.model.living
         ]
 
     @rule(data=st.data(), how=st.sampled_from(["well", "badly", "returned"]))
     @precondition(lambda self: self.continuing())
-    def end_then(self, data, how):
+    def end_callback(self, data, how):
         one = data.draw(st.sampled_from(self.continuing()))
-        session = dict(self.members)[one.then_member]
+        session = dict(self.members)[one.callback_member]
         if how == "returned":
-            assert session.return_then(one.then_member, one.then_uid)
-            one.then_status = "pending"
+            assert session.return_callback(one.callback_member, one.callback_uid)
+            one.callback_status = "pending"
             return
-        self.finish_then(one, "bad" if how == "badly" else None)
+        self.finish_callback(one, "bad" if how == "badly" else None)
 
-    def finish_then(self, one, error):
-        session = dict(self.members)[one.then_member]
-        assert session.end_then(one.then_member, one.number, one.then_attempt, error)
-        one.then_status = "failed" if error else "finished"
+    def finish_callback(self, one, error):
+        session = dict(self.members)[one.callback_member]
+        assert session.end_callback(one.callback_member, one.number, one.callback_attempt, error)
+        one.callback_status = "failed" if error else "finished"
         one.finished += error is None
 
     # -- what strikes
@@ -252,8 +254,8 @@ class Machine(RuleBasedStateMachine):
                     part.status = "failed"
                     expected.add(one.number)
             one.close()
-            if one.then_status == "running" and one.then_member not in self.model.living:
-                one.then_status = "pending"
+            if one.callback_status == "running" and one.callback_member not in self.model.living:
+                one.callback_status = "pending"
         assert found == expected
 
     @rule()
@@ -271,12 +273,12 @@ class Machine(RuleBasedStateMachine):
         number = self.watch.abandon_batch(self.of, None)
         if newest is not None and (
             newest.status in ("open", "failed")
-            or (newest.status == "succeeded" and newest.then_status in ("pending", "failed"))
+            or (newest.status == "succeeded" and newest.callback_status in ("pending", "failed"))
         ):
             assert number == newest.number
             newest.status = "abandoned"
-            if newest.then_status == "pending":
-                newest.then_status = "failed"
+            if newest.callback_status == "pending":
+                newest.callback_status = "failed"
         else:
             assert number is None
 
@@ -290,8 +292,8 @@ class Machine(RuleBasedStateMachine):
         assert entries.keys() == {one.number for one in self.model.batches}
         for one in self.model.batches:
             entry = entries[one.number]
-            assert (entry.status, entry.then_status) == (one.status, one.then_status)
-            assert entry.then_attempt == one.then_attempt
+            assert (entry.status, entry.callback_status) == (one.status, one.callback_status)
+            assert entry.callback_attempt == one.callback_attempt
             assert {part.part: (part.status, part.attempt, part.is_last) for part in entry.parts} == {
                 name: (part.status, part.attempt, part.is_last) for name, part in one.parts.items()
             }
@@ -299,7 +301,7 @@ class Machine(RuleBasedStateMachine):
         assert sum(one.status in ("open", "failed") for one in self.model.batches) <= 1
         assert all(one.status not in ("open", "failed") for one in self.model.batches[:-1])
 
-    @rule(order=st.permutations(PARTS), repeated=st.sets(st.sampled_from(PARTS)), how=continuations)
+    @rule(order=st.permutations(PARTS), repeated=st.sets(st.sampled_from(PARTS)), how=callbacks)
     @precondition(lambda self: self.model.batches)
     def repeat_what_failed(self, order, repeated, how):
         """As schedulers do, in whatever order; and some of what has succeeded, too."""
@@ -317,32 +319,32 @@ class Machine(RuleBasedStateMachine):
                 self.end_part(newest, name, None, LOCAL)
         assert len(self.model.batches) == batches, "no other batch has begun"
         assert newest.status == "succeeded"
-        assert newest.then_status == "running"
+        assert newest.callback_status == "running"
         self.go_on(newest, how)
 
     def go_on(self, one, how):
-        """What becomes of a continuation that has just been started."""
+        """What becomes of a callback that has just been started."""
         if how in ("well", "badly"):
-            self.finish_then(one, "bad" if how == "badly" else None)
+            self.finish_callback(one, "bad" if how == "badly" else None)
         elif how == "dies":
-            self.die([member for member, _ in self.members].index(one.then_member))
+            self.die([member for member, _ in self.members].index(one.callback_member))
 
-    @rule(how=continuations)
+    @rule(how=callbacks)
     @precondition(lambda self: self.model.batches)
     def repeat_the_last_part(self, how):
-        """Whose process failed as the continuation did, or died in it."""
+        """Whose process failed as the callback did, or died in it."""
         newest, batches = self.model.newest, len(self.model.batches)
         last = next((name for name, part in newest.parts.items() if part.is_last), None)
-        dead = newest.then_member not in self.model.living
+        dead = newest.callback_member not in self.model.living
         if (
             newest.status != "succeeded"
             or newest.is_over
-            or not (newest.then_status in ("pending", "failed") or (newest.then_status == "running" and dead))
+            or not (newest.callback_status in ("pending", "failed") or (newest.callback_status == "running" and dead))
         ):
             return
         self.begin_part(1, last, tuple(newest.parts), LOCAL, False)
         ended = self.end_part(newest, last, None, LOCAL)
-        assert ended.then is not None
+        assert ended.callback is not None
         assert len(self.model.batches) == batches, "no other batch has begun"
         self.go_on(newest, how)
 

@@ -27,13 +27,13 @@ def test_the_last_is_told_and_says_how_it_went_on(session, connect, name, refuse
     assert done(one, name, "a") == (0, "succeeded")
     assert done(other, name, "b") == (1, "succeeded")
     (entry,) = batches.list_batches(connect(), name)
-    assert (entry.status, entry.then_status, entry.then_kind) == ("succeeded", "running", "session")
-    with refused("55000", 50004, "no continuation"):
-        one.call("batch_continued", name)
+    assert (entry.status, entry.callback_status, entry.callback_kind) == ("succeeded", "running", "session")
+    with refused("55000", 50004, "no callback"):
+        one.call("batch_callback_ended", name)
     assert one.call("batch_resume", name) == 0
-    assert other.call("batch_continued", name) == number
+    assert other.call("batch_callback_ended", name) == number
     (entry,) = batches.list_batches(connect(), name)
-    assert entry.then_status == "finished"
+    assert entry.callback_status == "finished"
     assert {part.pid for part in entry.parts} == {one.pid, other.pid}
 
 
@@ -43,9 +43,9 @@ def test_a_session_that_dies_before_it_has_continued(session, name, connect):
     assert done(one, name, "a") == (1, "succeeded")
     one.die()
     until(lambda: other.call("batch_resume", name) == 1)
-    other.call("batch_continued", name, "the disk is full")
+    other.call("batch_callback_ended", name, "the disk is full")
     (entry,) = batches.list_batches(connect(), name)
-    assert (entry.then_status, entry.then_error, entry.then_attempt) == ("failed", "the disk is full", 2)
+    assert (entry.callback_status, entry.callback_error, entry.callback_attempt) == ("failed", "the disk is full", 2)
 
 
 def test_a_session_that_dies_in_its_part(session, name, connect, refused):
@@ -105,7 +105,7 @@ def test_failed_parts(session, name):
     assert done(one, name, "b") == (0, "succeeded")
     start(one, name, "a")
     assert done(one, name, "a") == (1, "succeeded")
-    one.call("batch_continued", name)
+    one.call("batch_callback_ended", name)
 
 
 def test_late_and_expired(session, name, connect):
@@ -122,17 +122,17 @@ def test_late_and_expired(session, name, connect):
     one.call("batch_part_failed", name, "b", "enough")
 
 
-def test_of_two_continuations_the_latest_is_ended_first(session, name):
+def test_of_two_callbacks_the_latest_is_ended_first(session, name):
     one, numbers = session(), []
     for _ in range(2):
         numbers.append(start(one, name, "a", "a"))
         assert done(one, name, "a") == (1, "succeeded")
-    assert [one.call("batch_continued", name) for _ in range(2)] == numbers[::-1]
+    assert [one.call("batch_callback_ended", name) for _ in range(2)] == numbers[::-1]
 
 
 def test_python_and_sessions_in_one_batch(session, connect, name):
     ran = []
-    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect()).then(lambda: ran.append(1))
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect(), on_success=lambda: ran.append(1))
     one = session()
     start(one, name, "b")
     with made.part("a") as part:
@@ -140,7 +140,7 @@ def test_python_and_sessions_in_one_batch(session, connect, name):
     assert not part.is_last
     assert done(one, name, "b") == (1, "succeeded")
     one.die()
-    assert made.wait(PATIENCE).then_status == "finished"
+    assert made.wait(PATIENCE).callback_status == "finished"
     assert ran == [1]
 
 
@@ -193,7 +193,7 @@ def test_last_part_of_a_session_that_died_is_repeated(session, name):
     one.die()
     assert start(other, name, "a", "a") == number
     assert done(other, name, "a") == (1, "succeeded")
-    assert other.call("batch_continued", name) == number
+    assert other.call("batch_callback_ended", name) == number
 
 
 def test_batch_is_abandoned_by_operator(session, connect, name):

@@ -29,7 +29,7 @@ def test_answers_by_output_parameters(session, name):
     start(one, name, "a", "a")
     rows = one.rows(
         "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
-        "SELECT CAST(@last AS int), @o; EXEC {s}.batch_continued ?",
+        "SELECT CAST(@last AS int), @o; EXEC {s}.batch_callback_ended ?",
         *(name, name),
     )
     assert rows[:2] == [(1, "succeeded"), (1, "succeeded")]
@@ -63,7 +63,7 @@ def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, datab
     (entry,) = batches.list_batches(connect(), name)
     assert [(part.status, part.attempt) for part in entry.parts] == [("running", 2), ("running", 1)]
     assert [done(live, name, part) for part in ("a", "b")] == [(0, "succeeded"), (1, "succeeded")]
-    live.rows("EXEC {s}.batch_continued ?", name)
+    live.rows("EXEC {s}.batch_callback_ended ?", name)
 
 
 @pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
@@ -85,23 +85,23 @@ def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connec
     assert [done(one, name, part) for part in "ab"] == [(0, "succeeded")] * 2
     assert done(other, name, "c") == (1, "succeeded")
     assert one.rows("EXEC {s}.batch_resume ?", name) == [(0,)]
-    other.rows("EXEC {s}.batch_continued ?, 'no'", name)
+    other.rows("EXEC {s}.batch_callback_ended ?, 'no'", name)
     assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
     one.rows(undo)
     (entry,) = batches.list_batches(connect(), name)
-    assert (entry.status, entry.then_status) == ("succeeded", "failed")
+    assert (entry.status, entry.callback_status) == ("succeeded", "failed")
 
 
-def test_sql_as_continuation(database, session, connect, name):
+def test_sql_as_callback(database, session, connect, name):
     database.rows(f"CREATE TABLE made_{name} (n int)")
     made = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
-    made.then(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
+    made._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
     one = session()
     start(one, name, "b")
     with made.part("a"):
         pass
     start_again = batches.list_batches(connect(), name)[0]
-    assert start_again.then_kind == "sql"
+    assert start_again.callback_kind == "sql"
     one.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
     with made.part("b") as last:
         pass
@@ -149,7 +149,7 @@ def plain(database):
 
 
 def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, name):
-    made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect()).then(sqlsem.Sql("SELECT 1"))
+    made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
     with made.part("a"):
         pass
     member = plain("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
@@ -158,10 +158,10 @@ def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, na
     text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
     assert plain(text, member, name) == "succeeded"
     entry = made.entry()
-    assert (entry.then_kind, entry.then_body) == ("sql", "SELECT 1")
+    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
     with made.part("c"):
         pass
-    assert made.entry().then_status == "finished"
+    assert made.entry().callback_status == "finished"
     plain("EXEC {s}.resign ?; SELECT 1", member)
 
 

@@ -1056,7 +1056,7 @@ def test_the_table_of_batches_fits() -> None:
         batch_id=41,
         status="open",
         seconds=7200.0,
-        then_status="none",
+        callback_status="none",
         parts=(
             part("a-part-with-a-long-name-" * 3, "failed", error="ValueError: no\x1b\nmore"),
             part("b", "running", missing_for=2.0, host="a-long-host-name.example.org"),
@@ -1068,14 +1068,16 @@ def test_the_table_of_batches_fits() -> None:
     assert lines[0].startswith("42  nightly  succeeded  2m05s of 1h00m  opened ")
     assert lines[2].split()[:4] == ["a", "succeeded", "1", "1m30s"]
     assert lines[3].endswith("the last")
-    assert lines[4] == "  then $ ./next.sh --all: running for 3.0s"
+    assert lines[4] == "  callback $ ./next.sh --all: running for 3.0s"
     assert lines[6].startswith("41  nightly  open  2h00m of 1h00m  OVERDUE")
     text = "\n".join(drawn(render_batches([failed], 160), 160))
     assert "ValueError: no" in text
     assert "[not found for 2.0s]" in text
     assert "\x1b" not in text
-    ended = replace(A_BATCH, then_status="failed", then_error="OSError: full\nmore")
-    assert drawn(render_batches([ended], 80), 80)[4] == ("  then $ ./next.sh --all: failed after 3.0s: OSError: full")
+    ended = replace(A_BATCH, callback_status="failed", callback_error="OSError: full\nmore")
+    assert drawn(render_batches([ended], 80), 80)[4] == (
+        "  callback $ ./next.sh --all: failed after 3.0s: OSError: full"
+    )
 
 
 def test_batches(coordinator: sqlsem.Coordinator) -> None:
@@ -1101,14 +1103,14 @@ def test_resuming_batches(coordinator: sqlsem.Coordinator, tmp_path: Path) -> No
     assert done("batches", "resume") == "Nothing was left to do.\n"
     assert call("batches", "resume", "nightly").exit_code == 78
     assert call("batches", "resume", "7", "--name", "7").exit_code == 64
-    nightly = sqlsem.batch("nightly", ["a"], window="1h", coordinator=coordinator)
-    nightly.then(sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued"))
+    publish = sqlsem.Shell(f"test -e {tmp_path}/mended && touch {tmp_path}/continued")
+    nightly = sqlsem.batch("nightly", ["a"], window="1h", on_success=publish, coordinator=coordinator)
     with pytest.raises(sqlsem.BatchFailed):
         with nightly.part("a"):
             pass
     (found,) = json.loads(done("batches", "--json"))
     number = str(found["batch_id"])
-    assert found["then_status"] == "failed"
+    assert found["callback_status"] == "failed"
     assert done("batches", "resume", "nightly") == "Nothing was left to do.\n"
     failing = call("batches", "resume", number)
     assert failing.exit_code == 1
@@ -1139,22 +1141,22 @@ def test_batch_is_abandoned_by_command(coordinator: sqlsem.Coordinator) -> None:
 
 
 @posix
-def test_a_continuation_whose_process_died_is_resumed(bench: Bench) -> None:
+def test_a_callback_whose_process_died_is_resumed(bench: Bench) -> None:
     script = """
 import sqlsem
-r = sqlsem.batch("nightly", ["a"], window="1h").then(sqlsem.Call("jobs_of_ours:gated", "x"))
+r = sqlsem.batch("nightly", ["a"], window="1h", on_success=sqlsem.Call("jobs_of_ours:gated", "x"))
 with r.part("a"): pass
 """
     process = subprocess.Popen([sys.executable, "-c", script], env=bench.environment, cwd=bench.folder, text=True)
     try:
-        until(lambda: bench.told("start x"), "the continuation's start")
+        until(lambda: bench.told("start x"), "the callback's start")
     finally:
         process.kill()
         process.wait(PATIENCE)
     bench.open("x")
 
     def resumed() -> bool:
-        return "Done: the continuation of batch 'nightly'" in done("--grace", "0.5", "batches", "resume")
+        return "Done: the callback of batch 'nightly'" in done("--grace", "0.5", "batches", "resume")
 
     until(resumed, "taking it over")
     assert (bench.told("start x"), bench.told("end x")) == (2, 1)

@@ -75,9 +75,9 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
             "prune_tasks",
             "start_part",
             "end_part",
-            "claim_then",
-            "return_then",
-            "end_then",
+            "claim_callback",
+            "return_callback",
+            "end_callback",
             "list_batches",
         ),
     }

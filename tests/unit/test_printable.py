@@ -241,10 +241,10 @@ class Planted:
                 "sqlsem_batch",
                 **{"batch_name": name, "window_ms": 10, "status": rng.choice(["open", "failed"])},
                 **{
-                    "then_status": "failed",
-                    "then_kind": "sql",
-                    "then_body": self.words(4),
-                    "then_error": self.words(4),
+                    "callback_status": "failed",
+                    "callback_kind": "sql",
+                    "callback_body": self.words(4),
+                    "callback_error": self.words(4),
                 },
             )
             for _ in range(3):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from sqlsem.engines.mssql.connection import SqlServerConnection, aware
 from sqlsem.engines.roles import BatchSession
-from sqlsem.model import BatchEntry, Continuation, PartEnd, PartStart
+from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
 
 
 class SqlServerBatches(SqlServerConnection, BatchSession):
-    """Batches, their parts and continuations."""
+    """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
         return [int(row[0]) for row in self.rows("recover_batches", name, mine)]
@@ -24,10 +24,10 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         window: float,
         owner: str,
         uid: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartStart:
         asked = ("\n".join(parts), round(window * 1000))  # names contain no control characters
-        return PartStart(*self.rows("start_part", member_id, name, part, *asked, owner, uid, *then)[0])
+        return PartStart(*self.rows("start_part", member_id, name, part, *asked, owner, uid, *callback)[0])
 
     def end_part(
         self,
@@ -37,26 +37,26 @@ class SqlServerBatches(SqlServerConnection, BatchSession):
         uid: str,
         error: str | None,
         owner: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartEnd:
         outcome = "succeeded" if error is None else "failed"
         code, number, is_last, status, attempt, kind, body = self.rows(
-            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+            "end_part", member_id, name, part, uid, outcome, error, owner, *callback
         )[0]
-        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        ours = None if attempt is None else Callback(number, name, attempt, kind, body)
         return PartEnd(code, number, bool(is_last), status, ours)
 
-    def claim_then(
+    def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
-        rows = self.rows("claim_then", member_id, name, batch_id, owner, uid, int(own))
-        return Continuation(*rows[0]) if rows else None
+    ) -> Callback | None:
+        rows = self.rows("claim_callback", member_id, name, batch_id, owner, uid, int(own))
+        return Callback(*rows[0]) if rows else None
 
-    def return_then(self, member_id: int, uid: str) -> bool:
-        return bool(self.value("return_then", member_id, uid))
+    def return_callback(self, member_id: int, uid: str) -> bool:
+        return bool(self.value("return_callback", member_id, uid))
 
-    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
-        return bool(self.value("end_then", member_id, batch_id, attempt, error))
+    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.value("end_callback", member_id, batch_id, attempt, error))
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
         found = self.value("abandon_batch", name, batch_id)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from sqlsem.engines.base import here
 from sqlsem.engines.postgresql.connection import PostgresConnection
 from sqlsem.engines.roles import BatchSession
-from sqlsem.model import BatchEntry, Continuation, PartEnd, PartStart
+from sqlsem.model import BatchEntry, Callback, PartEnd, PartStart
 
 
 class PostgresBatches(PostgresConnection, BatchSession):
-    """Batches, their parts and continuations."""
+    """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
         return [row[0] for row in self.rows("recover_batches", (name, mine))]
@@ -26,10 +26,10 @@ class PostgresBatches(PostgresConnection, BatchSession):
         window: float,
         owner: str,
         uid: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartStart:
         asked = (json.dumps(list(parts), ensure_ascii=False), round(window * 1000))
-        return PartStart(*self.row("start_part", member_id, name, part, *asked, owner, uid, *then))
+        return PartStart(*self.row("start_part", member_id, name, part, *asked, owner, uid, *callback))
 
     def end_part(
         self,
@@ -39,26 +39,26 @@ class PostgresBatches(PostgresConnection, BatchSession):
         uid: str,
         error: str | None,
         owner: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartEnd:
         outcome = "succeeded" if error is None else "failed"
         code, number, is_last, status, attempt, kind, body = self.row(
-            "end_part", member_id, name, part, uid, outcome, error, owner, *then
+            "end_part", member_id, name, part, uid, outcome, error, owner, *callback
         )
-        ours = None if attempt is None else Continuation(number, name, attempt, kind, body)
+        ours = None if attempt is None else Callback(number, name, attempt, kind, body)
         return PartEnd(code, number, is_last, status, ours)
 
-    def claim_then(
+    def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
-        row = self.row("claim_then", member_id, name, batch_id, owner, uid, own)
-        return None if row[0] is None else Continuation(*row)
+    ) -> Callback | None:
+        row = self.row("claim_callback", member_id, name, batch_id, owner, uid, own)
+        return None if row[0] is None else Callback(*row)
 
-    def return_then(self, member_id: int, uid: str) -> bool:
-        return bool(self.number("return_then", member_id, uid))
+    def return_callback(self, member_id: int, uid: str) -> bool:
+        return bool(self.number("return_callback", member_id, uid))
 
-    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
-        return bool(self.number("end_then", member_id, batch_id, attempt, error))
+    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+        return bool(self.number("end_callback", member_id, batch_id, attempt, error))
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
         found = self.row("abandon_batch", here(), name, batch_id)[1]

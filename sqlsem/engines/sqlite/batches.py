@@ -10,11 +10,11 @@ from sqlsem.engines.roles import BatchSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import as_time, shown, user_name
-from sqlsem.model import BatchEntry, Continuation, PartEnd, PartEntry, PartStart
+from sqlsem.model import BatchEntry, Callback, PartEnd, PartEntry, PartStart
 
 
 class SqliteBatches(SqliteMembers, BatchSession):
-    """Batches, their parts and continuations."""
+    """Batches, their parts and callbacks."""
 
     def recover_batches(self, name: str | None, mine: int | None) -> list[int]:
         members = [one for (one,) in self.rows("batch_members", {"name": name}) if one != mine]
@@ -23,7 +23,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         if all(self.row("member", (member_id,)) for member_id in members):
             return []
         with fork.held_off, self.writing():
-            self.run("recover_then", {"name": name})
+            self.run("recover_callback", {"name": name})
             found = [batch_id for (batch_id,) in self.rows("orphaned_batches", {"name": name})]
             for batch_id in found:
                 self.run("recover_parts", (batch_id,))
@@ -39,7 +39,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         window: float,
         owner: str,
         uid: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartStart:
         with fork.held_off, self.writing():
             self.give_sign(member_id)
@@ -59,7 +59,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
                 if latest is not None and latest["opened_by"] != user_name():
                     window = latest["window"]  # of the login that opened it: another one must not end it early
                 code = None if latest is None else self._joins(latest, old, same, opened + window <= now)
-                if code in ("differs", "running", "continuing"):
+                if code in ("differs", "running", "in_callback"):
                     return PartStart(code, batch_id, None, None)
                 if code == "expired":
                     self.run("expire_batch", {"now": now, "batch": batch_id})
@@ -77,7 +77,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
                     self.run("prune_batches", {"name": name, "now": now})
                 key = {"batch": batch_id, "part": part}
                 self.run("start_part", {**key, "uid": uid, "member": member_id, "owner": owner, "now": now})
-                self._keep_then(batch_id, then)
+                self._keep_callback(batch_id, callback)
                 attempt, started = attempt + 1, now
             opening = attempt == 1 and started == opened
             previous = self.row("expired_by", {"name": name, "batch": batch_id}) if opening else None
@@ -90,9 +90,9 @@ class SqliteBatches(SqliteMembers, BatchSession):
         if latest["status"] == "succeeded":
             if part is None or not part["is_last"] or not same or over:
                 return None
-            if latest["then_status"] == "running" and latest["grace"] is not None:
+            if latest["callback_status"] == "running" and latest["grace"] is not None:
                 return "continuing" if self.missing(latest)[1] is not None else None
-            return "joins" if latest["then_status"] in ("pending", "running", "failed") else None
+            return "joins" if latest["callback_status"] in ("pending", "running", "failed") else None
         if latest["status"] not in ("open", "failed"):
             return None
         if over:
@@ -103,9 +103,11 @@ class SqliteBatches(SqliteMembers, BatchSession):
             return "running"
         return "joins"
 
-    def _keep_then(self, batch_id: int, then: tuple[str | None, str | None]) -> None:
-        if then[0] is not None:
-            self.run("keep_then", {"batch": batch_id, "kind": then[0], "body": then[1], "login": user_name()})
+    def _keep_callback(self, batch_id: int, callback: tuple[str | None, str | None]) -> None:
+        if callback[0] is not None:
+            self.run(
+                "keep_callback", {"batch": batch_id, "kind": callback[0], "body": callback[1], "login": user_name()}
+            )
 
     def end_part(
         self,
@@ -115,7 +117,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
         uid: str,
         error: str | None,
         owner: str,
-        then: tuple[str | None, str | None],
+        callback: tuple[str | None, str | None],
     ) -> PartEnd:
         with fork.held_off, self.writing():
             now = self.row("clock")["now"]
@@ -126,7 +128,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
             there = part_member == member_id and self.row("member", (member_id,)) is not None
             if not there or (part_status == "failed" and part_error == "its process died"):
                 return PartEnd("lost", batch_id, False, status, None)
-            self.give_sign(member_id, known=True)  # the continuation may come with it
+            self.give_sign(member_id, known=True)  # the callback may come with it
             key = {"batch": batch_id, "part": part}
             mine = {"batch": batch_id, "member": member_id, "uid": uid}
             if part_status == "running":
@@ -136,45 +138,45 @@ class SqliteBatches(SqliteMembers, BatchSession):
                     code, error = "late", f"ended after {over}"
                 part_status = "succeeded" if error is None else "failed"
                 self.run("end_part", {**key, "status": part_status, "error": error, "now": now})
-                self._keep_then(batch_id, then)
+                self._keep_callback(batch_id, callback)
                 self.run("fail_batch", {"batch": batch_id})
                 if self.run("succeed_batch", {"batch": batch_id, "now": now}).rowcount == 1:
                     self.run("mark_last", key)
-                    begun = {**mine, "own": then[0] is not None, "owner": owner, "login": user_name(), "now": now}
-                    self.run("begin_then", begun)
+                    begun = {**mine, "own": callback[0] is not None, "owner": owner, "login": user_name(), "now": now}
+                    self.run("begin_callback", begun)
             else:
                 code = "late" if (part_error or "").startswith("ended after the ") else part_status
                 if part_status == "succeeded" and error is not None:
-                    self.run("return_then", {"member": member_id, "uid": uid})
+                    self.run("return_callback", {"member": member_id, "uid": uid})
             status, is_last = self.row("ended_part", key)
-            return PartEnd(code, batch_id, bool(is_last), status, self._claimed_then(member_id, uid))
+            return PartEnd(code, batch_id, bool(is_last), status, self._claimed_callback(member_id, uid))
 
-    def _claimed_then(self, member_id: int, uid: str) -> Continuation | None:
-        row = self.row("claimed_then", {"member": member_id, "uid": uid})
-        return None if row is None else Continuation(*row)
+    def _claimed_callback(self, member_id: int, uid: str) -> Callback | None:
+        row = self.row("claimed_callback", {"member": member_id, "uid": uid})
+        return None if row is None else Callback(*row)
 
-    def claim_then(
+    def claim_callback(
         self, member_id: int, name: str | None, batch_id: int | None, owner: str, uid: str, own: bool
-    ) -> Continuation | None:
+    ) -> Callback | None:
         with fork.held_off, self.writing():
             self.give_sign(member_id)
-            found = self._claimed_then(member_id, uid)
+            found = self._claimed_callback(member_id, uid)
             if found is None:
                 mine = {"member": member_id, "uid": uid, "owner": owner, "own": own, "login": user_name()}
-                self.run("claim_then", {**mine, "name": name, "batch": batch_id})
-                found = self._claimed_then(member_id, uid)
+                self.run("claim_callback", {**mine, "name": name, "batch": batch_id})
+                found = self._claimed_callback(member_id, uid)
         return found
 
-    def return_then(self, member_id: int, uid: str) -> bool:
+    def return_callback(self, member_id: int, uid: str) -> bool:
         with fork.held_off, self.writing():
-            return self.run("return_then", {"member": member_id, "uid": uid}).rowcount == 1
+            return self.run("return_callback", {"member": member_id, "uid": uid}).rowcount == 1
 
-    def end_then(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
+    def end_callback(self, member_id: int, batch_id: int, attempt: int, error: str | None) -> bool:
         key = {"batch": batch_id, "attempt": attempt, "member": member_id}
         with fork.held_off, self.writing():
-            if self.run("end_then", {**key, "error": error}).rowcount == 1:
+            if self.run("end_callback", {**key, "error": error}).rowcount == 1:
                 return True
-            return self.row("ended_then", key) is not None
+            return self.row("ended_callback", key) is not None
 
     def abandon_batch(self, name: str | None, batch_id: int | None) -> int | None:
         with fork.held_off, self.writing():

@@ -2,7 +2,7 @@
 --
 -- Whatever is decided about the batches of a name is decided under one application lock, N'sqlsem.{schema}.batch.' and
 -- the name, Transaction, taken in a statement of its own before anything is read: so of several parts that end at the
--- same instant one is the last. A part, and the continuation, belongs to the member that runs it; when the member is
+-- same instant one is the last. A part, and the callback, belongs to the member that runs it; when the member is
 -- gone, recover_batches says so.
 --
 -- Locks: as in tasks.sql an index is read without going on to the row, and rows are read and written by their number.
@@ -30,37 +30,37 @@ GO
 
 -- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
-IF OBJECT_ID(N'{schema}.keep_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_then AS RETURN 0');
+IF OBJECT_ID(N'{schema}.keep_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.keep_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.keep_then @batch bigint, @kind nvarchar(8), @body nvarchar(max)
+ALTER PROCEDURE {schema}.keep_callback @batch bigint, @kind nvarchar(8), @body nvarchar(max)
 AS
 BEGIN
     SET NOCOUNT ON;
     IF @kind IS NULL OR @kind = N'session'
         RETURN 0;
     IF @kind NOT IN (N'sql', N'shell', N'call', N'local')
-        THROW 50000, N'sqlsem: a continuation of this kind is unknown; it is sql, shell, call, local or session', 1;
+        THROW 50000, N'sqlsem: a callback of this kind is unknown; it is sql, shell, call, local or session', 1;
     IF COALESCE(IS_ROLEMEMBER(N'{schema}_putter'), 0) = 0
        AND COALESCE(IS_ROLEMEMBER(N'db_owner'), 0) = 0 AND COALESCE(IS_SRVROLEMEMBER(N'sysadmin'), 0) = 0
         UPDATE {schema}.batch
-        SET then_kept_by = CASE WHEN then_kind IS NULL THEN ORIGINAL_LOGIN() ELSE then_kept_by END,
-            then_kind = COALESCE(then_kind, N'local')
+        SET callback_kept_by = CASE WHEN callback_kind IS NULL THEN ORIGINAL_LOGIN() ELSE callback_kept_by END,
+            callback_kind = COALESCE(callback_kind, N'local')
         WHERE batch_id = @batch;
     ELSE
-        UPDATE {schema}.batch SET then_kind = @kind, then_body = @body, then_kept_by = ORIGINAL_LOGIN() WHERE batch_id = @batch;
+        UPDATE {schema}.batch SET callback_kind = @kind, callback_body = @body, callback_kept_by = ORIGINAL_LOGIN() WHERE batch_id = @batch;
 END;
 GO
 
--- Return 1 if this login may run, and end, the continuation of a batch: what is kept, the login that kept it, putters and
+-- Return 1 if this login may run, and end, the callback of a batch: what is kept, the login that kept it, putters and
 -- operators; what only a program or a session knows (@own: the caller does), the logins that take part in the batch, too.
-IF OBJECT_ID(N'{schema}.may_run_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_then AS RETURN 0');
+IF OBJECT_ID(N'{schema}.may_run_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.may_run_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.may_run_then @batch bigint, @own bit
+ALTER PROCEDURE {schema}.may_run_callback @batch bigint, @own bit
 AS
 BEGIN
     SET NOCOUNT ON;
     DECLARE @kind nvarchar(8), @kept_by nvarchar(128), @opened_by nvarchar(128);
-    SELECT @kind = COALESCE(then_kind, N'session'), @kept_by = then_kept_by, @opened_by = opened_by
+    SELECT @kind = COALESCE(callback_kind, N'session'), @kept_by = callback_kept_by, @opened_by = opened_by
     FROM {schema}.batch WHERE batch_id = @batch;
     IF @kind IS NULL OR (@own = 0 AND @kind IN (N'local', N'session'))
         RETURN 0;
@@ -97,8 +97,8 @@ BEGIN
 END;
 GO
 
--- Tests the members that run parts or continuations of a name's batches (NULL: of all), except @mine. Parts of the dead
--- have failed, their continuations are to be done again. With @answer the batches in which parts failed so, a row each;
+-- Tests the members that run parts or callbacks of a name's batches (NULL: of all), except @mine. Parts of the dead
+-- have failed, their callbacks are to be done again. With @answer the batches in which parts failed so, a row each;
 -- with @tell a message each, for a session.
 IF OBJECT_ID(N'{schema}.recover_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.recover_batches AS RETURN 0');
 GO
@@ -113,7 +113,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @part TABLE (batch_id bigint NOT NULL, part nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL);
-    DECLARE @then TABLE (batch_id bigint NOT NULL);
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
     DECLARE @gone TABLE (member_id bigint NOT NULL PRIMARY KEY);
     DECLARE @found TABLE (batch_id bigint NOT NULL, batch_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
                           member_id bigint NOT NULL);
@@ -122,16 +122,16 @@ BEGIN
             @told nvarchar(1000), @message nvarchar(2000);
     INSERT INTO @part (batch_id, part)
     SELECT batch_id, part FROM {schema}.batch_part WITH (INDEX (batch_part_status)) WHERE status = N'running';
-    INSERT INTO @then (batch_id)
-    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then)) WHERE then_status = N'running';
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback)) WHERE callback_status = N'running';
     INSERT INTO @found (batch_id, batch_name, member_id)
     SELECT r.batch_id, r.batch_name, p.member_id
     FROM @part AS f JOIN {schema}.batch_part AS p ON p.batch_id = f.batch_id AND p.part = f.part
     JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
     WHERE p.status = N'running' AND (@name IS NULL OR r.batch_name = @name)
     UNION
-    SELECT r.batch_id, r.batch_name, r.then_member FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
-    WHERE r.then_status = N'running' AND (@name IS NULL OR r.batch_name = @name);
+    SELECT r.batch_id, r.batch_name, r.callback_member FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_status = N'running' AND (@name IS NULL OR r.batch_name = @name);
     WHILE 1 = 1
     BEGIN
         SET @before = @member;
@@ -154,9 +154,9 @@ BEGIN
         BEGIN TRY
             BEGIN TRANSACTION;
             EXEC {schema}.lock_batch @batch_name;
-            UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
-            WHERE batch_id = @batch AND then_status = N'running'
-              AND then_member IN (SELECT g.member_id FROM @gone AS g);
+            UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+            WHERE batch_id = @batch AND callback_status = N'running'
+              AND callback_member IN (SELECT g.member_id FROM @gone AS g);
             UPDATE {schema}.batch_part SET status = N'failed', ended_at = SYSUTCDATETIME(), error = N'its process died'
             WHERE batch_id = @batch AND status = N'running'
               AND member_id IN (SELECT g.member_id FROM @gone AS g);
@@ -192,19 +192,19 @@ GO
 -- Start a part, in the newest batch of the name or in a new one. @parts: the names of all parts, one a line (LF). @code:
 --   started     @id and @attempt say which; @previous is the batch that expired by this, if one did
 --   running     refused: the part runs already, and its process lives
---   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
+--   in_callback refused: the part was the last one, and the process that runs the callback is missing, but not yet
 --               for its grace
 --   differs     refused: the batch has other parts
 -- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
 -- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
--- The last part of a batch that has succeeded joins it again for as long as the continuation has not ended well and no
+-- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
 -- living process runs it: its process has failed, and is repeated to continue the batch.
 -- May be repeated with the same @uid.
 IF OBJECT_ID(N'{schema}.start_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.start_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.start_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @parts nvarchar(max), @window_ms bigint,
-    @owner nvarchar(255), @uid nvarchar(64), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
+    @owner nvarchar(255), @uid nvarchar(64), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
     @id bigint = NULL OUTPUT, @attempt int = NULL OUTPUT, @previous bigint = NULL OUTPUT, @answer bit = 0
 AS
@@ -225,7 +225,7 @@ BEGIN
     DECLARE @at int, @rest nvarchar(max) = CONCAT(@parts, NCHAR(10)), @now datetime2(6), @host nvarchar(255), @pid int,
             @status nvarchar(16), @opened datetime2(6), @limit datetime2(6), @same bit = 0, @joins bit = 0, @asked_ms bigint = @window_ms,
             @part_status nvarchar(16), @part_uid nvarchar(64), @part_member bigint, @started datetime2(6), @days int,
-            @before bigint, @one nvarchar(400), @is_last bit, @then_status nvarchar(16), @then_member bigint, @opened_by nvarchar(128),
+            @before bigint, @one nvarchar(400), @is_last bit, @callback_status nvarchar(16), @callback_member bigint, @opened_by nvarchar(128),
             @own_ms bigint, @missing bigint, @count int = 0, @message nvarchar(2000);
     EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.check_name N'part', @part;
@@ -263,11 +263,11 @@ BEGIN
             REPLACE(LEFT(@parts, 1000), NCHAR(10), N', '));
         EXEC {schema}.refuse 50000, @message;
     END;
-    -- Whether the process that runs the continuation of the newest batch is missing: tested under no lock.
+    -- Whether the process that runs the callback of the newest batch is missing: tested under no lock.
     SELECT TOP (1) @before = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
     WHERE batch_name = @name ORDER BY batch_id DESC;
-    SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.then_member
-    WHERE r.batch_id = @before AND r.then_status = N'running'
+    SELECT @missing = m.member_id FROM {schema}.batch AS r JOIN {schema}.member AS m ON m.member_id = r.callback_member
+    WHERE r.batch_id = @before AND r.callback_status = N'running'
       AND CASE WHEN m.lease_until IS NOT NULL THEN CASE WHEN m.lease_until < SYSUTCDATETIME() THEN 1 ELSE 0 END
                WHEN APPLOCK_MODE(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Session') <> N'NoLock' THEN 0
                ELSE APPLOCK_TEST(@principal, CONCAT(N'sqlsem.{schema}.beacon.', m.beacon), N'Shared', N'Session') END = 1;
@@ -279,8 +279,8 @@ BEGIN
         SET @now = SYSUTCDATETIME();
         SELECT TOP (1) @id = batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
         WHERE batch_name = @name ORDER BY batch_id DESC;
-        SELECT @status = status, @opened = opened_at, @opened_by = opened_by, @own_ms = window_ms, @then_status = then_status,
-               @then_member = then_member
+        SELECT @status = status, @opened = opened_at, @opened_by = opened_by, @own_ms = window_ms, @callback_status = callback_status,
+               @callback_member = callback_member
         FROM {schema}.batch WHERE batch_id = @id;
         SELECT @part_status = status, @part_uid = start_uid, @part_member = member_id, @attempt = attempt,
                @started = started_at, @is_last = is_last
@@ -301,12 +301,12 @@ BEGIN
         BEGIN
             IF @status = N'succeeded'
             BEGIN
-                IF @is_last = 1 AND @same = 1 AND @limit > @now AND @then_status IN (N'pending', N'running', N'failed')
+                IF @is_last = 1 AND @same = 1 AND @limit > @now AND @callback_status IN (N'pending', N'running', N'failed')
                 BEGIN
-                    IF @then_status <> N'running' OR NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @then_member)
+                    IF @callback_status <> N'running' OR NOT EXISTS (SELECT 1 FROM {schema}.member WHERE member_id = @callback_member)
                         SET @joins = 1;
-                    ELSE IF @then_member = @missing
-                        SET @code = N'continuing';
+                    ELSE IF @callback_member = @missing
+                        SET @code = N'in_callback';
                 END;
             END
             ELSE IF @status IN (N'open', N'failed')
@@ -335,7 +335,7 @@ BEGIN
                     -- By number: these are locked until the commit, and those of other names must not be waited for.
                     INSERT INTO @old (batch_id)
                     SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_batch_name))
-                    WHERE batch_name = @name AND batch_id < @id AND then_status NOT IN (N'pending', N'running')
+                    WHERE batch_name = @name AND batch_id < @id AND callback_status NOT IN (N'pending', N'running')
                       AND ended_at < DATEADD(day, -@days, @now);
                     IF @@ROWCOUNT > 0
                         DELETE FROM {schema}.batch WHERE batch_id IN (SELECT o.batch_id FROM @old AS o);
@@ -343,8 +343,8 @@ BEGIN
                 ELSE
                 BEGIN
                     UPDATE {schema}.batch
-                    SET status = N'open', ended_at = NULL, window_ms = @window_ms, then_status = N'none', then_uid = NULL,
-                        then_ended = NULL, then_error = NULL
+                    SET status = N'open', ended_at = NULL, window_ms = @window_ms, callback_status = N'none', callback_uid = NULL,
+                        callback_ended = NULL, callback_error = NULL
                     WHERE batch_id = @id;
                     IF @now = @opened  -- the clock may tick in milliseconds, but only one part begins with its batch
                         SET @now = DATEADD(microsecond, 1, @now);
@@ -356,7 +356,7 @@ BEGIN
                     host = @host, pid = @pid, login = ORIGINAL_LOGIN(), started_at = @now, ended_at = NULL, error = NULL,
                     is_last = 0
                 WHERE batch_id = @id AND part = @part;
-                EXEC {schema}.keep_then @id, @then_kind, @then_body;
+                EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
                 SET @code = N'started';
             END;
         END;
@@ -381,23 +381,23 @@ BEGIN
 END;
 GO
 
--- Gives back a continuation that this member claimed; returns 1 when there was one. May be repeated.
-IF OBJECT_ID(N'{schema}.return_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_then AS RETURN 0');
+-- Gives back a callback that this member claimed; returns 1 when there was one. May be repeated.
+IF OBJECT_ID(N'{schema}.return_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.return_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.return_then @member bigint, @uid nvarchar(64), @answer bit = 0
+ALTER PROCEDURE {schema}.return_callback @member bigint, @uid nvarchar(64), @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @count int = 0, @batch bigint;
-    DECLARE @then TABLE (batch_id bigint NOT NULL);
-    INSERT INTO @then (batch_id)
-    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then)) WHERE then_status = N'running';
-    SELECT @batch = r.batch_id FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
-    WHERE r.then_member = @member AND r.then_uid = @uid
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback)) WHERE callback_status = N'running';
+    SELECT @batch = r.batch_id FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_member = @member AND r.callback_uid = @uid
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
-    UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
-    WHERE batch_id = @batch AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
+    UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+    WHERE batch_id = @batch AND callback_status = N'running' AND callback_member = @member AND callback_uid = @uid;
     SET @count = @@ROWCOUNT;
     IF @answer = 1
         SELECT @count AS returned;
@@ -409,15 +409,15 @@ GO
 --   succeeded  it counts        failed  as was asked for
 --   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
--- Where it was the last to succeed @is_last says so, and with @then_attempt the continuation is this member's to run.
--- May be repeated with the same @uid; failed after succeeded gives the continuation back, should it be ours.
--- With @then_kind the caller knows what to run, and gets the continuation whatever its kind, if its login may run that
--- (may_run_then). Otherwise the continuation is pending until a login that may resumes it.
+-- Where it was the last to succeed @is_last says so, and with @callback_attempt the callback is this member's to run.
+-- May be repeated with the same @uid; failed after succeeded gives the callback back, should it be ours.
+-- With @callback_kind the caller knows what to run, and gets the callback whatever its kind, if its login may run that
+-- (may_run_callback). Otherwise the callback is pending until a login that may resumes it.
 IF OBJECT_ID(N'{schema}.end_part') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_part AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.end_part
     @member bigint, @name nvarchar(400), @part nvarchar(400), @uid nvarchar(64), @outcome nvarchar(16),
-    @error nvarchar(max), @owner nvarchar(255), @then_kind nvarchar(8) = NULL, @then_body nvarchar(max) = NULL,
+    @error nvarchar(max), @owner nvarchar(255), @callback_kind nvarchar(8) = NULL, @callback_body nvarchar(max) = NULL,
     @code nvarchar(16) = NULL OUTPUT,
     @id bigint = NULL OUTPUT, @is_last bit = NULL OUTPUT, @batch_status nvarchar(16) = NULL OUTPUT, @answer bit = 0,
     @continues bit = NULL OUTPUT
@@ -437,7 +437,7 @@ BEGIN
     SET XACT_ABORT ON;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @now datetime2(6), @limit datetime2(6), @status nvarchar(16), @part_member bigint, @part_error nvarchar(max),
-            @known int, @then_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max), @own bit, @may int;
+            @known int, @callback_status nvarchar(16), @kind nvarchar(8), @attempt int, @body nvarchar(max), @own bit, @may int;
     DECLARE @batches TABLE (batch_id bigint NOT NULL PRIMARY KEY);
     BEGIN TRY
         BEGIN TRANSACTION;
@@ -452,7 +452,7 @@ BEGIN
                @limit = DATEADD(millisecond, CAST(window_ms % 1000 AS int),
                                 DATEADD(second, CAST(window_ms / 1000 AS int), opened_at))
         FROM {schema}.batch WHERE batch_id = @id;
-        EXEC @known = {schema}.give_sign @member;  -- the continuation may come with it
+        EXEC @known = {schema}.give_sign @member;  -- the callback may come with it
         IF @known = 0 OR @id IS NULL OR @part_member <> @member
            OR (@status = N'failed' AND @part_error = N'its process died')
             SET @code = N'lost';
@@ -466,7 +466,7 @@ BEGIN
                                                                         ELSE N'ended after the window' END
                                    WHEN N'failed' THEN COALESCE(@error, N'it said nothing') END
             WHERE batch_id = @id AND part = @part;
-            EXEC {schema}.keep_then @id, @then_kind, @then_body;
+            EXEC {schema}.keep_callback @id, @callback_kind, @callback_body;
             IF @batch_status = N'open' AND NOT EXISTS (SELECT 1 FROM {schema}.batch_part
                                                        WHERE batch_id = @id AND status IN (N'expected', N'running'))
             BEGIN
@@ -475,17 +475,17 @@ BEGIN
                 ELSE
                 BEGIN
                     UPDATE {schema}.batch_part SET is_last = 1 WHERE batch_id = @id AND part = @part;
-                    SELECT @kind = COALESCE(then_kind, @then_kind) FROM {schema}.batch WHERE batch_id = @id;
-                    SET @own = CASE WHEN @then_kind IS NULL THEN 0 ELSE 1 END;
-                    EXEC @may = {schema}.may_run_then @id, @own;
-                    SET @then_status = CASE WHEN @kind IS NULL THEN N'none' WHEN @may = 1 THEN N'running' ELSE N'pending' END;
+                    SELECT @kind = COALESCE(callback_kind, @callback_kind) FROM {schema}.batch WHERE batch_id = @id;
+                    SET @own = CASE WHEN @callback_kind IS NULL THEN 0 ELSE 1 END;
+                    EXEC @may = {schema}.may_run_callback @id, @own;
+                    SET @callback_status = CASE WHEN @kind IS NULL THEN N'none' WHEN @may = 1 THEN N'running' ELSE N'pending' END;
                     UPDATE {schema}.batch
-                    SET status = N'succeeded', ended_at = @now, then_kind = @kind, then_status = @then_status
+                    SET status = N'succeeded', ended_at = @now, callback_kind = @kind, callback_status = @callback_status
                     WHERE batch_id = @id;
-                    IF @then_status = N'running'
+                    IF @callback_status = N'running'
                         UPDATE {schema}.batch
-                        SET then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
-                            then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = @now
+                        SET callback_attempt = callback_attempt + 1, callback_uid = @uid, callback_member = @member,
+                            callback_owner = @owner, callback_login = ORIGINAL_LOGIN(), callback_started = @now
                         WHERE batch_id = @id;
                 END;
             END;
@@ -494,17 +494,17 @@ BEGIN
         BEGIN
             SET @code = CASE WHEN @part_error LIKE N'ended after the %' THEN N'late' ELSE @status END;
             IF @status = N'succeeded' AND @outcome = N'failed'
-                UPDATE {schema}.batch SET then_status = N'pending', then_uid = NULL
-                WHERE batch_id = @id AND then_status = N'running' AND then_member = @member AND then_uid = @uid;
+                UPDATE {schema}.batch SET callback_status = N'pending', callback_uid = NULL
+                WHERE batch_id = @id AND callback_status = N'running' AND callback_member = @member AND callback_uid = @uid;
         END;
         IF @code <> N'lost'
         BEGIN
             SELECT @is_last = is_last FROM {schema}.batch_part WHERE batch_id = @id AND part = @part;
             SET @kind = NULL;
             SELECT @batch_status = status,
-                   @attempt = CASE WHEN @is_last = 1 AND then_status = N'running' AND then_member = @member
-                                        AND then_uid = @uid THEN then_attempt END,
-                   @kind = then_kind, @body = then_body
+                   @attempt = CASE WHEN @is_last = 1 AND callback_status = N'running' AND callback_member = @member
+                                        AND callback_uid = @uid THEN callback_attempt END,
+                   @kind = callback_kind, @body = callback_body
             FROM {schema}.batch WHERE batch_id = @id;
             IF @attempt IS NULL
                 SELECT @kind = NULL, @body = NULL;
@@ -519,17 +519,17 @@ BEGIN
         THROW;
     END CATCH;
     IF @answer = 1
-        SELECT @code AS code, @id AS id, @is_last AS is_last, @batch_status AS batch_status, @attempt AS then_attempt,
+        SELECT @code AS code, @id AS id, @is_last AS is_last, @batch_status AS batch_status, @attempt AS callback_attempt,
                @kind AS kind, @body AS body;
 END;
 GO
 
--- Claims a continuation that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. No
--- row, and @id NULL, where there is none that this login may run (may_run_then). @own: the caller has something of its own to
+-- Claims a callback that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. No
+-- row, and @id NULL, where there is none that this login may run (may_run_callback). @own: the caller has something of its own to
 -- run for those of kind local and session. May be repeated with the same @uid.
-IF OBJECT_ID(N'{schema}.claim_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_then AS RETURN 0');
+IF OBJECT_ID(N'{schema}.claim_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.claim_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.claim_then
+ALTER PROCEDURE {schema}.claim_callback
     @member bigint, @name nvarchar(400), @batch bigint, @owner nvarchar(255), @uid nvarchar(64), @own bit,
     @id bigint = NULL OUTPUT, @answer bit = 0
 AS
@@ -553,32 +553,32 @@ BEGIN
             THROW 50005, N'sqlsem: this member is not known here (any more), or is another login''s; enrol again', 1;
         IF @batch IS NULL
             INSERT INTO @batches (batch_id)
-            SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then))
-            WHERE then_status IN (N'pending', N'running') AND batch_name = @name;
+            SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback))
+            WHERE callback_status IN (N'pending', N'running') AND batch_name = @name;
         ELSE
             INSERT INTO @batches (batch_id) VALUES (@batch);
         SELECT @id = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
-        WHERE r.then_status = N'running' AND r.then_member = @member AND r.then_uid = @uid;
+        WHERE r.callback_status = N'running' AND r.callback_member = @member AND r.callback_uid = @uid;
         IF @id IS NULL
         BEGIN
             WHILE @id IS NULL
             BEGIN
                 SET @candidate = NULL;
                 SELECT TOP (1) @candidate = r.batch_id FROM @batches AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
-                WHERE (r.then_status = N'pending' OR (@batch IS NOT NULL AND r.status = N'succeeded' AND r.then_status = N'failed'))
+                WHERE (r.callback_status = N'pending' OR (@batch IS NOT NULL AND r.status = N'succeeded' AND r.callback_status = N'failed'))
                   AND r.batch_id > @before
                 ORDER BY r.batch_id;
                 IF @candidate IS NULL
                     BREAK;
-                EXEC @may = {schema}.may_run_then @candidate, @own;
+                EXEC @may = {schema}.may_run_callback @candidate, @own;
                 IF @may = 1
                     SET @id = @candidate;
                 SET @before = @candidate;
             END;
             UPDATE {schema}.batch
-            SET then_status = N'running', then_attempt = then_attempt + 1, then_uid = @uid, then_member = @member,
-                then_owner = @owner, then_login = ORIGINAL_LOGIN(), then_started = SYSUTCDATETIME(), then_ended = NULL,
-                then_error = NULL
+            SET callback_status = N'running', callback_attempt = callback_attempt + 1, callback_uid = @uid, callback_member = @member,
+                callback_owner = @owner, callback_login = ORIGINAL_LOGIN(), callback_started = SYSUTCDATETIME(), callback_ended = NULL,
+                callback_error = NULL
             WHERE batch_id = @id;
         END;
         COMMIT TRANSACTION;
@@ -589,37 +589,37 @@ BEGIN
         THROW;
     END CATCH;
     IF @answer = 1
-        SELECT batch_id, batch_name, then_attempt, then_kind, then_body FROM {schema}.batch WHERE batch_id = @id;
+        SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}.batch WHERE batch_id = @id;
 END;
 GO
 
--- Ends a continuation: it failed where there is an error. Returns 1, or 0 when it was given up meanwhile. May be
+-- Ends a callback: it failed where there is an error. Returns 1, or 0 when it was given up meanwhile. May be
 -- repeated.
-IF OBJECT_ID(N'{schema}.end_then') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_then AS RETURN 0');
+IF OBJECT_ID(N'{schema}.end_callback') IS NULL EXEC (N'CREATE PROCEDURE {schema}.end_callback AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.end_then @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
+ALTER PROCEDURE {schema}.end_callback @member bigint, @batch bigint, @attempt int, @error nvarchar(max) = NULL, @answer bit = 0
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     DECLARE @done int = 0;
     UPDATE {schema}.batch
-    SET then_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, then_ended = SYSUTCDATETIME(),
-        then_error = @error
-    WHERE batch_id = @batch AND then_status = N'running' AND then_attempt = @attempt AND then_member = @member
+    SET callback_status = CASE WHEN @error IS NULL THEN N'finished' ELSE N'failed' END, callback_ended = SYSUTCDATETIME(),
+        callback_error = @error
+    WHERE batch_id = @batch AND callback_status = N'running' AND callback_attempt = @attempt AND callback_member = @member
       AND EXISTS (SELECT 1 FROM {schema}.member AS m WHERE m.member_id = @member AND m.login = ORIGINAL_LOGIN());
     SET @done = @@ROWCOUNT;
     IF @done = 0
         SELECT @done = 1 FROM {schema}.batch
-        WHERE batch_id = @batch AND then_status IN (N'finished', N'failed') AND then_attempt = @attempt
-          AND then_member = @member AND then_login = ORIGINAL_LOGIN();
+        WHERE batch_id = @batch AND callback_status IN (N'finished', N'failed') AND callback_attempt = @attempt
+          AND callback_member = @member AND callback_login = ORIGINAL_LOGIN();
     IF @answer = 1
         SELECT @done AS done;
     RETURN @done;
 END;
 GO
 
--- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose callback is
 -- pending or has failed. The next start of a part begins a new one. For operators. A row with the number; NULL: there is none
 -- to abandon.
 IF OBJECT_ID(N'{schema}.abandon_batch') IS NULL EXEC (N'CREATE PROCEDURE {schema}.abandon_batch AS RETURN 0');
@@ -654,14 +654,14 @@ BEGIN
                 WHERE batch_name = @lock ORDER BY batch_id DESC;
             SELECT @abandoned = batch_id, @status = status FROM {schema}.batch
             WHERE batch_id = @batch AND (status IN (N'open', N'failed')
-                                         OR (status = N'succeeded' AND then_status IN (N'pending', N'failed')));
+                                         OR (status = N'succeeded' AND callback_status IN (N'pending', N'failed')));
             IF @abandoned IS NOT NULL
             BEGIN
                 UPDATE {schema}.batch
                 SET status = N'abandoned', ended_at = COALESCE(ended_at, @now),
-                    then_ended = CASE then_status WHEN N'pending' THEN @now ELSE then_ended END,
-                    then_error = CASE then_status WHEN N'pending' THEN N'the batch was abandoned' ELSE then_error END,
-                    then_status = CASE then_status WHEN N'pending' THEN N'failed' ELSE then_status END
+                    callback_ended = CASE callback_status WHEN N'pending' THEN @now ELSE callback_ended END,
+                    callback_error = CASE callback_status WHEN N'pending' THEN N'the batch was abandoned' ELSE callback_error END,
+                    callback_status = CASE callback_status WHEN N'pending' THEN N'failed' ELSE callback_status END
                 WHERE batch_id = @abandoned;
                 INSERT INTO {schema}.operation (host, pid, program, action, resource_id, old_value)
                 VALUES (LEFT(HOST_NAME(), 255), {schema}.client_pid(), LEFT(APP_NAME(), 255), N'abandon', @lock,
@@ -682,7 +682,7 @@ GO
 
 -- What people look at ----------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- Batches, newest first, one row a part. What a callback runs is shown to putters, operators and readers, and to the login
 -- that kept it.
 IF OBJECT_ID(N'{schema}.list_batches') IS NULL EXEC (N'CREATE PROCEDURE {schema}.list_batches AS RETURN 0');
 GO
@@ -708,18 +708,18 @@ BEGIN
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / CAST(1000 AS float) AS window_seconds, r.opened_at,
            r.ended_at,
            DATEDIFF_BIG(microsecond, r.opened_at, COALESCE(r.ended_at, @now)) / CAST(1000000 AS float) AS seconds,
-           r.then_status, r.then_kind, CASE WHEN @all = 1 OR r.then_kept_by = ORIGINAL_LOGIN() THEN r.then_body END AS then_body,
-           r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-           DATEDIFF_BIG(microsecond, r.then_started, COALESCE(r.then_ended, @now)) / CAST(1000000 AS float)
-               AS then_seconds,
-           r.then_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
+           r.callback_status, r.callback_kind, CASE WHEN @all = 1 OR r.callback_kept_by = ORIGINAL_LOGIN() THEN r.callback_body END AS callback_body,
+           r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
+           DATEDIFF_BIG(microsecond, r.callback_started, COALESCE(r.callback_ended, @now)) / CAST(1000000 AS float)
+               AS callback_seconds,
+           r.callback_error, p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid,
            p.started_at, p.ended_at AS part_ended,
            DATEDIFF_BIG(microsecond, p.started_at, COALESCE(p.ended_at, @now)) / CAST(1000000 AS float) AS part_seconds,
            p.error,
            CASE WHEN p.status = N'running' AND b.missing = 1 THEN
                DATEDIFF_BIG(microsecond, CASE WHEN m.lease_until IS NOT NULL THEN m.lease_until
                                               ELSE COALESCE(m.missing_since, m.seen_at, p.started_at) END, @now)
-               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.then_kept_by, r.then_login
+               / CAST(1000000 AS float) END AS missing_for, r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM @shown AS s JOIN {schema}.batch AS r ON r.batch_id = s.batch_id
     JOIN {schema}.batch_part AS p ON p.batch_id = s.batch_id
     LEFT JOIN {schema}.member AS m ON m.member_id = p.member_id
@@ -817,9 +817,9 @@ BEGIN
         SELECT @message = CONCAT(N'sqlsem: part ''', @part, N''' of batch ''', @name, N''' runs already (', host, N':',
             pid, N' since ', CONVERT(nvarchar(30), started_at, 126), N', login ', login, N'); wait until it has ended')
         FROM {schema}.batch_part WHERE batch_id = @batch_id AND part = @part;
-    ELSE IF @code = N'continuing'
-        SELECT @message = CONCAT(N'sqlsem: the continuation of batch ', @batch_id, N' of ''', @name, N''' runs already (',
-            then_owner, N' since ', CONVERT(nvarchar(30), then_started, 126),
+    ELSE IF @code = N'in_callback'
+        SELECT @message = CONCAT(N'sqlsem: the callback of batch ', @batch_id, N' of ''', @name, N''' runs already (',
+            callback_owner, N' since ', CONVERT(nvarchar(30), callback_started, 126),
             N'); its process is missing, but not yet for its grace: start the part again in a moment')
         FROM {schema}.batch WHERE batch_id = @batch_id;
     ELSE IF @code = N'differs'
@@ -873,18 +873,18 @@ BEGIN
     IF @is_last = 1 AND @continues = 0
     BEGIN
         SET @is_last = 0;
-        SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its continuation is pending: login ',
-            then_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batches resume ', @id)
-        FROM {schema}.batch WHERE batch_id = @id AND then_status = N'pending';
+        SELECT @message = CONCAT(N'sqlsem: batch ', @id, N' of ''', @name, N''' has succeeded, but its callback is pending: login ',
+            callback_kept_by, N' kept it; that login, a putter or an operator runs it: sqlsem batches resume ', @id)
+        FROM {schema}.batch WHERE batch_id = @id AND callback_status = N'pending';
         IF @message IS NOT NULL
             RAISERROR (N'%s', 10, 1, @message) WITH NOWAIT;
     END;
 END;
 GO
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a message
+-- This session's part has succeeded. With is_last = 1 it was the last, and the session has the callback to run (a message
 -- says so where only another login may), and
--- then to call batch_continued. outcome: succeeded; late, it took longer than the window, or the batch was abandoned, and it
+-- then to call batch_callback_ended. outcome: succeeded; late, it took longer than the window, or the batch was abandoned, and it
 -- does not count. A message names the parts that have failed where all others have ended. A row, and OUTPUT parameters.
 IF OBJECT_ID(N'{schema}.batch_part_done') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_part_done AS RETURN 0');
 GO
@@ -938,7 +938,7 @@ BEGIN
 END;
 GO
 
--- Takes over a continuation that nobody runs: is_last is 1 when this session has one to run now, else 0.
+-- Takes over a callback that nobody runs: is_last is 1 when this session has one to run now, else 0.
 IF OBJECT_ID(N'{schema}.batch_resume') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_resume AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.batch_resume @name nvarchar(400), @is_last bit = NULL OUTPUT
@@ -956,43 +956,43 @@ BEGIN
     EXEC {schema}.session_name @owner OUTPUT;
     EXEC {schema}.session_member NULL, @member OUTPUT;
     EXEC {schema}.recover_batches @name, @member, @tell = 1;
-    EXEC {schema}.claim_then @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
+    EXEC {schema}.claim_callback @member, @name, NULL, @owner, @uid, 1, @id OUTPUT;
     SET @is_last = CASE WHEN @id IS NULL THEN 0 ELSE 1 END;
     SELECT CAST(@is_last AS int) AS is_last;
 END;
 GO
 
--- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
+-- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
 -- A row with the number of the batch.
-IF OBJECT_ID(N'{schema}.batch_continued') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_continued AS RETURN 0');
+IF OBJECT_ID(N'{schema}.batch_callback_ended') IS NULL EXEC (N'CREATE PROCEDURE {schema}.batch_callback_ended AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.batch_continued
+ALTER PROCEDURE {schema}.batch_callback_ended
     @name nvarchar(400), @error nvarchar(max) = NULL, @batch_id bigint = NULL OUTPUT
 AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
     IF @@TRANCOUNT > 0
-        THROW 50001, N'sqlsem: batch_continued must not be called inside an open transaction; commit first', 1;
+        THROW 50001, N'sqlsem: batch_callback_ended must not be called inside an open transaction; commit first', 1;
     SET XACT_ABORT ON;
     SET IMPLICIT_TRANSACTIONS OFF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     DECLARE @member bigint, @attempt int, @done int = 0, @message nvarchar(1000);
-    DECLARE @then TABLE (batch_id bigint NOT NULL);
+    DECLARE @callback TABLE (batch_id bigint NOT NULL);
     SET @batch_id = NULL;
     EXEC {schema}.check_name N'batch', @name;
     EXEC {schema}.session_member NULL, @member OUTPUT;
-    INSERT INTO @then (batch_id)
-    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_then))
-    WHERE then_status = N'running' AND batch_name = @name;
-    SELECT TOP (1) @batch_id = r.batch_id, @attempt = r.then_attempt
-    FROM @then AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
-    WHERE r.then_member = @member ORDER BY r.then_started DESC, r.batch_id DESC;
+    INSERT INTO @callback (batch_id)
+    SELECT batch_id FROM {schema}.batch WITH (INDEX (batch_callback))
+    WHERE callback_status = N'running' AND batch_name = @name;
+    SELECT TOP (1) @batch_id = r.batch_id, @attempt = r.callback_attempt
+    FROM @callback AS f JOIN {schema}.batch AS r ON r.batch_id = f.batch_id
+    WHERE r.callback_member = @member ORDER BY r.callback_started DESC, r.batch_id DESC;
     IF @batch_id IS NOT NULL
-        EXEC @done = {schema}.end_then @member, @batch_id, @attempt, @error;
+        EXEC @done = {schema}.end_callback @member, @batch_id, @attempt, @error;
     IF @done = 0
     BEGIN
-        SET @message = CONCAT(N'sqlsem: this session has no continuation of batch ''', @name,
+        SET @message = CONCAT(N'sqlsem: this session has no callback of batch ''', @name,
             N''' to run; batch_part_done, or batch_resume, says is_last = 1 to the one that has');
         EXEC {schema}.refuse 50004, @message;
     END;

@@ -289,14 +289,14 @@ EXEC {schema}.start_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 -- name: end_part
 EXEC {schema}.end_part ?, ?, ?, ?, ?, ?, ?, ?, ?, @answer = 1
 
--- name: claim_then
-EXEC {schema}.claim_then ?, ?, ?, ?, ?, ?, @answer = 1
+-- name: claim_callback
+EXEC {schema}.claim_callback ?, ?, ?, ?, ?, ?, @answer = 1
 
--- name: return_then
-EXEC {schema}.return_then ?, ?, 1
+-- name: return_callback
+EXEC {schema}.return_callback ?, ?, 1
 
--- name: end_then
-EXEC {schema}.end_then ?, ?, ?, ?, 1
+-- name: end_callback
+EXEC {schema}.end_callback ?, ?, ?, ?, 1
 
 -- name: abandon_batch
 EXEC {schema}.abandon_batch ?, ?

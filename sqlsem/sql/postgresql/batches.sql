@@ -3,7 +3,7 @@
 -- Whatever is decided about the batches of a name is decided under one advisory lock (class + 4, hash of the name),
 -- taken in a statement of its own before anything is read: so of several parts that end at the same instant one is the
 -- last.
--- A part, and the continuation, belongs to the member that runs it; when the member is gone, recover_batches says so.
+-- A part, and the callback, belongs to the member that runs it; when the member is gone, recover_batches says so.
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
@@ -22,41 +22,41 @@ $$;
 
 -- Keep what the last part shall start. Of a login that may not put tasks only that there is something (and what others have
 -- kept stays): what is kept may be run with the rights of the login that resumes it.
-CREATE OR REPLACE FUNCTION {schema}.keep_then(p_batch bigint, p_kind varchar, p_body text) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}.keep_callback(p_batch bigint, p_kind varchar, p_body text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_may boolean := {schema}.has_role('putter');
 BEGIN
     IF p_kind NOT IN ('sql', 'shell', 'call', 'local', 'session') THEN
-        RAISE EXCEPTION 'sqlsem: a continuation of kind % is unknown; it is sql, shell, call, local or session', quote_literal(p_kind)
+        RAISE EXCEPTION 'sqlsem: a callback of kind % is unknown; it is sql, shell, call, local or session', quote_literal(p_kind)
             USING ERRCODE = '22023';
     ELSIF p_kind <> 'session' THEN
         UPDATE {schema}.batch
-        SET then_kept_by = CASE WHEN v_may OR then_kind IS NULL THEN session_user ELSE then_kept_by END,
-            then_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(then_kind, 'local') END,
-            then_body = CASE WHEN v_may THEN p_body ELSE then_body END
+        SET callback_kept_by = CASE WHEN v_may OR callback_kind IS NULL THEN session_user ELSE callback_kept_by END,
+            callback_kind = CASE WHEN v_may THEN p_kind ELSE coalesce(callback_kind, 'local') END,
+            callback_body = CASE WHEN v_may THEN p_body ELSE callback_body END
         WHERE batch_id = p_batch;
     END IF;
 END
 $$;
 
--- Return true if this login may run, and end, the continuation of a batch: what is kept, the login that kept it, putters and
+-- Return true if this login may run, and end, the callback of a batch: what is kept, the login that kept it, putters and
 -- operators; what only a program or a session knows (p_own: the caller does), the logins that take part in the batch, too.
-CREATE OR REPLACE FUNCTION {schema}.may_run_then(p_batch bigint, p_own boolean) RETURNS boolean
+CREATE OR REPLACE FUNCTION {schema}.may_run_callback(p_batch bigint, p_own boolean) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (
         SELECT FROM {schema}.batch AS r
-        WHERE r.batch_id = p_batch AND (p_own OR r.then_kind NOT IN ('local', 'session'))
-          AND ({schema}.has_role('putter', 'operator') OR r.then_kept_by = session_user
-               OR coalesce(r.then_kind, 'session') IN ('local', 'session')
+        WHERE r.batch_id = p_batch AND (p_own OR r.callback_kind NOT IN ('local', 'session'))
+          AND ({schema}.has_role('putter', 'operator') OR r.callback_kept_by = session_user
+               OR coalesce(r.callback_kind, 'session') IN ('local', 'session')
                   AND (r.opened_by = session_user
                        OR EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = p_batch AND p.login = session_user))))
 $$;
 
--- Tests the members that run parts or continuations of a name's batches (NULL: of all), except p_mine. Parts of the dead
--- have failed, their continuations are to be done again. The batches in which parts failed so.
+-- Tests the members that run parts or callbacks of a name's batches (NULL: of all), except p_mine. Parts of the dead
+-- have failed, their callbacks are to be done again. The batches in which parts failed so.
 CREATE OR REPLACE FUNCTION {schema}.recover_batches(p_name varchar, p_mine bigint) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -69,8 +69,8 @@ BEGIN
         SELECT p.member_id FROM {schema}.batch_part AS p JOIN {schema}.batch AS r ON r.batch_id = p.batch_id
         WHERE p.status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
         UNION
-        SELECT r.then_member FROM {schema}.batch AS r
-        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
+        SELECT r.callback_member FROM {schema}.batch AS r
+        WHERE r.callback_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
         ORDER BY 1
     LOOP
         PERFORM {schema}.test_member(v_member, p_mine);
@@ -82,8 +82,8 @@ BEGIN
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p.member_id)
         UNION
         SELECT r.batch_id, r.batch_name FROM {schema}.batch AS r
-        WHERE r.then_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
-          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.then_member)
+        WHERE r.callback_status = 'running' AND (p_name IS NULL OR r.batch_name = p_name)
+          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.callback_member)
         ORDER BY 2, 1
     LOOP
         IF p_name IS NOT NULL THEN
@@ -91,9 +91,9 @@ BEGIN
         ELSIF NOT pg_try_advisory_xact_lock({schema}.lock_class(4), hashtext(v_batch.batch_name)) THEN
             CONTINUE;  -- somebody is at it
         END IF;
-        UPDATE {schema}.batch AS r SET then_status = 'pending', then_uid = NULL
-        WHERE r.batch_id = v_batch.batch_id AND r.then_status = 'running'
-          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.then_member);
+        UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
+        WHERE r.batch_id = v_batch.batch_id AND r.callback_status = 'running'
+          AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = r.callback_member);
         UPDATE {schema}.batch_part AS p SET status = 'failed', ended_at = clock_timestamp(), error = 'its process died'
         WHERE p.batch_id = v_batch.batch_id AND p.status = 'running'
           AND NOT EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p.member_id);
@@ -108,13 +108,13 @@ BEGIN
 END
 $$;
 
--- Gives back a continuation that this member claimed; true when there was one. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.return_then(p_member bigint, p_uid varchar) RETURNS boolean
+-- Gives back a callback that this member claimed; true when there was one. May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.return_callback(p_member bigint, p_uid varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE {schema}.batch AS r SET then_status = 'pending', then_uid = NULL
-    WHERE r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid
+    UPDATE {schema}.batch AS r SET callback_status = 'pending', callback_uid = NULL
+    WHERE r.callback_status = 'running' AND r.callback_member = p_member AND r.callback_uid = p_uid
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user);
     RETURN FOUND;
 END
@@ -163,17 +163,17 @@ $$;
 -- Start a part, in the newest batch of the name or in a new one. p_parts: JSON, the names of all parts. code:
 --   started     id and attempt say which; previous is the batch that expired by this, if one did
 --   running     refused: the part runs already, and its process lives
---   continuing  refused: the part was the last one, and the process that runs the continuation is missing, but not yet
+--   in_callback refused: the part was the last one, and the process that runs the callback is missing, but not yet
 --               for its grace
 --   differs     refused: the batch has other parts
 -- A new batch begins when there is none, or the newest one has succeeded, was abandoned, or its window is over. Until then
 -- every start joins it: a part that has failed is repeated, and so is one that has succeeded, and the batch waits for it.
--- The last part of a batch that has succeeded joins it again for as long as the continuation has not ended well and no
+-- The last part of a batch that has succeeded joins it again for as long as the callback has not ended well and no
 -- living process runs it: its process has failed, and is repeated to continue the batch.
 -- May be repeated with the same p_uid.
 CREATE OR REPLACE FUNCTION {schema}.start_part(
     p_member bigint, p_name varchar, p_part varchar, p_parts text, p_window_ms bigint, p_owner varchar, p_uid varchar,
-    p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT attempt integer, OUT previous bigint)
+    p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT attempt integer, OUT previous bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -208,13 +208,13 @@ BEGIN
         IF v_batch.batch_id IS NULL OR v_batch.status NOT IN ('open', 'failed', 'succeeded') THEN
             id := NULL;
         ELSIF v_batch.status = 'succeeded' THEN
-            IF v_part.is_last IS NOT TRUE OR NOT v_same OR v_batch.then_status NOT IN ('pending', 'running', 'failed')
+            IF v_part.is_last IS NOT TRUE OR NOT v_same OR v_batch.callback_status NOT IN ('pending', 'running', 'failed')
                OR v_batch.opened_at + v_window * interval '1 millisecond' <= v_now THEN
                 id := NULL;
-            ELSIF v_batch.then_status = 'running'
-                  AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_batch.then_member) THEN
-                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_batch.then_member AND l.missing) THEN
-                    code := 'continuing';
+            ELSIF v_batch.callback_status = 'running'
+                  AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = v_batch.callback_member) THEN
+                IF EXISTS (SELECT FROM {schema}.look_at_members() AS l WHERE l.member_id = v_batch.callback_member AND l.missing) THEN
+                    code := 'in_callback';
                     RETURN;
                 END IF;
                 id := NULL;
@@ -237,13 +237,13 @@ BEGIN
             INSERT INTO {schema}.batch_part (batch_id, part)
             SELECT id, value FROM jsonb_array_elements_text(v_parts::jsonb);
             DELETE FROM {schema}.batch AS r
-            WHERE r.batch_name = p_name AND r.batch_id < id AND r.then_status NOT IN ('pending', 'running')
+            WHERE r.batch_name = p_name AND r.batch_id < id AND r.callback_status NOT IN ('pending', 'running')
               AND r.ended_at < v_now - interval '1 day' * (SELECT s.value FROM {schema}.setting AS s
                                                            WHERE s.name = 'history_days')::integer;
         ELSE
             UPDATE {schema}.batch AS r
-            SET status = 'open', ended_at = NULL, window_ms = v_window, then_status = 'none', then_uid = NULL,
-                then_ended = NULL, then_error = NULL
+            SET status = 'open', ended_at = NULL, window_ms = v_window, callback_status = 'none', callback_uid = NULL,
+                callback_ended = NULL, callback_error = NULL
             WHERE r.batch_id = id;
         END IF;
         UPDATE {schema}.batch_part AS p
@@ -253,7 +253,7 @@ BEGIN
         FROM {schema}.member AS m
         WHERE p.batch_id = id AND p.part = p_part AND m.member_id = p_member
         RETURNING p.* INTO v_part;
-        PERFORM {schema}.keep_then(id, p_then_kind, p_then_body);
+        PERFORM {schema}.keep_callback(id, p_callback_kind, p_callback_body);
     END IF;
     code := 'started';
     attempt := v_part.attempt;
@@ -270,14 +270,14 @@ $$;
 --   succeeded  it counts        failed  as was asked for
 --   late       it took longer than the window, or the batch is over (expired, abandoned): it has failed
 --   lost       it was given up meanwhile, and is not this member's any more
--- Where it was the last to succeed is_last says so, and with then_attempt the continuation is this member's to run.
--- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the continuation back, should it be ours.
--- With p_then_kind the caller knows what to run, and gets the continuation whatever its kind, if its login may run that
--- (may_run_then). Otherwise the continuation is pending until a login that may resumes it.
+-- Where it was the last to succeed is_last says so, and with callback_attempt the callback is this member's to run.
+-- May be repeated with the same p_uid; 'failed' after 'succeeded' gives the callback back, should it be ours.
+-- With p_callback_kind the caller knows what to run, and gets the callback whatever its kind, if its login may run that
+-- (may_run_callback). Otherwise the callback is pending until a login that may resumes it.
 CREATE OR REPLACE FUNCTION {schema}.end_part(
     p_member bigint, p_name varchar, p_part varchar, p_uid varchar, p_outcome varchar, p_error text, p_owner varchar,
-    p_then_kind varchar, p_then_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
-    OUT batch_status varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
+    p_callback_kind varchar, p_callback_body text, OUT code varchar, OUT id bigint, OUT is_last boolean,
+    OUT batch_status varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -298,7 +298,7 @@ BEGIN
     batch_status := v_batch.status;
     is_last := false;
     IF v_part.member_id IS DISTINCT FROM p_member
-       OR NOT {schema}.give_sign(p_member)  -- the continuation may come with it
+       OR NOT {schema}.give_sign(p_member)  -- the callback may come with it
        OR v_part.status = 'failed' AND v_part.error = 'its process died' THEN
         code := 'lost';
         RETURN;
@@ -313,7 +313,7 @@ BEGIN
                                                                    ELSE 'ended after the window' END
                               WHEN 'failed' THEN coalesce(p_error, 'it said nothing') END
         WHERE p.batch_id = id AND p.part = p_part;
-        PERFORM {schema}.keep_then(id, p_then_kind, p_then_body);
+        PERFORM {schema}.keep_callback(id, p_callback_kind, p_callback_body);
         IF v_batch.status = 'open' AND NOT EXISTS (SELECT FROM {schema}.batch_part AS p
                                                    WHERE p.batch_id = id AND p.status IN ('expected', 'running')) THEN
             IF EXISTS (SELECT FROM {schema}.batch_part AS p WHERE p.batch_id = id AND p.status = 'failed') THEN
@@ -321,82 +321,82 @@ BEGIN
             ELSE
                 UPDATE {schema}.batch_part AS p SET is_last = true WHERE p.batch_id = id AND p.part = p_part;
                 UPDATE {schema}.batch AS r
-                SET status = 'succeeded', ended_at = v_now, then_kind = coalesce(r.then_kind, p_then_kind)
+                SET status = 'succeeded', ended_at = v_now, callback_kind = coalesce(r.callback_kind, p_callback_kind)
                 WHERE r.batch_id = id;
-                UPDATE {schema}.batch AS r SET then_status = 'pending'
-                WHERE r.batch_id = id AND r.then_kind IS NOT NULL AND NOT {schema}.may_run_then(id, p_then_kind IS NOT NULL);
+                UPDATE {schema}.batch AS r SET callback_status = 'pending'
+                WHERE r.batch_id = id AND r.callback_kind IS NOT NULL AND NOT {schema}.may_run_callback(id, p_callback_kind IS NOT NULL);
                 UPDATE {schema}.batch AS r
-                SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid,
-                    then_member = p_member, then_owner = p_owner, then_login = session_user, then_started = v_now
-                WHERE r.batch_id = id AND r.then_status = 'none' AND r.then_kind IS NOT NULL;
+                SET callback_status = 'running', callback_attempt = r.callback_attempt + 1, callback_uid = p_uid,
+                    callback_member = p_member, callback_owner = p_owner, callback_login = session_user, callback_started = v_now
+                WHERE r.batch_id = id AND r.callback_status = 'none' AND r.callback_kind IS NOT NULL;
             END IF;
         END IF;
     ELSE
         code := CASE WHEN v_part.error LIKE 'ended after the %' THEN 'late' ELSE v_part.status END;
         IF v_part.status = 'succeeded' AND p_outcome = 'failed' THEN
-            PERFORM {schema}.return_then(p_member, p_uid);
+            PERFORM {schema}.return_callback(p_member, p_uid);
         END IF;
     END IF;
     SELECT r.status, p.is_last INTO batch_status, is_last
     FROM {schema}.batch AS r JOIN {schema}.batch_part AS p ON p.batch_id = r.batch_id
     WHERE r.batch_id = id AND p.part = p_part;
-    SELECT r.then_attempt, r.then_kind, r.then_body INTO then_attempt, kind, body
+    SELECT r.callback_attempt, r.callback_kind, r.callback_body INTO callback_attempt, kind, body
     FROM {schema}.batch AS r
-    WHERE r.batch_id = id AND is_last AND r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid;
+    WHERE r.batch_id = id AND is_last AND r.callback_status = 'running' AND r.callback_member = p_member AND r.callback_uid = p_uid;
 END
 $$;
 
--- Claims a continuation that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. id
--- is NULL where there is none that this login may run (may_run_then). p_own: the caller has something of its own to run for
+-- Claims a callback that nobody runs: of a name's oldest such batch, or of one batch, then also one that failed. id
+-- is NULL where there is none that this login may run (may_run_callback). p_own: the caller has something of its own to run for
 -- those of kind local and session.
 -- May be repeated with the same p_uid.
-CREATE OR REPLACE FUNCTION {schema}.claim_then(
+CREATE OR REPLACE FUNCTION {schema}.claim_callback(
     p_member bigint, p_name varchar, p_batch bigint, p_owner varchar, p_uid varchar, p_own boolean,
-    OUT id bigint, OUT name varchar, OUT then_attempt integer, OUT kind varchar, OUT body text)
+    OUT id bigint, OUT name varchar, OUT callback_attempt integer, OUT kind varchar, OUT body text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM {schema}.lock_batch(
         coalesce(p_name, (SELECT r.batch_name FROM {schema}.batch AS r WHERE r.batch_id = p_batch)));
     PERFORM {schema}.require_member(p_member);
-    SELECT r.batch_id, r.batch_name, r.then_attempt, r.then_kind, r.then_body INTO id, name, then_attempt, kind, body
+    SELECT r.batch_id, r.batch_name, r.callback_attempt, r.callback_kind, r.callback_body INTO id, name, callback_attempt, kind, body
     FROM {schema}.batch AS r
     WHERE (r.batch_name = p_name OR r.batch_id = p_batch)
-      AND r.then_status = 'running' AND r.then_member = p_member AND r.then_uid = p_uid;
+      AND r.callback_status = 'running' AND r.callback_member = p_member AND r.callback_uid = p_uid;
     IF FOUND THEN
         RETURN;
     END IF;
     UPDATE {schema}.batch AS r
-    SET then_status = 'running', then_attempt = r.then_attempt + 1, then_uid = p_uid, then_member = p_member,
-        then_owner = p_owner, then_login = session_user, then_started = clock_timestamp(), then_ended = NULL, then_error = NULL
+    SET callback_status = 'running', callback_attempt = r.callback_attempt + 1, callback_uid = p_uid, callback_member = p_member,
+        callback_owner = p_owner, callback_login = session_user, callback_started = clock_timestamp(), callback_ended = NULL, callback_error = NULL
     WHERE r.batch_id = (SELECT o.batch_id FROM {schema}.batch AS o
-                        WHERE CASE WHEN p_batch IS NULL THEN o.batch_name = p_name AND o.then_status = 'pending'
-                                   ELSE o.batch_id = p_batch AND o.status = 'succeeded' AND o.then_status IN ('pending', 'failed') END
-                          AND {schema}.may_run_then(o.batch_id, p_own)
+                        WHERE CASE WHEN p_batch IS NULL THEN o.batch_name = p_name AND o.callback_status = 'pending'
+                                   ELSE o.batch_id = p_batch AND o.status = 'succeeded' AND o.callback_status IN ('pending', 'failed') END
+                          AND {schema}.may_run_callback(o.batch_id, p_own)
                         ORDER BY o.batch_id LIMIT 1)
-    RETURNING r.batch_id, r.batch_name, r.then_attempt, r.then_kind, r.then_body
-    INTO id, name, then_attempt, kind, body;
+    RETURNING r.batch_id, r.batch_name, r.callback_attempt, r.callback_kind, r.callback_body
+    INTO id, name, callback_attempt, kind, body;
 END
 $$;
 
--- Ends a continuation: it failed where there is an error. False when it was given up meanwhile. May be repeated.
-CREATE OR REPLACE FUNCTION {schema}.end_then(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
+-- Ends a callback: it failed where there is an error. False when it was given up meanwhile. May be repeated.
+CREATE OR REPLACE FUNCTION {schema}.end_callback(p_member bigint, p_batch bigint, p_attempt integer, p_error text)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     UPDATE {schema}.batch AS r
-    SET then_status = CASE WHEN p_error IS NULL THEN 'finished' ELSE 'failed' END, then_ended = clock_timestamp(),
-        then_error = p_error
-    WHERE r.batch_id = p_batch AND r.then_status = 'running' AND r.then_attempt = p_attempt AND r.then_member = p_member
+    SET callback_status = CASE WHEN p_error IS NULL THEN 'finished' ELSE 'failed' END, callback_ended = clock_timestamp(),
+        callback_error = p_error
+    WHERE r.batch_id = p_batch AND r.callback_status = 'running' AND r.callback_attempt = p_attempt AND r.callback_member = p_member
       AND EXISTS (SELECT FROM {schema}.member AS m WHERE m.member_id = p_member AND m.login = session_user);
     RETURN FOUND OR EXISTS (SELECT FROM {schema}.batch AS r
-                            WHERE r.batch_id = p_batch AND r.then_status IN ('finished', 'failed')
-                              AND r.then_attempt = p_attempt AND r.then_member = p_member AND r.then_login = session_user);
+                            WHERE r.batch_id = p_batch AND r.callback_status IN ('finished', 'failed')
+                              AND r.callback_attempt = p_attempt AND r.callback_member = p_member AND r.callback_login = session_user);
 END
 $$;
 
--- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose continuation is
+-- Abandon a batch, by its number, or the newest one of a name: one that is open or has failed, or whose callback is
 -- pending or has failed. The next start of a part begins a new one. For operators. The number; NULL: there is none to abandon.
 CREATE OR REPLACE FUNCTION {schema}.abandon_batch(p_name varchar, p_batch bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -417,14 +417,14 @@ BEGIN
     SELECT * INTO v_batch FROM {schema}.batch AS r
     WHERE r.batch_name = v_name AND (p_batch IS NULL OR r.batch_id = p_batch) ORDER BY r.batch_id DESC LIMIT 1;
     IF (v_batch.status IN ('open', 'failed')
-        OR v_batch.status = 'succeeded' AND v_batch.then_status IN ('pending', 'failed')) IS NOT TRUE THEN
+        OR v_batch.status = 'succeeded' AND v_batch.callback_status IN ('pending', 'failed')) IS NOT TRUE THEN
         RETURN NULL;
     END IF;
     UPDATE {schema}.batch AS r
     SET status = 'abandoned', ended_at = coalesce(r.ended_at, clock_timestamp()),
-        then_status = CASE r.then_status WHEN 'pending' THEN 'failed' ELSE r.then_status END,
-        then_ended = CASE r.then_status WHEN 'pending' THEN clock_timestamp() ELSE r.then_ended END,
-        then_error = CASE r.then_status WHEN 'pending' THEN 'the batch was abandoned' ELSE r.then_error END
+        callback_status = CASE r.callback_status WHEN 'pending' THEN 'failed' ELSE r.callback_status END,
+        callback_ended = CASE r.callback_status WHEN 'pending' THEN clock_timestamp() ELSE r.callback_ended END,
+        callback_error = CASE r.callback_status WHEN 'pending' THEN 'the batch was abandoned' ELSE r.callback_error END
     WHERE r.batch_id = v_batch.batch_id;
     PERFORM {schema}.note_operation('abandon', v_name, NULL, NULL, NULL, format('batch %s, %s', v_batch.batch_id, v_batch.status), NULL);
     RETURN v_batch.batch_id;
@@ -434,29 +434,29 @@ $$;
 
 -- What people look at -------------------------------------------------------------------------------------------
 
--- Batches, newest first, one row a part. What a continuation runs is shown to putters, operators and readers, and to the login
+-- Batches, newest first, one row a part. What a callback runs is shown to putters, operators and readers, and to the login
 -- that kept it.
 CREATE OR REPLACE FUNCTION {schema}.list_batches(
     p_name varchar DEFAULT NULL, p_batch bigint DEFAULT NULL, p_most integer DEFAULT 20)
 RETURNS TABLE (batch_id bigint, batch_name varchar, status varchar, window_seconds float, opened_at timestamptz,
-               ended_at timestamptz, seconds float, then_status varchar, then_kind varchar, then_body text,
-               then_attempt integer, then_owner varchar, then_started timestamptz, then_ended timestamptz,
-               then_seconds float, then_error text, part varchar, part_status varchar, is_last boolean,
+               ended_at timestamptz, seconds float, callback_status varchar, callback_kind varchar, callback_body text,
+               callback_attempt integer, callback_owner varchar, callback_started timestamptz, callback_ended timestamptz,
+               callback_seconds float, callback_error text, part varchar, part_status varchar, is_last boolean,
                attempt integer, member_id bigint, owner varchar, host varchar, pid integer,
                part_started timestamptz, part_ended timestamptz, part_seconds float, error text, missing_for float,
-               opened_by name, login name, then_kept_by name, then_login name)
+               opened_by name, login name, callback_kept_by name, callback_login name)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT r.batch_id, r.batch_name, r.status, r.window_ms / 1000.0::float, r.opened_at, r.ended_at,
            extract(epoch FROM coalesce(r.ended_at, clock_timestamp()) - r.opened_at)::float,
-           r.then_status, r.then_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.then_kept_by = session_user THEN r.then_body END,
-           r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-           extract(epoch FROM coalesce(r.then_ended, clock_timestamp()) - r.then_started)::float, r.then_error,
+           r.callback_status, r.callback_kind, CASE WHEN (SELECT {schema}.has_role('putter', 'operator', 'reader')) OR r.callback_kept_by = session_user THEN r.callback_body END,
+           r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
+           extract(epoch FROM coalesce(r.callback_ended, clock_timestamp()) - r.callback_started)::float, r.callback_error,
            p.part, p.status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at, p.ended_at,
            extract(epoch FROM coalesce(p.ended_at, clock_timestamp()) - p.started_at)::float, p.error,
            CASE WHEN p.status = 'running' AND l.missing IS NOT FALSE THEN
                extract(epoch FROM clock_timestamp() - coalesce(l.since, p.started_at))::float END,
-           r.opened_by, p.login, r.then_kept_by, r.then_login
+           r.opened_by, p.login, r.callback_kept_by, r.callback_login
     FROM (SELECT * FROM {schema}.batch AS o
           WHERE (p_name IS NULL OR o.batch_name = p_name) AND (p_batch IS NULL OR o.batch_id = p_batch)
           ORDER BY o.batch_id DESC LIMIT p_most) AS r
@@ -516,12 +516,12 @@ BEGIN
         WHERE p.batch_id = v_start.id AND p.part = session_part_start.part;
         RAISE EXCEPTION 'sqlsem: part % of batch % runs already, by %:% since % (login %)', part, name, {schema}.plain(v_part.host),
             v_part.pid, v_part.started_at, {schema}.plain(v_part.login) USING ERRCODE = '55000', HINT = 'Wait until it has ended.';
-    ELSIF v_start.code IN ('continuing', 'differs') THEN
-        SELECT r.opened_by, r.opened_at, r.then_owner, r.then_started, r.opened_at + r.window_ms * interval '1 millisecond' AS until
+    ELSIF v_start.code IN ('in_callback', 'differs') THEN
+        SELECT r.opened_by, r.opened_at, r.callback_owner, r.callback_started, r.opened_at + r.window_ms * interval '1 millisecond' AS until
         INTO v_part FROM {schema}.batch AS r WHERE r.batch_id = v_start.id;
-        IF v_start.code = 'continuing' THEN
-            RAISE EXCEPTION 'sqlsem: the continuation of batch % of % runs already, by % since %; its process is missing, but not yet for its grace',
-                v_start.id, name, {schema}.plain(v_part.then_owner), v_part.then_started
+        IF v_start.code = 'in_callback' THEN
+            RAISE EXCEPTION 'sqlsem: the callback of batch % of % runs already, by % since %; its process is missing, but not yet for its grace',
+                v_start.id, name, {schema}.plain(v_part.callback_owner), v_part.callback_started
                 USING ERRCODE = '55000', HINT = 'Start the part again in a moment.';
         END IF;
         RAISE EXCEPTION 'sqlsem: batch % of % is open with other parts: %; login % opened it at %', v_start.id, name,
@@ -569,16 +569,16 @@ BEGIN
             quote_literal(p_name) USING ERRCODE = '55000', HINT = 'Call batch_part_start before, in the same session.';
     END IF;
     SELECT * INTO v_end FROM {schema}.end_part(v_member, p_name, p_part, v_uid, p_outcome, p_error, p_owner, 'session', NULL);
-    RETURN QUERY SELECT v_end.code, v_end.id, v_end.then_attempt IS NOT NULL, v_end.batch_status,
+    RETURN QUERY SELECT v_end.code, v_end.id, v_end.callback_attempt IS NOT NULL, v_end.batch_status,
                         {schema}.parts_in(v_end.id, ARRAY['failed']),
-                        (SELECT {schema}.plain(r.then_kept_by) FROM {schema}.batch AS r
-                         WHERE r.batch_id = v_end.id AND v_end.is_last AND v_end.then_attempt IS NULL AND r.then_status = 'pending');
+                        (SELECT {schema}.plain(r.callback_kept_by) FROM {schema}.batch AS r
+                         WHERE r.batch_id = v_end.id AND v_end.is_last AND v_end.callback_attempt IS NULL AND r.callback_status = 'pending');
 END
 $$;
 
--- This session's part has succeeded. With is_last = 1 it was the last, and the session has the continuation to run (a warning
+-- This session's part has succeeded. With is_last = 1 it was the last, and the session has the callback to run (a warning
 -- says so where only another login may), and
--- then to call batch_continued. outcome: 'succeeded'; 'late', it took longer than the window, or the batch was abandoned,
+-- then to call batch_callback_ended. outcome: 'succeeded'; 'late', it took longer than the window, or the batch was abandoned,
 -- and it does not count. A warning names the parts that have failed where all others have ended. May be part of the caller's
 -- transaction.
 CREATE OR REPLACE FUNCTION {schema}.batch_part_done(name text, part text, OUT is_last integer, OUT outcome text)
@@ -594,7 +594,7 @@ BEGIN
         RAISE WARNING 'sqlsem: batch % of % has failed: %', v_end.id, name, v_end.failed
             USING HINT = 'Run these parts again.';
     ELSIF v_end.kept_by IS NOT NULL THEN
-        RAISE WARNING 'sqlsem: batch % of % has succeeded, but its continuation is pending: login % kept it', v_end.id, name,
+        RAISE WARNING 'sqlsem: batch % of % has succeeded, but its callback is pending: login % kept it', v_end.id, name,
             v_end.kept_by
             USING HINT = format('That login, a putter or an operator runs it: sqlsem batches resume %s.', v_end.id);
     ELSIF outcome = 'late' THEN
@@ -625,12 +625,12 @@ BEGIN
     v_member := {schema}.session_member(NULL);
     PERFORM {schema}.recover_told(name, v_member);
     RETURN (SELECT (c.id IS NOT NULL)::integer
-            FROM {schema}.claim_then(v_member, name, NULL, p_owner,
+            FROM {schema}.claim_callback(v_member, name, NULL, p_owner,
                                      replace(gen_random_uuid()::text, '-', ''), true) AS c);
 END
 $$;
 
--- Takes over a continuation that nobody runs: 1 when this session has one to run now, else 0.
+-- Takes over a callback that nobody runs: 1 when this session has one to run now, else 0.
 CREATE OR REPLACE FUNCTION {schema}.batch_resume(name text) RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -639,9 +639,9 @@ BEGIN
 END
 $$;
 
--- The continuation that this session has to run (of several: that it was given last) has ended: well, or with an error.
+-- The callback that this session has to run (of several: that it was given last) has ended: well, or with an error.
 -- The number of the batch.
-CREATE OR REPLACE FUNCTION {schema}.batch_continued(name text, error text DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}.batch_callback_ended(name text, error text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -650,11 +650,11 @@ DECLARE
 BEGIN
     PERFORM {schema}.check_name('batch', name);
     v_member := {schema}.session_member(NULL);
-    SELECT r.batch_id, r.then_attempt INTO v_batch FROM {schema}.batch AS r
-    WHERE r.batch_name = name AND r.then_status = 'running' AND r.then_member = v_member
-    ORDER BY r.then_started DESC, r.batch_id DESC LIMIT 1;
-    IF NOT FOUND OR NOT {schema}.end_then(v_member, v_batch.batch_id, v_batch.then_attempt, error) THEN
-        RAISE EXCEPTION 'sqlsem: this session has no continuation of batch % to run', quote_literal(name)
+    SELECT r.batch_id, r.callback_attempt INTO v_batch FROM {schema}.batch AS r
+    WHERE r.batch_name = name AND r.callback_status = 'running' AND r.callback_member = v_member
+    ORDER BY r.callback_started DESC, r.batch_id DESC LIMIT 1;
+    IF NOT FOUND OR NOT {schema}.end_callback(v_member, v_batch.batch_id, v_batch.callback_attempt, error) THEN
+        RAISE EXCEPTION 'sqlsem: this session has no callback of batch % to run', quote_literal(name)
             USING ERRCODE = '55000', HINT = 'batch_part_done says is_last = 1, or batch_resume 1, to the one that has.';
     END IF;
     RETURN v_batch.batch_id;

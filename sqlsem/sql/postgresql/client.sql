@@ -330,16 +330,16 @@ SELECT {schema}.recover_batches(%s, %s)
 SELECT code, id, attempt, previous FROM {schema}.start_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
 -- name: end_part
-SELECT code, id, is_last, batch_status, then_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
+SELECT code, id, is_last, batch_status, callback_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
--- name: claim_then
-SELECT id, name, then_attempt, kind, body FROM {schema}.claim_then(%s, %s, %s, %s, %s, %s)
+-- name: claim_callback
+SELECT id, name, callback_attempt, kind, body FROM {schema}.claim_callback(%s, %s, %s, %s, %s, %s)
 
--- name: return_then
-SELECT {schema}.return_then(%s, %s)
+-- name: return_callback
+SELECT {schema}.return_callback(%s, %s)
 
--- name: end_then
-SELECT {schema}.end_then(%s, %s, %s, %s)
+-- name: end_callback
+SELECT {schema}.end_callback(%s, %s, %s, %s)
 
 -- name: abandon_batch
 SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.abandon_batch(%s, %s)

@@ -48,8 +48,8 @@ DECLARE
                     'check_request', 'check_lease', 'attend', 'waits_for_itself', 'has_others', 'deadlock_words', 'free_waits',
                     'adopt_rows', 'hand_over', 'adopt', 'session_rows', 'leave_behind', 'new_token', 'token_hash',
                     'take_rate', 'settle_rate', 'check_rate', 'check_rate_name', 'sleep_until_due', 'attend_head', 'acquire_row', 'is_outermost', 'take', 'settle', 'time_left', 'ended_how', 'release_rows', 'renew_row', 'new_uid',
-                    'recover_batches', 'start_part', 'end_part', 'claim_then', 'return_then', 'end_then',
-                    'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_continued',
+                    'recover_batches', 'start_part', 'end_part', 'claim_callback', 'return_callback', 'end_callback',
+                    'batch_part_start', 'batch_part_done', 'batch_part_failed', 'batch_resume', 'batch_callback_ended',
                     'session_part_start', 'session_part_end', 'session_batch_resume',
                     -- (Who may put triggers on a table guards it.)
                     'check_guard', 'guard_table', 'unguard_table', 'session_entry'],

@@ -489,10 +489,10 @@ SELECT prefix || '*', cap, NULL, NULL, NULL, cap_by FROM {schema}_limit_pattern 
 WHERE NOT EXISTS (SELECT 1 FROM {schema}_resource AS o WHERE o.resource_id = l.prefix || '*')
 
 -- name: unfinished_batches
--- Open, or failed and not begun anew, or with a continuation that has not finished.
+-- Open, or failed and not begun anew, or with a callback that has not finished.
 SELECT r.batch_id FROM {schema}_batch AS r
-WHERE r.status = 'open' OR r.then_status IN ('pending', 'running')
-   OR (r.status = 'failed' OR r.then_status = 'failed')
+WHERE r.status = 'open' OR r.callback_status IN ('pending', 'running')
+   OR (r.status = 'failed' OR r.callback_status = 'failed')
       AND NOT EXISTS (SELECT 1 FROM {schema}_batch AS n WHERE n.batch_name = r.batch_name AND n.batch_id > r.batch_id)
 ORDER BY r.batch_id DESC
 
@@ -587,7 +587,7 @@ SELECT member_id, beacon FROM {schema}_member
 WHERE member_id NOT IN (SELECT member_id FROM {table} WHERE member_id IS NOT NULL)
   AND member_id NOT IN (SELECT member_id FROM {schema}_task WHERE is_open AND member_id IS NOT NULL)
   AND member_id NOT IN (SELECT member_id FROM {schema}_batch_part WHERE status = 'running' AND member_id IS NOT NULL)
-  AND member_id NOT IN (SELECT then_member FROM {schema}_batch WHERE then_status = 'running' AND then_member IS NOT NULL)
+  AND member_id NOT IN (SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND callback_member IS NOT NULL)
   AND coalesce(lease_until, joined_at + grace_ms / 1000.0) < {clock}
 
 -- name: beacons
@@ -1074,7 +1074,7 @@ SELECT {clock} AS now
 SELECT p.member_id FROM {schema}_batch_part AS p JOIN {schema}_batch AS r ON r.batch_id = p.batch_id
 WHERE p.status = 'running' AND (:name IS NULL OR r.batch_name = :name)
 UNION
-SELECT then_member FROM {schema}_batch WHERE then_status = 'running' AND (:name IS NULL OR batch_name = :name)
+SELECT callback_member FROM {schema}_batch WHERE callback_status = 'running' AND (:name IS NULL OR batch_name = :name)
 
 -- name: orphaned_batches
 SELECT DISTINCT p.batch_id FROM {schema}_batch_part AS p JOIN {schema}_batch AS r ON r.batch_id = p.batch_id
@@ -1082,10 +1082,10 @@ WHERE p.status = 'running' AND (:name IS NULL OR r.batch_name = :name)
   AND p.member_id NOT IN (SELECT member_id FROM {schema}_member)
 ORDER BY 1
 
--- name: recover_then
-UPDATE {schema}_batch SET then_status = 'pending', then_uid = NULL
-WHERE then_status = 'running' AND (:name IS NULL OR batch_name = :name)
-  AND then_member NOT IN (SELECT member_id FROM {schema}_member)
+-- name: recover_callback
+UPDATE {schema}_batch SET callback_status = 'pending', callback_uid = NULL
+WHERE callback_status = 'running' AND (:name IS NULL OR batch_name = :name)
+  AND callback_member NOT IN (SELECT member_id FROM {schema}_member)
 
 -- name: recover_parts
 UPDATE {schema}_batch_part
@@ -1099,11 +1099,11 @@ WHERE batch_id = :batch AND status = 'open'
   AND EXISTS (SELECT 1 FROM {schema}_batch_part WHERE batch_id = :batch AND status = 'failed')
 
 -- name: latest_batch
--- The last columns tell whether the member that runs its continuation is missing.
-SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.then_status,
-       m.grace_ms / 1000.0 AS grace, r.then_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
+-- The last columns tell whether the member that runs its callback is missing.
+SELECT r.batch_id, r.status, r.opened_at, r.window_ms / 1000.0 AS "window", r.opened_by, r.callback_status,
+       m.grace_ms / 1000.0 AS grace, r.callback_status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
-FROM {schema}_batch AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.then_member
+FROM {schema}_batch AS r LEFT JOIN {schema}_member AS m ON m.member_id = r.callback_member
 WHERE r.batch_name = ? ORDER BY r.batch_id DESC LIMIT 1
 
 -- name: batch_parts
@@ -1116,14 +1116,14 @@ UPDATE {schema}_batch SET status = 'expired', ended_at = :now WHERE batch_id = :
 -- Of one number, or the newest of a name.
 SELECT batch_id, batch_name, status FROM {schema}_batch
 WHERE batch_id = coalesce(:batch, (SELECT max(batch_id) FROM {schema}_batch WHERE batch_name = :name))
-  AND (status IN ('open', 'failed') OR status = 'succeeded' AND then_status IN ('pending', 'failed'))
+  AND (status IN ('open', 'failed') OR status = 'succeeded' AND callback_status IN ('pending', 'failed'))
 
 -- name: abandon_batch
 UPDATE {schema}_batch
 SET status = 'abandoned', ended_at = coalesce(ended_at, {clock}),
-    then_status = CASE then_status WHEN 'pending' THEN 'failed' ELSE then_status END,
-    then_ended = CASE then_status WHEN 'pending' THEN {clock} ELSE then_ended END,
-    then_error = CASE then_status WHEN 'pending' THEN 'the batch was abandoned' ELSE then_error END
+    callback_status = CASE callback_status WHEN 'pending' THEN 'failed' ELSE callback_status END,
+    callback_ended = CASE callback_status WHEN 'pending' THEN {clock} ELSE callback_ended END,
+    callback_error = CASE callback_status WHEN 'pending' THEN 'the batch was abandoned' ELSE callback_error END
 WHERE batch_id = :batch
 
 -- name: open_batch
@@ -1135,18 +1135,18 @@ INSERT INTO {schema}_batch_part (batch_id, part) VALUES (?, ?)
 -- name: prune_batch_parts
 DELETE FROM {schema}_batch_part WHERE batch_id IN (
     SELECT batch_id FROM {schema}_batch
-    WHERE batch_name = :name AND then_status NOT IN ('pending', 'running')
+    WHERE batch_name = :name AND callback_status NOT IN ('pending', 'running')
       AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days'))
 
 -- name: prune_batches
 DELETE FROM {schema}_batch
-WHERE batch_name = :name AND then_status NOT IN ('pending', 'running')
+WHERE batch_name = :name AND callback_status NOT IN ('pending', 'running')
   AND ended_at < :now - 86400.0 * (SELECT value FROM {schema}_setting WHERE name = 'history_days')
 
 -- name: reopen_batch
 UPDATE {schema}_batch
-SET status = 'open', ended_at = NULL, window_ms = :window, then_status = 'none', then_uid = NULL, then_ended = NULL,
-    then_error = NULL
+SET status = 'open', ended_at = NULL, window_ms = :window, callback_status = 'none', callback_uid = NULL, callback_ended = NULL,
+    callback_error = NULL
 WHERE batch_id = :batch
 
 -- name: start_part
@@ -1156,8 +1156,8 @@ SET status = 'running', attempt = attempt + 1, start_uid = :uid, member_id = :me
     started_at = :now, ended_at = NULL, error = NULL, is_last = 0
 WHERE batch_id = :batch AND part = :part
 
--- name: keep_then
-UPDATE {schema}_batch SET then_kind = :kind, then_body = :body, then_kept_by = :login WHERE batch_id = :batch
+-- name: keep_callback
+UPDATE {schema}_batch SET callback_kind = :kind, callback_body = :body, callback_kept_by = :login WHERE batch_id = :batch
 
 -- name: expired_by
 SELECT batch_id FROM {schema}_batch
@@ -1183,53 +1183,53 @@ WHERE batch_id = :batch AND status = 'open'
 -- name: mark_last
 UPDATE {schema}_batch_part SET is_last = 1 WHERE batch_id = :batch AND part = :part
 
--- name: begin_then
+-- name: begin_callback
 -- What only the process knows that declared it waits for that.
 UPDATE {schema}_batch
-SET then_status = CASE WHEN then_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
-    then_attempt = then_attempt + (then_kind <> 'local' OR :own), then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_login = :login, then_started = CASE WHEN then_kind <> 'local' OR :own THEN :now END
-WHERE batch_id = :batch AND then_kind IS NOT NULL
+SET callback_status = CASE WHEN callback_kind = 'local' AND NOT :own THEN 'pending' ELSE 'running' END,
+    callback_attempt = callback_attempt + (callback_kind <> 'local' OR :own), callback_uid = :uid, callback_member = :member,
+    callback_owner = :owner, callback_login = :login, callback_started = CASE WHEN callback_kind <> 'local' OR :own THEN :now END
+WHERE batch_id = :batch AND callback_kind IS NOT NULL
 
--- name: return_then
-UPDATE {schema}_batch SET then_status = 'pending', then_uid = NULL
-WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+-- name: return_callback
+UPDATE {schema}_batch SET callback_status = 'pending', callback_uid = NULL
+WHERE callback_status = 'running' AND callback_member = :member AND callback_uid = :uid
 
 -- name: ended_part
 SELECT r.status, p.is_last FROM {schema}_batch AS r JOIN {schema}_batch_part AS p ON p.batch_id = r.batch_id
 WHERE r.batch_id = :batch AND p.part = :part
 
--- name: claimed_then
-SELECT batch_id, batch_name, then_attempt, then_kind, then_body FROM {schema}_batch
-WHERE then_status = 'running' AND then_member = :member AND then_uid = :uid
+-- name: claimed_callback
+SELECT batch_id, batch_name, callback_attempt, callback_kind, callback_body FROM {schema}_batch
+WHERE callback_status = 'running' AND callback_member = :member AND callback_uid = :uid
 
--- name: claim_then
+-- name: claim_callback
 UPDATE {schema}_batch
-SET then_status = 'running', then_attempt = then_attempt + 1, then_uid = :uid, then_member = :member,
-    then_owner = :owner, then_login = :login, then_started = {clock}, then_ended = NULL, then_error = NULL
+SET callback_status = 'running', callback_attempt = callback_attempt + 1, callback_uid = :uid, callback_member = :member,
+    callback_owner = :owner, callback_login = :login, callback_started = {clock}, callback_ended = NULL, callback_error = NULL
 WHERE batch_id = (SELECT batch_id FROM {schema}_batch
-                  WHERE CASE WHEN :batch IS NULL THEN batch_name = :name AND then_status = 'pending'
-                             ELSE batch_id = :batch AND status = 'succeeded' AND then_status IN ('pending', 'failed') END
-                    AND (:own OR then_kind NOT IN ('local', 'session'))
+                  WHERE CASE WHEN :batch IS NULL THEN batch_name = :name AND callback_status = 'pending'
+                             ELSE batch_id = :batch AND status = 'succeeded' AND callback_status IN ('pending', 'failed') END
+                    AND (:own OR callback_kind NOT IN ('local', 'session'))
                   ORDER BY batch_id LIMIT 1)
 
--- name: end_then
+-- name: end_callback
 UPDATE {schema}_batch
-SET then_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
-    then_ended = {clock}, then_error = :error
-WHERE batch_id = :batch AND then_status = 'running' AND then_attempt = :attempt AND then_member = :member
+SET callback_status = CASE WHEN :error IS NULL THEN 'finished' ELSE 'failed' END,
+    callback_ended = {clock}, callback_error = :error
+WHERE batch_id = :batch AND callback_status = 'running' AND callback_attempt = :attempt AND callback_member = :member
   AND EXISTS (SELECT 1 FROM {schema}_member WHERE member_id = :member)
 
--- name: ended_then
+-- name: ended_callback
 SELECT batch_id FROM {schema}_batch
-WHERE batch_id = :batch AND then_status IN ('finished', 'failed') AND then_attempt = :attempt AND then_member = :member
+WHERE batch_id = :batch AND callback_status IN ('finished', 'failed') AND callback_attempt = :attempt AND callback_member = :member
 
 -- name: list_batches
 -- The last columns tell who must be looked at.
 SELECT r.batch_id, r.batch_name AS name, r.status, r.window_ms / 1000.0 AS window, r.opened_at, r.ended_at,
        max(0.0, coalesce(r.ended_at, {clock}) - r.opened_at) AS seconds,
-       r.then_status, r.then_kind, r.then_body, r.then_attempt, r.then_owner, r.then_started, r.then_ended,
-       max(0.0, coalesce(r.then_ended, {clock}) - r.then_started) AS then_seconds, r.then_error, r.opened_by, r.then_kept_by, r.then_login,
+       r.callback_status, r.callback_kind, r.callback_body, r.callback_attempt, r.callback_owner, r.callback_started, r.callback_ended,
+       max(0.0, coalesce(r.callback_ended, {clock}) - r.callback_started) AS callback_seconds, r.callback_error, r.opened_by, r.callback_kept_by, r.callback_login,
        p.part, p.status AS part_status, p.is_last, p.attempt, p.member_id, p.owner, p.host, p.pid, p.started_at,
        p.ended_at AS part_ended_at, max(0.0, coalesce(p.ended_at, {clock}) - p.started_at) AS part_seconds, p.error, p.login,
        m.grace_ms / 1000.0 AS grace, p.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
