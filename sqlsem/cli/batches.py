@@ -82,7 +82,7 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, pas
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which batch once.")
-    with options.coordinator() as coordinator, same_database(options, pass_url):
+    with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
         coordinator.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]
