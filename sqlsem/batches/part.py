@@ -107,7 +107,7 @@ class Part(Claim):
                 return began
             running = _part_of(asked.entry(began.batch_id), name)
             pause = next(left, None)
-            is_missing = began.code == "continuing" or (running is not None and running.missing_for is not None)
+            is_missing = began.code == "in_callback" or (running is not None and running.missing_for is not None)
             if pause is None or not is_missing:
                 return began
             time.sleep(pause)

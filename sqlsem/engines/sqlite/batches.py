@@ -91,7 +91,7 @@ class SqliteBatches(SqliteMembers, BatchSession):
             if part is None or not part["is_last"] or not same or over:
                 return None
             if latest["callback_status"] == "running" and latest["grace"] is not None:
-                return "continuing" if self.missing(latest)[1] is not None else None
+                return "in_callback" if self.missing(latest)[1] is not None else None
             return "joins" if latest["callback_status"] in ("pending", "running", "failed") else None
         if latest["status"] not in ("open", "failed"):
             return None
