@@ -78,6 +78,7 @@ def test_statements_of_sqlite_are_called_so_where_they_do_the_same():
             "claim_callback",
             "return_callback",
             "end_callback",
+            "abandon_batch",
             "list_batches",
         ),
     }
