@@ -232,7 +232,7 @@ def leave_pending(database, name, kind, body):
 @pytest.mark.parametrize(("roles", "may_run", "may_read"), RIGHTS)
 @pytest.mark.parametrize("by_number", [False, True])
 @pytest.mark.parametrize("kind", ["sql", "shell", "call", "local"])
-def test_callback_is_run_and_read_by_who_may(login_of, connect, name, kind, roles, may_run, may_read, by_number):
+def test_callback_is_run_and_read_by_entitled_logins(login_of, name, kind, roles, may_run, may_read, by_number):
     keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(roles)
     body = None if kind == "local" else "SELECT 'SECRET'"
     number = leave_pending(keeper, name, kind, body)
@@ -284,7 +284,7 @@ def test_participant_runs_function_of_another_login(login_of, name):
 
 
 @pytest.mark.parametrize("declares", [False, True])
-def test_last_part_leaves_kept_callback_to_who_may(login_of, connect, name, declares):
+def test_last_part_leaves_kept_callback_to_entitled_login(login_of, connect, name, declares):
     """It is told what it may not run, and its part has succeeded."""
     keeper, plain = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
     kept = batches.batch(
@@ -308,7 +308,7 @@ def test_last_part_leaves_kept_callback_to_who_may(login_of, connect, name, decl
     assert made.entry().callback_status == "finished"
 
 
-def test_session_leaves_kept_callback_to_who_may(login_of, session, name):
+def test_session_leaves_kept_callback_to_entitled_login(login_of, session, name):
     keeper, ask = login_of(["sqlsem_user", "sqlsem_putter"]), session(login_of(["sqlsem_user"]))
     kept = batches.batch(
         name, ["a", "b"], window=60, coordinator=keeper.coordinator(), on_success=sqlsem.Sql("SELECT 1")
