@@ -1,5 +1,7 @@
 """Batches from psql sessions and scheduled jobs: what is special to PostgreSQL (the rest is in ``routines``)."""
 
+import re
+
 import psycopg
 import pytest
 from psycopg import errors
@@ -349,3 +351,83 @@ def test_another_login_does_not_shorten_the_window(login_of, session, name):
     assert done(ask, name, "a") == (0, "succeeded")
     ask.connection.execute("SELECT pg_sleep(0.05)")
     assert start(other, name, "b", window=0.001) == number
+
+
+#: How a login without a part calls each routine that reads or writes batches, with all that it may know of them. Names:
+#: ``open`` has a part that runs, ``pending`` and ``running`` say what their callbacks are.
+STRANGERS_CALLS = {
+    "start_part": [
+        "(:mine, :open, 'b', '[\"a\", \"b\"]', 60000, 'x', 'new', NULL, NULL)",
+        "(:theirs, :open, 'b', '[\"a\", \"b\"]', 60000, 'x', :uid, NULL, NULL)",
+    ],
+    "end_part": [
+        "(:theirs, :open, 'b', :uid, 'succeeded', NULL, 'x', 'session', NULL)",
+        "(:mine, :open, 'b', :uid, 'failed', NULL, 'x', 'session', NULL)",
+    ],
+    "claim_callback": [
+        "(:mine, :pending, NULL, 'x', 'new', false)",
+        "(:mine, :pending, NULL, 'x', 'new', true)",
+        "(:mine, NULL, :pending_id, 'x', 'new', true)",
+        "(:theirs, :pending, NULL, 'x', 'new', true)",
+        "(:mine, :running, NULL, 'x', :running, true)",
+    ],
+    "return_callback": ["(:theirs, :running)", "(:mine, :running)"],
+    "end_callback": ["(:theirs, :running_id, 1, NULL)", "(:mine, :running_id, 1, 'x')"],
+    "recover_batches": ["(NULL, NULL)", "(:open, :mine)"],
+    "list_batches": ["()", "(:pending)", "(NULL, :running_id)"],
+    "overview": ["()"],
+    "batch_part_start": ["(:open, 'b', 'a, b', 60)", "(:open, 'x', 'x, y', 315360000)"],
+    "batch_part_done": ["(:open, 'b')"],
+    "batch_part_failed": ["(:open, 'b', 'x')"],
+    "batch_resume": ["(:pending)", "(:running)"],
+    "batch_callback_ended": ["(:running)", "(:pending)"],
+    "session_part_start": ["(:open, 'b', 'a, b', 60, 'x')"],
+    "session_part_end": ["(:open, 'b', 'succeeded', NULL, 'x')"],
+    "session_batch_resume": ["(:pending, 'x')"],
+}
+#: Of the routines for users: those that have to do with batches.
+ABOUT_BATCHES = """
+SELECT p.proname FROM pg_proc AS p
+WHERE p.pronamespace = 'sqlsem'::regnamespace AND has_function_privilege('sqlsem_user', p.oid, 'EXECUTE')
+  AND (p.prosrc ~ 'sqlsem[.](batch|batch_part)\\M' OR p.prosrc ~ 'sqlsem[.][a-z_]*(batch|_part|callback)[a-z_]*[(]')
+"""
+
+
+def test_each_routine_for_users_leaves_a_strangers_batches_alone(login_of, database, name):
+    """A routine that is not in the table fails here, too."""
+    assert {found for (found,) in database.rows(ABOUT_BATCHES)} == STRANGERS_CALLS.keys()
+    keeper, stranger = login_of(["sqlsem_user", "sqlsem_putter"]), login_of(["sqlsem_user"])
+    session, kept = keeper.session(grace=60), ("sql", "SELECT 'SECRET'")
+    known = {one: f"{name}-{one}" for one in ("open", "pending", "running")}
+    known["theirs"] = session.enrol("keeper", 1, "test")
+    for one in ("pending", "running"):
+        began = session.start_part(known["theirs"], known[one], "a", ["a"], 3600.0, "me", known[one], kept)
+        assert session.end_part(known["theirs"], known[one], "a", known[one], None, "me", kept).callback is not None
+        known[f"{one}_id"] = began.batch_id
+    assert session.return_callback(known["theirs"], known["pending"])
+    session.start_part(known["theirs"], known["open"], "b", ["a", "b"], 3600.0, "me", f"{name}-uid", kept)
+    known["uid"] = f"{name}-uid"
+
+    def rows():
+        batch = "SELECT b::text FROM sqlsem.batch AS b ORDER BY b.batch_id"
+        return database.rows(batch) + database.rows(
+            "SELECT p::text FROM sqlsem.batch_part AS p ORDER BY p.batch_id, p.part"
+        )
+
+    other, before = stranger.session(grace=60), rows()
+    known["mine"] = other.enrol("stranger", 2, "test")
+    with stranger.raw() as connection:
+        for routine, calls in STRANGERS_CALLS.items():
+            for arguments in calls:
+                values = re.findall(r":(\w+)", arguments)
+                text = f"SELECT * FROM sqlsem.{routine}{re.sub(r':(?:[a-z_]+)', '%s', arguments)}"
+                try:
+                    answer = connection.execute(text, [known[one] for one in values] or None).fetchall()
+                except psycopg.Error as exc:
+                    answer = str(exc)
+                assert "SECRET" not in str(answer), text
+                assert "does not exist" not in str(answer), text
+                assert rows() == before, text
+    for one, member in ((session, known["theirs"]), (other, known["mine"])):
+        one.resign(member)
+        one.close()
