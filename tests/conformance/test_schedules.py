@@ -316,7 +316,7 @@ def test_schedule_refuses_a_next_time_that_has_passed(database, session, queue, 
     queue.schedule("0 2 * * *", nothing, name=str(name))
     make_due(database, name, 60)
     (one,) = session.list_schedules(str(name), None)
-    for ago in (0, 1, 3600):
+    for ago in (0.01, 1, 3600):
         following = one.taken_at - timedelta(seconds=ago)
         assert session.fire_schedule(str(name), one.next_due, one.next_due, following, True) == (False, None)
     assert queue.tasks() == []
