@@ -64,9 +64,9 @@ Examples:
 
 \b
 Exit codes: 0 done, 1 not in order (doctor, audit, release), 64 wrong
-  usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but what it
-  shows could not be written, 75 not had in time, 76 lock lost, 78 configuration
-  or schema. `sqlsem run` has more.
+  usage, 69 database out of reach, 70 a fault of sqlsem's, 74 done, but the
+  output could not be written, 75 not had in time, 76 lock lost, 78
+  configuration or schema. `sqlsem run` has more.
 """,
 )
 @click.option(
