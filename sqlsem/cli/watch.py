@@ -14,6 +14,7 @@ import click
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.options import often
 from sqlsem.errors import ConfigurationError
+from sqlsem.hosts import LOOPBACK, Hosts, is_loopback
 from sqlsem.live import Live
 from sqlsem.terminal import output
 
@@ -113,12 +114,12 @@ def dashboard(
     """
     for module in ("starlette", "jinja2", "uvicorn"):
         _require(module, "dashboard")
-    from sqlsem.dashboard import guarding, server  # they load Starlette and uvicorn, which no other command needs
+    from sqlsem.dashboard import server  # loads Starlette and uvicorn, which no other command needs
     from sqlsem.dashboard.app import Dashboard  # as above
 
     if tls_key and not tls_cert:
         raise click.UsageError("--tls-key is the key of a --tls-cert.")
-    local = guarding.is_loopback(host)
+    local = is_loopback(host)
     if not local and not tls_cert:
         raise click.UsageError(
             f"{host} can be reached from elsewhere, and the token could be read on its way: add --tls-cert; or listen "
@@ -129,7 +130,7 @@ def dashboard(
     with options.coordinator(looks=True) as coordinator:
         live = Live(coordinator, every)
         live.first_look()
-        hosts = {host, *names, *(guarding.LOOPBACK if local else ())}
+        hosts = Hosts({host, *names, *(LOOPBACK if local else ())})
         application = Dashboard(live, hosts, token, private=private, allow_changes=allow_changes)
         place = server.listen(host, port)
         shown = f"[{host}]" if ":" in host else host

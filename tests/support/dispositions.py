@@ -11,7 +11,7 @@ BY_PYTHON = {getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") 
 def pass_on_no_ignored_signals() -> None:
     """Have child processes begin with the usual dispositions.
 
-    nohup ignores SIGHUP, and a shell SIGINT and SIGQUIT of what it starts in the background; a child would inherit that.
+    nohup ignores SIGHUP, and a shell SIGINT and SIGQUIT of what it starts in the background; children would inherit it.
     A signal with a handler is ignored here as before, and has its default in whatever is executed.
     """
     for number in signal.valid_signals() - BY_PYTHON:

@@ -55,7 +55,7 @@ def begin_anew() -> None:
             stream = None
         else:
             errors = "backslashreplace" if number == 2 else "strict"
-            stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)
+            stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -163,9 +163,7 @@ def test_commands_do_the_same_without_streams(how: str, good_day: tuple[dict[str
     told, left = day(how, tmp_path / how)
     good, good_left = good_day
     assert left == good_left
-    allowed = {
-        name: {code, EXIT_IO} if code == 0 and how != "closed" else {code} for name, (code, _) in good.items()
-    }
+    allowed = {name: {code, EXIT_IO} if code == 0 and how != "closed" else {code} for name, (code, _) in good.items()}
     assert {name: code for name, (code, _) in told.items() if code not in allowed[name]} == {}
 
 
@@ -239,7 +237,9 @@ def test_commands_work_in_any_locale(name: str, tmp_path: Path, environment: dic
     assert found.returncode == 3, found.stderr
     assert Path(os.fsdecode(program + b".told")).read_bytes() == b"\xff\xe4"
     for arguments in (["ls"], ["history"], ["ls", "--json"], ["history", "--json"], ["-v", "ls"]):
-        found = subprocess.run([*words, *arguments], env=environment, timeout=PATIENCE, check=False, capture_output=True)
+        found = subprocess.run(
+            [*words, *arguments], env=environment, timeout=PATIENCE, check=False, capture_output=True
+        )
         assert (found.returncode, b"Traceback" in found.stderr) == (0, False), found.stderr
         if "--json" in arguments:
             told = json.loads(found.stdout)
