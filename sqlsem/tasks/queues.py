@@ -136,6 +136,8 @@ class Queue:
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
+        if not isinstance(bodies, Iterable):
+            raise ConfigurationError(f"put_many() takes a list of bodies, not {type(bodies).__name__}; one: put()")
         bodies = [encode(body) for body in bodies]
         locks = _listed(locks)
         failing = self._on_failure if on_failure is None else on_failure
@@ -414,7 +416,7 @@ def check_put(
     limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
     return NewTask(
         *("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace, key, priority),
-        _locks(locks),
+        _locks(_listed(locks)),
     )
 
 
