@@ -126,8 +126,8 @@ def _print(exporter: Exporter, file: Path | None) -> None:
     else:
         try:
             prometheus_client.write_to_textfile(str(file), registry)
-        except OSError as exc:
-            raise ConfigurationError(f"Cannot write {file}: {exc.strerror}") from exc
+        except (OSError, ValueError) as exc:  # the latter of a name that none can have
+            raise ConfigurationError(f"Cannot write {file}: {exc}") from exc
     if exporter.trouble is not None:
         raise exporter.trouble
 

@@ -51,7 +51,7 @@ def _argument(value: str) -> tuple[str | None, Any]:
     name, text = (match[1], match[2]) if match else (None, value)
     try:
         return name, json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
 
 

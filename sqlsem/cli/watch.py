@@ -154,7 +154,7 @@ def _token(file: Path | None) -> tuple[str, bool]:
                         f"{file} can be read or written by others; close it with: chmod 600 {file}"
                     )
                 return opened.read(1000).strip(), False
-        except (OSError, UnicodeError) as exc:
+        except (OSError, ValueError) as exc:
             raise ConfigurationError(f"Cannot read the token from {file}: {exc}") from exc
     given = os.environ.get(TOKEN)
     return (given, False) if given else (secrets.token_urlsafe(24), True)

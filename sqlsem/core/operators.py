@@ -201,7 +201,7 @@ class Operators:
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
         check_id("The position", position)
-        code = self.process.look(lambda session: session.revoke(position, force), Administration)
+        code = self.process.look(lambda session: session.revoke(position, bool(force)), Administration)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
