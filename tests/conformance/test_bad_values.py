@@ -13,9 +13,9 @@ import pytest
 import sqlsem
 from sqlsem import aio, tasks
 from sqlsem.aio import AsyncLocks
+from sqlsem.batches.part import Part
 from sqlsem.coordinator import Coordinator
 from sqlsem.core import options
-from sqlsem.rounds.part import Part
 from sqlsem.tasks.task import Task
 
 pytestmark = pytest.mark.engines("sqlite", "postgresql")
@@ -93,7 +93,7 @@ VALID = {
     "several": lambda made: made.coordinator.mutex(made.name("several")),
     "locks": lambda made: made.coordinator.mutex(made.name("locks")),
     "result": None,
-    "Round.wait.timeout": 0.01,
+    "Batch.wait.timeout": 0.01,
     ("aio.Leader", "run", "function"): nothing_async,
     "sqlsem.Call.function": "os:getpid",
     "sqlsem.Call.args": 1,
@@ -125,7 +125,7 @@ ANYTHING = {
     ("tasks", "Call", "args"),
 }
 #: Where None means: wait for ever.
-FOR_EVER = {("Queue", "claim", "wait"), ("Round", "wait", "timeout")}
+FOR_EVER = {("Queue", "claim", "wait"), ("Batch", "wait", "timeout")}
 
 
 class Made:
@@ -188,7 +188,7 @@ def a_run(made):
 
 @contextlib.contextmanager
 def a_part(made):
-    part = made.coordinator.round(made.name("part"), ["a", "b"], window="1h").part("a")
+    part = made.coordinator.batch(made.name("part"), ["a", "b"], window="1h").part("a")
     part.start()
     with ended(part, part.done):
         yield part
@@ -228,7 +228,7 @@ SUBJECTS = {
     "Term": (sqlsem.Term, a_term),
     "Once": (sqlsem.Once, plainly(lambda made: made.coordinator.once(made.name("once"), "1h"))),
     "Run": (sqlsem.Run, a_run),
-    "Round": (sqlsem.Round, plainly(lambda made: made.coordinator.round(made.name("r"), ["a", "b"], window="1h"))),
+    "Batch": (sqlsem.Batch, plainly(lambda made: made.coordinator.batch(made.name("r"), ["a", "b"], window="1h"))),
     "Part": (Part, a_part),
     "aio.AsyncLocks": (AsyncLocks, plainly(lambda made: made.coordinator.aio)),
     "aio.Lock": (aio.Lock, plainly(lambda made: made.coordinator.aio.limit(made.name("lock"), 3))),
