@@ -150,6 +150,7 @@ def test_commands_work_at_all(good_day: tuple[dict[str, Any], Any]) -> None:
     told, _ = good_day
     unusual = {"why": 1, "tasks cancel": 0, "tasks retry": 0, "release": 1, "guard": 78, "top": 64}
     unusual |= dict.fromkeys(("schedules pause", "schedules resume", "schedules remove"), 1)
+    unusual |= {"batches abandon": 78, "config allow": 78, "config deny": 78}
     served = {"metrics", "dashboard"}  # SIGTERM ends these
     codes = {name: code for name, (code, _) in told.items() if name not in served}
     assert codes == {name: unusual.get(name, 0) for name in codes}
