@@ -30,7 +30,7 @@ from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.leading import Leader, Told
 from sqlsem.locks import Lock, adopt_in
-from sqlsem.model import Duration, Schedule, check_duration
+from sqlsem.model import Duration, Schedule, check_duration, check_name, check_some
 from sqlsem.model_rates import Windows
 from sqlsem.periodic import Once
 from sqlsem.rates import Rate
@@ -180,6 +180,7 @@ class Coordinator(Operators):
 
     def schedules(self, queue: str | None = None) -> list[Schedule]:
         """The schedules of one queue or all, by name; see `Queue.schedule`."""
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.list_schedules(None, queue), ScheduleSession)
 
     def pause_schedule(self, name: str) -> None:
@@ -195,6 +196,7 @@ class Coordinator(Operators):
         self._set_schedule(name, "remove")
 
     def _set_schedule(self, name: str, what: str) -> None:
+        check_name("The schedule's name", name)
 
         def change(session: Session) -> bool:
             due = None

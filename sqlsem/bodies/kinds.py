@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,10 @@ class Shell:
 
     def __post_init__(self) -> None:
         if not isinstance(self.command, str):
+            if not isinstance(self.command, Iterable):
+                raise ConfigurationError(
+                    f"A command is text or a list of a program and its arguments, not {type(self.command).__name__}"
+                )
             object.__setattr__(self, "command", tuple(self.command))
 
 

@@ -71,7 +71,7 @@ def ls(options: Connecting, resource: str | None, watch: float | None, as_json: 
         elif console.is_terminal and not as_json:
             _watch(look, console, resource, watch)
         else:
-            while True:
+            while not output.is_gone():
                 now = datetime.now().astimezone()
                 try:
                     queues, told = look()
@@ -91,7 +91,7 @@ def _watch(look: Callable[[], Seen], console: Console, only: str | None, every: 
     """Draw the queue again and again; while the database is away, what was seen last."""
     seen: RenderableType = Text("")
     with output.picture(console, vertical_overflow="visible") as live:
-        while True:
+        while not output.is_gone():
             try:
                 queues, told = look()
                 seen = shown = render_queues(queues, console.width, only, told)

@@ -16,7 +16,7 @@ __all__ = ["rates"]
 @click.argument("name", required=False, type=name_of("The rate's name"))
 @json_option
 @connecting
-def rates(options: Connecting, name: str | None, as_json: bool) -> int:
+def rates(options: Connecting, name: str | None, as_json: bool) -> None:
     """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
 
     LIMIT is what a program declared last. USED may be more than that after a cost was settled, and has in it what is
@@ -27,9 +27,6 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
     Examples:
       sqlsem rates
       sqlsem rates api --json | jq '.[0].used'
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
     """
     with options.coordinator(looks=True) as coordinator:
         found = coordinator.rates(name)
@@ -39,4 +36,3 @@ def rates(options: Connecting, name: str | None, as_json: bool) -> int:
     else:
         console = output.console()
         output.show(console, render_rates(found, waiting, console.width, name))
-    return 0 if found else 1

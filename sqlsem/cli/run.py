@@ -27,6 +27,7 @@ from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.model_rates import RateRequest
+from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.tables import seconds_in_words, who_is
 
@@ -183,7 +184,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             threading.Thread(target=waiting.tell, daemon=True).start()
         environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
         job = supervisor.Job(command, environment, kill_after, waiting.had)
-        note = os.path.basename(command[0])[:200] if chosen.note is None else chosen.note
+        note = clean(os.path.basename(command[0]))[:200] if chosen.note is None else chosen.note
         try:
             if chosen.adopt:
                 return _hold(partial(Adopted, coordinator, token), job, coordinator, events, wanted, chosen)

@@ -51,7 +51,7 @@ def _argument(value: str) -> tuple[str | None, Any]:
     name, text = (match[1], match[2]) if match else (None, value)
     try:
         return name, json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"{text!r} is not JSON ({exc}); a text needs its quotes: '\"{text}\"'") from exc
 
 
@@ -411,7 +411,7 @@ def schedules_remove(options: Connecting, name: str) -> int:
 @click.argument("task_id", metavar="ID", type=click.IntRange(1))
 @json_option
 @connecting
-def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
+def tasks_log(options: Connecting, task_id: int, as_json: bool) -> None:
     """Show every attempt at a task: who, when, how long, how it ended, with its error or what it said.
 
     An attempt is running, finished, failed, lost (its worker died) or returned (given back unfinished).
@@ -420,9 +420,6 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
     Examples:
       sqlsem tasks log 17
       sqlsem tasks log 17 --json | jq '.[-1].error'
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
     """
     with options.coordinator(looks=True) as coordinator:
         attempts = coordinator.attempts(task_id)
@@ -433,7 +430,6 @@ def tasks_log(options: Connecting, task_id: int, as_json: bool) -> int:
             _show_attempt(one)
     else:
         output.say(f"Task {task_id} has not been started yet, or there is none of that number; see: sqlsem tasks")
-    return 0 if attempts else 1
 
 
 def _show_attempt(one: Attempt) -> None:

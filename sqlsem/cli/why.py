@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -75,7 +76,7 @@ def _requests(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """A request by its position, or all of a resource."""
-    position = int(what) if what.isascii() and what.isdigit() else None
+    position = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     entries = [one for one in found.entries if one.position == position]
     if not entries:
         entries = [one for one in found.entries if one.resource == what]
@@ -106,7 +107,7 @@ def _tasks(
     coordinator: sqlsem.Coordinator, found: Overview, what: str, most: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """A task by its number, or the open ones of a work queue."""
-    number = int(what) if what.isascii() and what.isdigit() else None
+    number = int(what) if re.fullmatch("[0-9]{1,18}", what) else None
     queues = [one.queue for one in found.queues]
     opened: list[TaskEntry] = []
     for queue in [what] if what in queues else queues if number is not None else []:

@@ -175,8 +175,7 @@ def _picture(console: Console, live: bool) -> Iterator[Live | None]:
     try:
         yield picture
     finally:
-        with contextlib.suppress(OSError):  # the terminal is gone
-            picture.stop()
+        picture.stop()
 
 
 class _Above(logging.Handler):
@@ -302,18 +301,13 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
     worker.start()
     if picture is not None:
         threading.Thread(target=crew.look_ahead, name="look", daemon=True).start()
-    told, drawn = False, picture
+    told = False
     while True:
         try:
             event = events.get(timeout=PICTURE_SECONDS)
         except Empty:
-            if drawn is not None:
-                try:
-                    drawn.update(render_worker(crew, drawn.console.width, told), refresh=True)
-                except OSError as exc:
-                    log.info("The terminal is gone (%s); working on", exc)
-                    output.let_terminal_go()
-                    drawn = None
+            if picture is not None and not output.is_gone():  # the work goes on without its picture
+                picture.update(render_worker(crew, picture.console.width, told), refresh=True)
             continue
         if event is None:
             worker.join()
@@ -330,8 +324,7 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
 def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, picture: Live | None) -> NoReturn:
     """Give back what runs and end the process: Python code that runs cannot be ended in any other way."""
     if picture is not None:
-        with contextlib.suppress(OSError):
-            picture.stop()
+        picture.stop()
     crew.at_once = True
     count = len(crew.running())
     aborting = threading.Thread(target=crew.worker.abort, name="abort", daemon=True)
@@ -344,8 +337,7 @@ def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, pic
                 break  # the third signal
     output.say(f"{crew.summary()}, {count} given back")
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+        stream.flush()
     os._exit(128 + number)
 
 

@@ -18,7 +18,17 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
+from sqlsem.engines.base import (
+    Allowance,
+    Busy,
+    Disconnected,
+    Engine,
+    Refused,
+    Session,
+    Unanswered,
+    bounded,
+    this_program,
+)
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -263,7 +273,8 @@ class MainSession:
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
     """What is raised when the attempts of `MainSession.policy` are used up."""
     attempts = statistics.get("attempt_number", 1)
+    question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
     return Unavailable(
         f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
-        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+        f"{time.monotonic() - statistics['start_time']:.1f} s{question})"
     )

@@ -85,7 +85,7 @@ class Periodic:
         cancel_on_lost: bool = False,
     ) -> None:
         self.period = period
-        self._given = process if coordinator is None else coordinator.process
+        self._given = process if coordinator is None else process_of(coordinator)
         self.terms: Terms = terms.mutex(
             period.resource,
             {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},

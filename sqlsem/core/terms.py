@@ -18,7 +18,7 @@ from sqlsem.core.options import (
 )
 from sqlsem.core.process import Process
 from sqlsem.errors import ConfigurationError, Timeout
-from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+from sqlsem.model import READ, WRITE, Duration, Request, check_call, check_count, check_duration
 from sqlsem.model_rates import RateRequest, Windows, windows_of
 
 __all__ = ["Ask", "HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "rate", "read", "stage", "write"]
@@ -65,6 +65,8 @@ class Terms:
         self.given_process = process
         self.timeout = None if timeout is None else check_duration("timeout", timeout)
         self.reentrant = reentrant
+        if on_lost is not None:
+            check_call("on_lost", on_lost)
         self.on_lost = on_lost
         self.cancel_on_lost = cancel_on_lost
         # As of a semaphore, what one thread acquired, and no block holds, any other thread may release.
@@ -239,7 +241,7 @@ def rate(
     note, coordinator = others.pop("note", None), others.pop("coordinator", None)
     known_name = name if isinstance(name, str) or not callable(name) else "computed"
     request = RateRequest(known_name, windows_of(limit, per), cost, burst, note)
-    return Terms([Asked(name, request)], process if coordinator is None else coordinator.process, **others)
+    return Terms([Asked(name, request)], process if coordinator is None else process_of(coordinator), **others)
 
 
 def _one(
@@ -259,5 +261,5 @@ def _one(
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note, priority)
-    given = process if coordinator is None else coordinator.process
+    given = process if coordinator is None else process_of(coordinator)
     return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

@@ -138,7 +138,7 @@ class Queue:
 
         >>> sqlsem.queue("nightly").put_many([sqlsem.Call("etl:load", n) for n in range(20)])  # doctest: +SKIP
         """
-        bodies = [encode(body) for body in bodies]
+        bodies = _encoded(bodies)
         locks = _listed(locks)
         failing = self._on_failure if on_failure is None else on_failure
         how = check_put(
@@ -416,8 +416,15 @@ def check_put(
     limit = None if time_limit is None else check_duration("time_limit", time_limit, zero=False)
     return NewTask(
         *("json", "null", order, seconds, max_attempts, pause, failing, note, limit, unique, replace, key, priority),
-        _locks(locks),
+        _locks(_listed(locks)),
     )
+
+
+def _encoded(bodies: Iterable[Any]) -> list[tuple[str, str]]:
+    """Return the bodies as they are kept."""
+    if not isinstance(bodies, Iterable):
+        raise ConfigurationError(f"put_many() takes a list of bodies, not {type(bodies).__name__}; one: put()")
+    return [encode(body) for body in bodies]
 
 
 def _listed(locks: Iterable[AnyLock]) -> list[AnyLock]:

@@ -24,8 +24,8 @@ from functools import partial
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, guarded, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
-from sqlsem.errors import SqlsemError, TaskFailed, Unavailable
-from sqlsem.model import Duration, check_count, check_duration, monotonic
+from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
+from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
 from sqlsem.tasks.ahead import Ahead
 from sqlsem.tasks.groups import GROUP_LATE_SECONDS, MOST_IN_GROUP, Group, Pace, TaskEnd
@@ -92,6 +92,10 @@ class Worker:
         allowed: Allowed | None = None,
         outlast: bool = False,
     ) -> None:
+        if not isinstance(queue, Queue):
+            raise ConfigurationError(f"A worker works on a sqlsem.queue(…), not on {type(queue).__name__}")
+        if on_task is not None:
+            check_call("on_task", on_task)
         self.queue = queue
         self._claiming = queue.claiming
         self.threads = check_count("The number of a worker's threads", threads, 1, MOST_THREADS)

@@ -18,6 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support import command_line
 
 import sqlsem
 from sqlsem import cli, sql
@@ -104,6 +105,27 @@ def test_as_a_module(coordinator: sqlsem.Coordinator) -> None:
         check=True,
     )
     assert found.stdout == "Nobody holds or waits.\n"
+
+
+#: Commands about one thing that must be there, and one that SQLite cannot do; all others that list exit with 0.
+NOT_THERE = {("why",): 1, ("guard",): 78}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_listings_exit_0_when_empty(coordinator: sqlsem.Coordinator, as_json: bool) -> None:
+    """Enumerated: every command that has --json and changes nothing."""
+    coordinator.resources()
+    listing = [
+        path
+        for path, command in command_line.commands()
+        if any("--json" in parameter.opts for parameter in command.params) and path != ("put",)
+    ]
+    assert {("ls",), ("queues",), ("rates",), ("tasks", "log"), *NOT_THERE} <= set(listing)
+    for path in listing:
+        result = call(*path, *command_line.examples()[path], *["--json"] * as_json)
+        assert result.exit_code == NOT_THERE.get(path, 0), (path, result.output)
+        if as_json and result.exit_code == 0:
+            assert json.loads(result.stdout) is not None
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
