@@ -22,7 +22,7 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
+from sqlsem.core.holdings import Exit, Hold, Holds, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
@@ -82,7 +82,7 @@ class Lock:
     def __init__(self, terms: Terms) -> None:
         #: For the package; programs have no use for it.
         self.terms = terms
-        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], list[Hold[Grant]]] = weakref.WeakKeyDictionary()
+        self._mine: weakref.WeakKeyDictionary[asyncio.Task[Any], Holds[Grant]] = weakref.WeakKeyDictionary()
         self._loose: LooseGrants[Grant] = LooseGrants()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,8 +163,12 @@ class Lock:
         """What this task acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> list[Hold[Grant]]:
-        return self._mine.setdefault(this_task(), [])
+    def _stack(self) -> Holds[Grant]:
+        task = this_task()
+        stack = self._mine.get(task)
+        if stack is None:
+            stack = self._mine[task] = Holds()
+        return stack
 
     async def _acquire(self, requests: Sequence[Ask], timeout: float | None) -> Grant | None:
         terms, keep = self.terms, self._stack()
@@ -190,21 +194,26 @@ class Lock:
         return had
 
     async def _enter(self, requests: Sequence[Ask]) -> Grant:
+        stack = self._stack()
+        depth = len(stack)
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
             raise self.terms.too_late(requests)
+        stack.enter_block(depth)
         return grant
 
     async def __aenter__(self) -> Grant:
         return await self._enter(self.terms.requests)
 
     async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: Any) -> None:
-        last = self._last()
-        # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
-        lost = False if last is None else last.grant.disarm(exc)
+        last, stack, lost = self._last(), self._stack(), False
         try:
-            if last is not None and last.grant.holding.handed_over:
-                self._stack().pop()
+            if stack.leave_block():
+                return
+            # (Only before 3.11 can it not be told whether somebody else cancels too; then the loss is what comes out.)
+            lost = last is not None and last.grant.disarm(exc)
+            if last is not None and last.grant.holding.is_given_back:
+                stack.pop()  # by another task, or handed over
             else:
                 await self._release()
         except Exception as struck:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["begin", "stay_asleep"]
+__all__ = ["begin", "has_begun", "stay_asleep"]
 
 _ending = False
 
@@ -13,6 +13,11 @@ def begin() -> None:
     """It ends."""
     global _ending
     _ending = True
+
+
+def has_begun() -> bool:
+    """True as soon as `begin` was called."""
+    return _ending
 
 
 def stay_asleep() -> None:

@@ -20,7 +20,7 @@ from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
-__all__ = ["BaseGrant", "Exit", "Hold", "Holding", "Holdings", "LostCallback", "abandon"]
+__all__ = ["BaseGrant", "Exit", "Hold", "Holding", "Holdings", "Holds", "LostCallback", "abandon"]
 
 log = logging.getLogger("sqlsem")
 
@@ -97,7 +97,7 @@ class Holding:
         self.caller = caller
         self.pid = os.getpid()
         self.first = Token()  # the hold of who acquired it
-        self._holds: set[Token] = {self.first}
+        self._holds: dict[Token, None] = {self.first: None}  # the latest last
         self._exits: set[Token] = set()
         self.since = since  # when it was granted (`monotonic`)
         self.trace = trace
@@ -131,17 +131,31 @@ class Holding:
         with self.registry.state_lock:
             there = self.depth > 0
             if there:
-                self._holds.add(hold)
+                self._holds[hold] = None
             return there
 
     def end(self, by: Token) -> bool:
         """This hold ends, or one of them by this exit. Whether nobody has it any more. Repeatable."""
         with self.registry.state_lock:
             if not isinstance(by, Exit):
-                self._holds.discard(by)
+                self._holds.pop(by, None)
             elif self.depth > 0:
                 self._exits.add(by)
             return self.depth <= 0
+
+    def exit_of(self, caller: Caller) -> Token:
+        """Return the token by which a release through the grant ends a hold: the latest one for the thread or task that
+        holds it, so that the blocks around the latest one go on holding; for any other thread or task a new `Exit`.
+        """
+        with self.registry.state_lock:
+            if caller.number == self.caller.number and self._holds and not self._exits:
+                return next(reversed(self._holds))
+        return Exit()
+
+    @property
+    def is_given_back(self) -> bool:
+        """True when it was released or handed over, and not lost before: the end of a block has nothing to do."""
+        return self.released and self.why_lost is None
 
     def set_access(self, access: str) -> None:
         """What it is from now on."""
@@ -211,6 +225,44 @@ class BaseGrant:
 
 
 G = TypeVar("G", bound=BaseGrant)
+
+
+class Holds(list["Hold[G]"], Generic[G]):
+    """The holds of one thread or task by one lock object, the latest last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: For each block of the lock that this thread or task is in: how many holds there were before it, and its own.
+        self.blocks: list[tuple[int, Hold[G]]] = []
+
+    def mark(self) -> tuple[int, int]:
+        """Return how many holds and blocks there are."""
+        return len(self), len(self.blocks)
+
+    def enter_block(self, depth: int) -> None:
+        """A block begins, whose hold is the last one; before it there were so many."""
+        self.blocks.append((depth, self[-1]))
+
+    def leave_block(self) -> bool:
+        """The innermost block ends. Return True when all that was acquired in it has been released; not so outside of
+        blocks. Raises `LockLost` when the lock was lost before it was released.
+        """
+        if not self.blocks:
+            return False
+        depth, own = self.blocks.pop()
+        if len(self) > depth:
+            return False
+        if own.grant.holding.why_lost is not None:
+            own.grant.holding.require()
+        return True
+
+
+    def drop_blocks(self) -> None:
+        """The end of a block was interrupted, and its hold has ended: its entry must not be taken for that of the block
+        around it.
+        """
+        while self.blocks and self.blocks[-1][1].ended:
+            self.blocks.pop()
 
 
 class Hold(Generic[G]):
@@ -468,6 +520,13 @@ class Holdings:
         if holding.told and holding.why_lost is None:
             holding.told = False
             self._tell(Released, holding, held=monotonic() - holding.since)
+
+    def close(self, why: str) -> None:
+        """All rows were released with the member: nothing is held from now on, and asking for it says ``why``."""
+        for grant in self.lose(None, why):
+            if grant.holding.told:
+                grant.holding.told = False
+                self._tell(Released, grant.holding, held=monotonic() - grant.holding.since)
 
     def tell_lost(self, holding: Holding) -> None:
         """It is lost."""

@@ -24,7 +24,7 @@ import tenacity
 
 from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
-from sqlsem.core.callers import Caller
+from sqlsem.core.callers import Caller, this_thread
 from sqlsem.core.claims import Claims
 from sqlsem.core.deadlock_watch import DeadlockWatch
 from sqlsem.core.holdings import Holdings
@@ -49,6 +49,8 @@ T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
+#: Why a lock is lost that was held when `Process.close` was called.
+CLOSED = "its coordinator was closed"
 #: At the end of the interpreter, for what happened before to be told.
 TELL_SECONDS = 1.0
 
@@ -247,13 +249,26 @@ class Process:
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
-        self.member.close(self._waited_for())
+        self.lose(self._held_by_others(), CLOSED)  # before anybody else can be granted
+        if self.member.close(self._waited_for()):
+            self.holdings.close(CLOSED)
         self.watch.close()
         self.wanted.close()
-        self.lose(None, "its coordinator was closed")
+        self.lose(None, CLOSED)
         self.waiting_room.close()
         self.loops.close()
         _processes.discard(self)
+
+    def _held_by_others(self) -> list[int]:
+        """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
+        `close`, and nobody at the end of the interpreter.
+        """
+        if ending.has_begun():
+            return []
+        callers = {this_thread().number, self.loops.running()}
+        holdings = [grant.holding for grant in self.holdings.grants()]
+        lost = [one for one in holdings if one.caller.number not in callers and one.caller.is_running]
+        return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""

@@ -13,7 +13,7 @@ from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, seconds_in_words, who_is
-from sqlsem.model import WRITE, Entry, QueueCounts, Resource, RoundEntry
+from sqlsem.model import Entry, QueueCounts, Resource, RoundEntry, access_in_words
 from sqlsem.model_rates import RateEntry
 from sqlsem.printable import clean
 
@@ -199,11 +199,7 @@ def _several(number: int, what: str) -> str:
 
 
 def _access(entry: Entry) -> str:
-    if entry.access == WRITE:
-        words = "no limit" if entry.limit is None else "mutex" if entry.limit == 1 else f"limit {entry.limit}"
-    else:
-        words = entry.access.replace("stage:", "stage ", 1)
-    return words if entry.weight == 1 else f"{words} x{entry.weight}"
+    return access_in_words(entry.access, entry.limit, entry.weight)
 
 
 def _owner(entry: Entry) -> str:
