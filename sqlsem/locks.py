@@ -195,7 +195,7 @@ class Lock:
         depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise self.terms.too_late(requests)
+            raise drive(self.terms.too_late(requests, this_thread()), self.terms.process.perform)
         stack.enter_block(depth)
         return grant
 

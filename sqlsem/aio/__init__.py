@@ -22,7 +22,7 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holds, Holding, LostCallback, abandon
+from sqlsem.core.holdings import Exit, Hold, Holding, Holds, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
 from sqlsem.core.loose import LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
@@ -198,7 +198,8 @@ class Lock:
         depth = len(stack)
         grant = await self._acquire(requests, self.terms.timeout)
         if grant is None:
-            raise self.terms.too_late(requests)
+            driver = Driver.of(self.terms.process)
+            raise await drive(self.terms.too_late(requests, this_caller()), driver.perform)
         stack.enter_block(depth)
         return grant
 

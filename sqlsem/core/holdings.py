@@ -256,7 +256,6 @@ class Holds(list["Hold[G]"], Generic[G]):
             own.grant.holding.require()
         return True
 
-
     def drop_blocks(self) -> None:
         """The end of a block was interrupted, and its hold has ended: its entry must not be taken for that of the block
         around it.

@@ -40,7 +40,7 @@ from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
-from sqlsem.model import End, Ticket, monotonic
+from sqlsem.model import End, Entry, Ticket, monotonic
 
 __all__ = ["Process", "processes"]
 
@@ -67,6 +67,7 @@ class Process:
         holdings: Its grants.
         claims: Its tasks, parts and continuations.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
+        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.late`).
         lines: Who of it waits.
         turns: Who of it waits by priority.
         waiting_room: The sessions to wait in.
@@ -100,6 +101,7 @@ class Process:
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
+        self.looks: dict[str, tuple[float, list[Entry]]] = {}
         self.lines = Lines(self.state_lock)
         self.turns = Turns(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)

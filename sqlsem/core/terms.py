@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from sqlsem.core.callers import Caller
 from sqlsem.core.defaults import process_of
 from sqlsem.core.holdings import LostCallback
+from sqlsem.core.late import blockers
 from sqlsem.core.options import (
     GroupOptions,
     LockOptions,
@@ -17,7 +19,9 @@ from sqlsem.core.options import (
     check_options,
 )
 from sqlsem.core.process import Process
+from sqlsem.core.steps import Operations
 from sqlsem.errors import ConfigurationError, Timeout
+from sqlsem.insight.blockers import in_words
 from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
 from sqlsem.model_rates import RateRequest, Windows, windows_of
 
@@ -128,12 +132,16 @@ class Terms:
             )
         return check_count("The number to release", n)
 
-    def too_late(self, requests: Sequence[Ask]) -> Timeout:
-        """What is raised when the time was up."""
+    def too_late(self, requests: Sequence[Ask], caller: Caller, timeout: float | None = None) -> Operations[Timeout]:
+        """Return the error for requests that were not granted in time; it names the holders. The caller raises it."""
+        seconds = self.timeout if timeout is None else timeout
         names = ", ".join(request.describe() for request in requests)
+        found = yield from blockers(self.process, requests, caller)
+        words = in_words(found)
         return Timeout(
-            f"Did not get {names} within {self.timeout:g} s; see who holds it with: sqlsem ls",
+            f"Did not get {names} within {seconds:g} s{f': {words}' if words else ''}; see the queue with: sqlsem ls",
             resource=requests[0].resource,
+            holders=[holder for one in found for holder in one.holders],
         )
 
     def __str__(self) -> str:
