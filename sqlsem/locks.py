@@ -18,8 +18,8 @@ from sqlsem.core.callers import this_thread
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holding, Holds, LostCallback, abandon
-from sqlsem.core.loose import LooseGrants
+from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
+from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process

@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NAME, MAX_SECONDS, Duration, Request, check_count, check_duration, check_name
+from sqlsem.model import (
+    MAX_NAME,
+    MAX_SECONDS,
+    RATE_PREFIX,
+    Duration,
+    Request,
+    check_count,
+    check_duration,
+    check_name,
+)
 
 __all__ = [
     "AHEAD_MS",
@@ -23,8 +32,6 @@ __all__ = [
     "windows_of",
 ]
 
-#: The waiting line of rate ``api`` is the queue of the resource ``rate:api``.
-RATE_PREFIX = "rate:"
 #: So many windows a rate may have.
 MOST_WINDOWS = 10
 #: A window is kept in so many parts (slots); a part counts until all of it is out of the window.

@@ -22,9 +22,9 @@ from sqlsem.core import defaults, terms
 from sqlsem.core.acquire import locked
 from sqlsem.core.defaults import Coordinated
 from sqlsem.core.handover import Adoption
-from sqlsem.core.holdings import Exit, Hold, Holding, Holds, LostCallback, abandon
+from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
 from sqlsem.core.leading import Candidacy
-from sqlsem.core.loose import LooseGrants
+from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, LockOptions, ModuleLockOptions, ModuleRateOptions, RateOptions
 from sqlsem.core.periodic import Period, Periodic
 from sqlsem.core.places import Token

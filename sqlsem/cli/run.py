@@ -26,6 +26,7 @@ from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rat
 from sqlsem.core.late import look_for_blockers
 from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
+from sqlsem.core.terms import own_mutex
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.insight.blockers import in_words
 from sqlsem.model_rates import RateRequest
@@ -368,7 +369,7 @@ class _Wanted:
             locks += [coordinator.write(name, **given) for name in self.write]
             locks += [coordinator.stage(name, order, **given) for name, order in self.stage]
             if self.once_per is not None:
-                locks.append(coordinator.mutex(self.period.resource, note=note))
+                locks.append(sqlsem.Lock(own_mutex(self.period.resource, {"note": note}, coordinator.process)))
             locks += [rate_of(coordinator, one, note) for one in self.rates]
             return sqlsem.all_of(*locks, on_lost=on_lost)
         except ConfigurationError as exc:

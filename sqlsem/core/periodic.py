@@ -86,7 +86,7 @@ class Periodic:
     ) -> None:
         self.period = period
         self._given = process if coordinator is None else coordinator.process
-        self.terms: Terms = terms.mutex(
+        self.terms: Terms = terms.own_mutex(
             period.resource,
             {"note": note, "timeout": timeout, "on_lost": on_lost, "cancel_on_lost": cancel_on_lost},
             self._given,

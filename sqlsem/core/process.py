@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import os
@@ -320,7 +319,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@atexit.register
+@ending.at_end
 def _at_exit() -> None:
     drain(TELL_SECONDS)
     ending.begin()

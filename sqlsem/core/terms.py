@@ -22,10 +22,23 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Operations
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.insight.blockers import in_words
-from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
+from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration, check_free
 from sqlsem.model_rates import RateRequest, Windows, windows_of
 
-__all__ = ["Ask", "HasTerms", "Name", "Terms", "all_of", "limit", "mutex", "rate", "read", "stage", "write"]
+__all__ = [
+    "Ask",
+    "HasTerms",
+    "Name",
+    "Terms",
+    "all_of",
+    "limit",
+    "mutex",
+    "own_mutex",
+    "rate",
+    "read",
+    "stage",
+    "write",
+]
 
 #: What a lock asks for, or takes of a rate.
 Ask = Request | RateRequest
@@ -48,7 +61,9 @@ class Asked:
         name = self.name(*args, **kwargs)
         if isinstance(self.request, RateRequest):
             return replace(self.request, name=name)
-        return replace(self.request, resource=name)
+        found = replace(self.request, resource=name)
+        check_free(name)
+        return found
 
 
 class Terms:
@@ -175,6 +190,11 @@ def mutex(name: Name, options: LockOptions, process: Process | None = None) -> T
     return _one("mutex", name, WRITE, 1, options, process)
 
 
+def own_mutex(name: str, options: LockOptions, process: Process | None = None) -> Terms:
+    """One at a time, of a resource whose name users cannot take (`RESERVED`)."""
+    return _one("mutex", name, WRITE, 1, options, process, own=True)
+
+
 def limit(name: Name, limit: int | None, weight: int, options: LockOptions, process: Process | None = None) -> Terms:
     """So many at a time; None: as many as the server's limit allows."""
     if limit is not None:
@@ -258,6 +278,7 @@ def _one(
     options: LockOptions,
     process: Process | None,
     weight: int = 1,
+    own: bool = False,
 ) -> Terms:
     known = ModuleLockOptions if process is None else LockOptions
     check_options(f"{kind}()", options, known.__optional_keys__)
@@ -267,5 +288,7 @@ def _one(
     # A stand-in lets everything but a computed name be checked at once.
     resource = name if isinstance(name, str) or not callable(name) else "computed"
     request = Request(resource, access, limit, weight, note, priority)
+    if not own:
+        check_free(resource)
     given = process if coordinator is None else coordinator.process
     return Terms([Asked(name, request)], given, semaphore=kind == "limit", **others)

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
-from sqlsem.model import Ticket
+from sqlsem.model import ONCE_PREFIX, Ticket
 
 __all__ = ["ONCE_PREFIX", "OnceEntry", "PeriodicSession"]
-
-#: A run holds the mutex of this name, followed by its own.
-ONCE_PREFIX = "once:"
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def summary(overview: Overview) -> str:
     counted = {
         "dead": states.count("dead"),
         "paused": sum(one.paused for one in overview.resources),
-        "missing": sum(one.missing_for is not None for one in overview.members),
+        "missing": sum(one.is_missed for one in overview.members),
         "tasks pending": sum(one.pending for one in overview.queues),
         "running": sum(one.running for one in overview.queues),
         "failed": sum(one.failed for one in overview.queues),

@@ -443,8 +443,8 @@ def _members(overview: Overview) -> Iterator[_Rows]:
     kinds: Counter[tuple[str, ...]] = Counter({("beacon",): 0, ("lease",): 0})
     kinds.update((one.kind,) for one in overview.members)
     yield "members", "Processes and sessions that take part.", ("kind",), kinds
-    missing = sum(one.missing_for is not None for one in overview.members)
-    yield "members_missing", "Those of them that cannot be found at the moment.", (), {(): missing}
+    missing = sum(one.is_missed for one in overview.members)
+    yield "members_missing", "Those of them that cannot be found: within their grace, or with rows.", (), {(): missing}
     states: Counter[tuple[str, ...]] = Counter({("open",): 0, ("failed",): 0})
     states.update((one.status,) for one in overview.rounds)
     yield "rounds", "Rounds that have not ended well.", ("status",), states

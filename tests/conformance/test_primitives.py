@@ -485,7 +485,7 @@ def test_what_excludes_the_own_request_is_named(connect, name):
         with pytest.raises(sqlsem.Deadlock, match="read on"):
             coordinator.stage(name, 1).acquire()
         assert coordinator.write(name).acquire(blocking=False) is False
-    with coordinator.write(name), pytest.raises(sqlsem.Deadlock, match="mutex on"):
+    with coordinator.write(name), pytest.raises(sqlsem.Deadlock, match="write on"):
         coordinator.read(name).acquire()
     with coordinator.limit(name, 4, weight=3), pytest.raises(sqlsem.Deadlock, match="limit 4 on"):
         coordinator.limit(name, 4, weight=2).acquire()

@@ -191,7 +191,7 @@ def test_ls_fits_80_columns() -> None:
         "3m05s",
         "limit 3 x2",
         "stage 200",
-        "mutex",
+        "write",
         "etl01:4041",
         "orders",
     ):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import re
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -128,16 +130,26 @@ def test_requests_are_frozen():
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request("a"), "mutex on 'a'"),
+        (Request("a"), "write on 'a'"),
         (Request("a", limit=3), "limit 3 on 'a'"),
         (Request("a", "read"), "read on 'a'"),
-        (Request("a", "stage:200"), "stage:200 on 'a'"),
+        (Request("a", "stage:200"), "stage 200 on 'a'"),
         (Request("a", limit=None), "limit on 'a'"),
     ],
 )
 def test_describe(request_, words):
     assert request_.describe() == words
     assert request_.shared == (request_.access != "write")
+
+
+def test_access_is_turned_into_words_in_one_place():
+    """Else a list calls a row by another word than a message does."""
+    own = re.compile(
+        r"""replace\("stage:|["']mutex["'] if|["'](mutex|no limit)["'] (if|else)|f["']limit \{(\w+\.)*limit\}["']"""
+    )
+    root = Path(sqlsem.__file__).parent
+    found = {path.name for path in root.rglob("*.py") if own.search(path.read_text(encoding="utf-8"))}
+    assert found == {"model.py"}
 
 
 def test_an_entry_as_json():
