@@ -36,12 +36,7 @@ __all__ = [
     "MAX_NAME",
     "MAX_NOTE",
     "MAX_SECONDS",
-    "ONCE_PREFIX",
-    "PRIORITY_PREFIX",
-    "RATE_PREFIX",
     "READ",
-    "RESERVED",
-    "TASKS_PREFIX",
     "UPGRADE",
     "WRITE",
     "Attempt",
@@ -73,7 +68,6 @@ __all__ = [
     "access_in_words",
     "check_count",
     "check_duration",
-    "check_free",
     "check_name",
     "monotonic",
     "task_locks",
@@ -85,19 +79,6 @@ WRITE = "write"
 READ = "read"
 #: What a reader is while it waits to be the writer. Nothing shares with it, and nobody can ask for it.
 UPGRADE = "upgrade"
-
-#: What the names of resources begin with that sqlsem uses itself.
-RATE_PREFIX, ONCE_PREFIX, PRIORITY_PREFIX, TASKS_PREFIX = "rate:", "once:", "priority:", "tasks:"
-#: For each of them what that is, and what to do instead of locking it. (`check_free` of the SQL is the same table.)
-RESERVED = {
-    RATE_PREFIX: ("the queue of a rate", "take from the rate (sqlsem.rate, run --rate), or choose another name"),
-    ONCE_PREFIX: ("what runs once per period", "begin a run (sqlsem.once, run --once-per), or choose another name"),
-    PRIORITY_PREFIX: (
-        "the queue of a resource with priorities",
-        "acquire the resource itself (priority=…, run --priority), or choose another name",
-    ),
-    TASKS_PREFIX: ("the rates of work queues", "choose another name"),
-}
 
 #: SQL Server's limit for an application lock's name, and so the longest name on any engine (in UTF-16 units).
 MAX_NAME = 255
@@ -129,21 +110,6 @@ def check_name(what: str, value: object, longest: int = MAX_NAME) -> str:
     if not value.isprintable() and any(unicodedata.category(character) == "Cc" for character in value):
         raise ConfigurationError(f"{what} {value!r} contains a control character; use printable text")
     return value
-
-
-def check_free(name: str) -> None:
-    """Raise `ConfigurationError` when a resource's name is one that sqlsem uses itself, or a pattern of names."""
-    if name.endswith("*"):
-        raise ConfigurationError(
-            f"The name {name!r} ends with '*', and so is a pattern of names, for which limits are set (sqlsem set); "
-            f"choose another name",
-            resource=name,
-        )
-    for prefix, (what, cure) in RESERVED.items():
-        if name.startswith(prefix):
-            raise ConfigurationError(
-                f"The name {name!r} begins with {prefix!r}, which sqlsem uses itself, for {what}: {cure}", resource=name
-            )
 
 
 def check_count(what: str, value: object, least: int = 1, most: int = MAX_INT) -> int:

@@ -12,17 +12,16 @@ from sqlsem.errors import ConfigurationError
 from sqlsem.model import (
     MAX_NAME,
     MAX_SECONDS,
-    RATE_PREFIX,
     Duration,
     Request,
     check_count,
     check_duration,
     check_name,
 )
+from sqlsem.names import RATE_PREFIX
 
 __all__ = [
     "AHEAD_MS",
-    "RATE_PREFIX",
     "RateAnswer",
     "RateEntry",
     "RateRequest",

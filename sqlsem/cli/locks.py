@@ -125,9 +125,10 @@ def history(
 ) -> None:
     """Show finished requests, the newest first: who it was, how long they waited and held, how they ended and by whom.
 
-    OUTCOME is released, timeout or cancelled (gave up waiting), reaped (its process died), revoked (an operator took
-    it away) or lost; upgraded and downgraded go on as something else. HELD of one that was reaped is until its last
-    sign of life. With --operations: what operators did, to this resource or work queue or to all.
+    OUTCOME is released, timeout or cancelled (gave up waiting), died (its process did, as that login has found; to look
+    for these: --outcome reaped), revoked (by that operator) or lost; upgraded and downgraded go on as something else.
+    HELD of one that died is until its last heartbeat. With --operations: what operators did, to this resource or work
+    queue or to all.
 
     \b
     Examples:
@@ -320,7 +321,7 @@ def release(options: Connecting, position: int, force: bool) -> None:
 @click.command()
 @connecting
 def reap(options: Connecting) -> None:
-    """Look for dead members now (processes and sessions), and remove them with their rows.
+    """Look for dead members now, and remove them with their rows.
 
     Nobody has to do this: anyone who waits, does. It tidies up where nobody waits. The living are left alone, and who
     cannot be found has its grace to return: on a database server the first call finds it missing, and one after the

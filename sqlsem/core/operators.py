@@ -35,7 +35,8 @@ from sqlsem.model import (
     check_duration,
     check_name,
 )
-from sqlsem.model_rates import RATE_PREFIX, RateEntry
+from sqlsem.model_rates import RateEntry
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Operators"]
 

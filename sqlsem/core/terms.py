@@ -22,8 +22,9 @@ from sqlsem.core.process import Process
 from sqlsem.core.steps import Operations
 from sqlsem.errors import ConfigurationError, Timeout
 from sqlsem.insight.blockers import in_words
-from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration, check_free
+from sqlsem.model import READ, WRITE, Duration, Request, check_count, check_duration
 from sqlsem.model_rates import RateRequest, Windows, windows_of
+from sqlsem.names import check_free
 
 __all__ = [
     "Ask",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
-from sqlsem.model import ONCE_PREFIX, Ticket
+from sqlsem.model import Ticket
 
-__all__ = ["ONCE_PREFIX", "OnceEntry", "PeriodicSession"]
+__all__ = ["OnceEntry", "PeriodicSession"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import PRIORITY_PREFIX, READ, RESERVED, Entry, Request, Ticket
+from sqlsem.model import READ, Entry, Request, Ticket
+from sqlsem.names import PRIORITY_PREFIX, RESERVED
 
 __all__ = [
     "LINE",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlsem.insight.reasons import introduced
 from sqlsem.insight.words import seconds_in_words
 from sqlsem.model import Entry, Resource
-from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Blockers", "in_words"]
 

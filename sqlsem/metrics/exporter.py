@@ -21,7 +21,8 @@ from sqlsem.insight.chains import Leader, is_waiting, leaders
 from sqlsem.insight.overview import Overview, Percentiles
 from sqlsem.metrics.labels import MOST_LABELS, OTHER, Few, Patterns, label
 from sqlsem.model import Entry, Past, QueueCounts, monotonic
-from sqlsem.model_rates import RATE_PREFIX, RateEntry
+from sqlsem.model_rates import RateEntry
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Exporter"]
 

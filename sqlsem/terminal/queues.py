@@ -134,6 +134,13 @@ def render_queues(
     return Group(*parts)
 
 
+def _ending(one: Past) -> str:
+    """How it ended: of one that was found dead, that nobody has ended it."""
+    if one.outcome == "reaped":
+        return "died" if one.ended_by is None else f"died (found by {one.ended_by})"
+    return one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}"
+
+
 def render_history(past: Sequence[Past], width: int) -> RenderableType:
     """What ``sqlsem history`` shows, at most ``width`` columns wide."""
     if not past:
@@ -147,7 +154,7 @@ def render_history(past: Sequence[Past], width: int) -> RenderableType:
             seconds_in_words(one.waited),
             "-" if one.held is None else seconds_in_words(one.held),
             one.ended_at.astimezone().strftime("%m-%d %H:%M:%S"),
-            one.outcome if one.ended_by is None else f"{one.outcome} by {one.ended_by}",
+            _ending(one),
             who_is(one.host, one.pid, one.requesting_id),
             one.note or one.program or "",
         )

@@ -1,6 +1,7 @@
 """Names that sqlsem uses itself: one table has them all, and nobody else can lock them."""
 
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import sqlsem
 import sqlsem.testing
 from sqlsem.cli import main
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import RESERVED, check_free
+from sqlsem.names import RESERVED, check_free
 
 ROOT = Path(sqlsem.__file__).parent
 #: Prefixes in the source that are none of a resource's name, and what they are.
@@ -36,7 +37,7 @@ def prefixes(text, suffix):
         text = re.sub(r"--.*", "", text)
         yield from re.findall(r"'([a-z]+:)'\s*(?:\|\||\+|,|\))", text)  # 'once:' || name, CONCAT(N'once:', @name)
         yield from re.findall(r"'([a-z]+:)'\s+(?:AND|OPERATOR)\b", text)
-        yield from re.findall(r"LIKE\s+N?'([a-z]+:)_?%", text)
+        yield from re.findall(r"(?:LIKE|GLOB)\s+N?'([a-z]+:)_?[%*]", text)
         for words in re.findall(r"\^\(([a-z|]+)\):", text):
             yield from (f"{word}:" for word in words.split("|"))
 
@@ -67,6 +68,7 @@ def test_reserved_names_are_those_of_the_source():
         ("CONCAT(N'batch:', @name)", ".sql"),
         ("SET @line = N'batch:' + @name", ".sql"),
         ("WHERE resource_id LIKE 'batch:%'", ".sql"),
+        ("WHERE resource_id GLOB 'batch:*'", ".sql"),
         ("IF p_name ~ '^(rate|batch):'", ".sql"),
     ],
 )
@@ -87,6 +89,21 @@ def test_sql_reserves_the_same_names(engine, file):
         for prefix in RESERVED:
             counted = text.count(f"WHEN N'{prefix}' THEN") + text.count(f"LIKE N'{prefix}%'")
             assert counted == (1 if file == "public.sql" else 2), prefix
+
+
+def test_sqlite_reserves_the_same_names(tmp_path):
+    """Where a bare row is inserted. (Of the routines there are none.)"""
+    with sqlsem.connect(f"sqlite:///{tmp_path}/x.db") as coordinator:
+        coordinator.mutex("free").acquire()
+        connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+        for name in TAKEN:
+            with pytest.raises(sqlite3.IntegrityError, match="choose another name"):
+                connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES (?, 'me')", (name,))
+        connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('Rate:x', 'me')")
+        connection.close()
+        assert [one.resource for one in coordinator.entries()] == ["Rate:x", "free"]
+        with coordinator.once("x", "1h") as run:
+            assert run is not None
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.used import SqliteUsed
 from sqlsem.engines.sqlite.values import shown, user_name
-from sqlsem.model import TASKS_PREFIX, QueueLimit, QueueWait
+from sqlsem.model import QueueLimit, QueueWait
 from sqlsem.model_rates import RateRequest, Window
+from sqlsem.names import TASKS_PREFIX
 
 #: The column of each thing that can be set, and that of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {
