@@ -411,7 +411,7 @@ class _Waiting:
         log.info("Started %s as process %d under %s", self._program, pid, places)
 
     def tell(self) -> None:
-        """Thread of ``run -v``: how many are ahead, whenever that has changed."""
+        """Thread of ``sqlsem -v run``: how many are ahead, whenever that has changed."""
         told, pause = None, 0.25
         while not self.over.wait(pause):
             pause = min(pause * 1.5, 5.0)

@@ -466,7 +466,8 @@ def test_reap_leaves_the_living_alone(coordinator: sqlsem.Coordinator) -> None:
 
 
 def test_reap_counts_members_without_rows(url: str) -> None:
-    script = f"import os, sqlsem; lock = sqlsem.connect({url!r}, grace=0).mutex('x'); lock.acquire(); lock.release(); os._exit(0)"
+    lock = f"lock = sqlsem.connect({url!r}, grace=0).mutex('x')"
+    script = f"import os, sqlsem; {lock}; lock.acquire(); lock.release(); os._exit(0)"
     for _ in range(2):
         subprocess.run(
             [sys.executable, "-c", script],
