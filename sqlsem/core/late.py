@@ -15,16 +15,18 @@ from sqlsem.core.steps import Call, Operations
 from sqlsem.engines.base import Session
 from sqlsem.events import meets
 from sqlsem.insight.blockers import Blockers
-from sqlsem.model import Entry, Request, Resource, Ticket, monotonic
+from sqlsem.model import Entry, Request, Resource, TaskEntry, Ticket, monotonic
 from sqlsem.model_rates import RateRequest
 
-__all__ = ["blockers", "look_for_blockers"]
+__all__ = ["blockers", "look_for_blockers", "running_tasks"]
 
 log = logging.getLogger("sqlsem")
 
 #: For so many seconds a look serves others of this process that are too late for the same: a thousand of them at once
 #: must not keep the heartbeat from the main session.
 FRESH_SECONDS = 0.25
+#: So many tasks are looked at, at the most.
+MOST_TASKS = 100
 #: Looks are remembered for so many resources at the most.
 MOST_LOOKS = 64
 
@@ -54,6 +56,20 @@ def blockers(
         found: list[Blockers] = yield Call("look", look, 0.0)
     except Exception as exc:
         log.info("Cannot see who is in the way: %s", exc)
+        return []
+    return found
+
+
+def running_tasks(process: Process, queue: str) -> Operations[list[TaskEntry]]:
+    """The tasks of a queue that run, for one who waits for its end in vain; as `blockers`, nothing is raised."""
+    if process.closed or process.member.main.session is None:
+        return []
+    try:
+        found: list[TaskEntry] = yield Call(
+            "look", lambda session, _: session.list_tasks(queue, "running", MOST_TASKS, 0), 0.0
+        )
+    except Exception as exc:
+        log.info("Cannot see what runs: %s", exc)
         return []
     return found
 

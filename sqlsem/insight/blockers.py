@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlsem.insight.reasons import introduced
-from sqlsem.insight.words import seconds_in_words
-from sqlsem.model import Entry, Resource
+from sqlsem.insight.words import seconds_in_words, who_is
+from sqlsem.model import Entry, Resource, TaskEntry
 from sqlsem.names import RATE_PREFIX
 
-__all__ = ["Blockers", "in_words"]
+__all__ = ["Blockers", "in_words", "tasks_in_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,13 @@ def in_words(blockers: Sequence[Blockers]) -> str:
     if not blockers:
         return ""
     return "; ".join(filter(None, map(str, blockers))) or "the last one in the way has just left"
+
+
+def tasks_in_words(running: Sequence[TaskEntry]) -> str:
+    """The first of these tasks, and who runs it."""
+    first, others = running[0], len(running) - 1
+    note = f' "{first.note}"' if first.note else ""
+    since = "" if first.claimed_at is None else f" since {first.claimed_at.astimezone():%Y-%m-%d %H:%M:%S}"
+    more = f", and {others} more" if others else ""
+    ran = "" if first.seconds is None else f" (for {seconds_in_words(first.seconds)})"
+    return f"task {first.task_id}{note} runs on {who_is(first.host, first.pid, first.owner or '')}{since}{ran}{more}"

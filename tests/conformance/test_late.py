@@ -213,3 +213,20 @@ def test_timeout_makes_no_connection_to_look(connect, name, monkeypatch):
         finally:
             other.process.member.main.session = session
     assert error.holders == ()
+
+
+@pytest.mark.faces("sync")
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+@pytest.mark.leaves_rows
+def test_timeout_of_join_names_the_worker(connect, name):
+    queue = connect().queue(name)
+    number = queue.put({"a": 1}, note=NOTE)
+    with queue.try_claim() as task:
+        assert task.id == number
+        with pytest.raises(sqlsem.Timeout) as raised:
+            connect().queue(name).join(timeout=0.05)
+        for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
+            assert f'task {number} "{NOTE}" runs on {HERE} since ' in str(error)
+            assert [(one.task_id, one.host, one.pid) for one in error.holders] == [
+                (number, socket.gethostname(), os.getpid())
+            ]
