@@ -436,7 +436,7 @@ class AsyncLocks:
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
-        await asyncio.get_running_loop().run_in_executor(None, self._process.close)
+        await asyncio.get_running_loop().run_in_executor(None, self._process.close, this_caller().number)
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""

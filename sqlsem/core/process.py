@@ -240,8 +240,8 @@ class Process:
             ending.stay_asleep()
             self.member.main.require_open()
 
-    def close(self) -> None:
-        """Give everything back, close the connections, end the threads."""
+    def close(self, by: int | None = None) -> None:
+        """Release everything, close the connections, end the threads. ``by``: the number of the task that awaits it."""
         if self.closed:
             return
         self.member.closing.set()
@@ -250,7 +250,7 @@ class Process:
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
-        self.lose(self._held_by_others(), CLOSED)  # before anybody else can be granted
+        self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
         if self.member.close(self._waited_for()):
             self.holdings.close(CLOSED)
         self.watch.close()
@@ -260,13 +260,13 @@ class Process:
         self.loops.close()
         _processes.discard(self)
 
-    def _held_by_others(self) -> list[int]:
+    def _held_by_others(self, by: int | None) -> list[int]:
         """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
         `close`, and nobody at the end of the interpreter.
         """
         if ending.has_begun():
             return []
-        callers = {this_thread().number, self.loops.running()}
+        callers = {this_thread().number, self.loops.running(), by}
         holdings = [grant.holding for grant in self.holdings.grants()]
         lost = [one for one in holdings if one.caller.number not in callers and one.caller.is_running]
         return [ticket.position for one in lost for ticket in one.tickets]

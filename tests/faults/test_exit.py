@@ -128,6 +128,14 @@ def task_closes(lock, coordinator):
     asyncio.run(main())
 
 
+def task_awaits_the_close(lock, coordinator):
+    async def main():
+        await lock._aio.acquire()
+        await coordinator.aio.close()
+
+    asyncio.run(main())
+
+
 def early_released(lock):
     with lock as grant:
         grant.release()
@@ -148,6 +156,7 @@ ENDINGS = [
     task_holds,
     task_exits,
     task_closes,
+    task_awaits_the_close,
     early_released,
 ]
 CODES = {raises: 1, exits: 3, exits_inside_a_block: 3, task_exits: 3}
