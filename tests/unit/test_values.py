@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sqlsem
+from sqlsem.insight.overview import MemberEntry
 from sqlsem.model import (
     MAX_LABEL,
     MAX_NAME,
@@ -163,3 +164,20 @@ def test_our_own_clock_is_not_the_time_of_day(monkeypatch):
     before = monotonic()
     monkeypatch.setattr(time, "time", lambda: before - 3600)
     assert monotonic() >= before
+
+
+@pytest.mark.parametrize(
+    ("missing_for", "grace_left", "holding", "waiting", "missed"),
+    [
+        (None, None, 1, 0, False),  # it lives
+        (2.0, 3.0, 0, 0, True),  # within its grace: it may come back
+        (9.0, -4.0, 1, 0, True),  # dead, and a row of it stands
+        (9.0, 0.0, 0, 1, True),
+        (9.0, -4.0, 0, 0, False),  # dead, and nothing is left of it
+        (None, 5.0, 0, 0, False),  # a lease that runs
+    ],
+)
+def test_member_is_missed_while_it_matters(missing_for, grace_left, holding, waiting, missed):
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    member = MemberEntry(1, "h", 1, "p", "l", now, "beacon", missing_for, 5.0, grace_left, holding, waiting)
+    assert member.is_missed is missed
