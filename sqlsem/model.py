@@ -28,6 +28,7 @@ from sqlsem.model_tasks import (
     plain,
     task_locks,
 )
+from sqlsem.names import access_in_words
 from sqlsem.runtime import monotonic
 
 __all__ = [
@@ -65,7 +66,6 @@ __all__ = [
     "TaskLock",
     "Ticket",
     "Upgrading",
-    "access_in_words",
     "check_count",
     "check_duration",
     "check_name",
@@ -157,23 +157,6 @@ def check_duration(what: str, value: object, *, zero: bool = True, most: float =
             f"{what} must be {'at least 0' if zero else 'above 0'} and at most {most:.0f} seconds, not {value!r}"
         )
     return float(seconds)
-
-
-def access_in_words(access: str, limit: int | None, weight: int = 1) -> str:
-    """Return what a request asks for as people read it, everywhere: lists, messages, logs, the dashboard.
-
-    A mutex and a writer are the same to the table (access ``write``, limit 1), and so have one word.
-
-    >>> [access_in_words("write", limit) for limit in (1, 3, None)]  # None: the limit that is set on the server
-    ['write', 'limit 3', 'limit']
-    >>> access_in_words("read", 1), access_in_words("stage:200", 1), access_in_words("write", 8, weight=2)
-    ('read', 'stage 200', 'limit 8 x2')
-    """
-    if access == WRITE and limit != 1:
-        words = "limit" if limit is None else f"limit {limit}"
-    else:
-        words = access.replace("stage:", "stage ", 1)
-    return words if weight == 1 else f"{words} x{weight}"
 
 
 class Upgrading(enum.Enum):

@@ -13,8 +13,9 @@ from sqlsem.insight.overview import MemberEntry, Overview, Percentiles
 from sqlsem.insight.rates import goes_in, rate_words, used_words
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock, seconds_in_words, who_is
-from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource, access_in_words
+from sqlsem.model import BatchEntry, Entry, QueueCounts, Resource
 from sqlsem.model_rates import RateEntry
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 
 __all__ = ["ORDER", "VIEWS", "Column", "Listing", "Row", "View", "listing", "offered", "summary"]

@@ -14,8 +14,9 @@ from sqlsem.insight.overview import Overview
 from sqlsem.insight.passing import number
 from sqlsem.insight.task_estimates import task_estimates
 from sqlsem.insight.words import clock, seconds_in_words, span_in_words, who_is
-from sqlsem.model import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry, access_in_words
+from sqlsem.model import READ, UPGRADE, WRITE, Entry, QueueLimit, QueueWait, TaskEntry
 from sqlsem.model_rates import Window
+from sqlsem.names import access_in_words
 
 __all__ = ["Reason", "TaskReason", "reasons", "task_reasons"]
 

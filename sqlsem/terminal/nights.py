@@ -10,7 +10,8 @@ from rich.text import Text
 
 from sqlsem.insight.audit import Audit, Finding
 from sqlsem.insight.replay import Night, Replay
-from sqlsem.model import Entry, Past, access_in_words
+from sqlsem.model import Entry, Past
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 from sqlsem.terminal.tables import fit, seconds_in_words, table, who_is
 

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from sqlsem.insight.reasons import Reason
 from sqlsem.insight.words import clock
-from sqlsem.model import Entry, Operation, Past, Resource, access_in_words
+from sqlsem.model import Entry, Operation, Past, Resource
+from sqlsem.names import access_in_words
 from sqlsem.printable import clean
 from sqlsem.terminal.tables import fit, local_time, seconds_in_words, table, who_is
 
