@@ -231,7 +231,10 @@ class Coordinator(Operators):
         return self.process.closed
 
     def close(self) -> None:
-        """Give everything back, close the connections, end the threads. Locks still held are released."""
+        """Release all locks, close the connections, end the threads.
+
+        A thread or task that runs on with a lock is told first that the lock is lost (``on_lost``, `LockLost`).
+        """
         self.process.close()
 
     def __enter__(self) -> Coordinator:

@@ -44,6 +44,7 @@ from sqlsem.model_tasks import (
     plain,
     task_locks,
 )
+from sqlsem.names import access_in_words
 from sqlsem.runtime import monotonic
 
 __all__ = [
@@ -228,10 +229,7 @@ class Request:
 
     def describe(self) -> str:
         """A few words for messages: ``limit 3 on 'etl'``."""
-        kind = self.access
-        if self.access == WRITE:
-            kind = "mutex" if self.limit == 1 else "limit" if self.limit is None else f"limit {self.limit}"
-        return f"{kind} on {self.resource!r}"
+        return f"{access_in_words(self.access, self.limit)} on {self.resource!r}"
 
 
 class Ticket(NamedTuple):  # (Made at every lock, and faster than a frozen dataclass.)

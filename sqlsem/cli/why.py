@@ -17,7 +17,7 @@ from sqlsem.insight.rates import goes_in, rate_words
 from sqlsem.insight.reasons import reasons, task_reasons
 from sqlsem.insight.task_estimates import MOST_ENDED
 from sqlsem.model import TaskEntry
-from sqlsem.model_rates import RATE_PREFIX
+from sqlsem.names import RATE_PREFIX
 from sqlsem.printable import clean
 from sqlsem.terminal import output
 from sqlsem.terminal.why import entry_as_dict, task_as_dict, told_of_entry, told_of_task

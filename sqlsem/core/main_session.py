@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
+from sqlsem.core import ending
 from sqlsem.engines.base import (
     Allowance,
     Busy,
@@ -211,6 +212,7 @@ class MainSession:
         except BaseException:
             session.close()
             raise
+        ending.watch_child()
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session

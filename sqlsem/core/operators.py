@@ -37,7 +37,8 @@ from sqlsem.model import (
     check_name,
     check_some,
 )
-from sqlsem.model_rates import RATE_PREFIX, RateEntry
+from sqlsem.model_rates import RateEntry
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Operators"]
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlsem.bodies import encode
 from sqlsem.core.cursors import cursor_of, refuse_autocommit
 from sqlsem.core.defaults import Coordinated
+from sqlsem.core.late import running_tasks
 from sqlsem.core.leaving import here
 from sqlsem.core.operators import Operators
 from sqlsem.core.options import AnyLock, PutOptions, check_options
 from sqlsem.core.process import Process
+from sqlsem.core.steps import drive
 from sqlsem.core.terms import Terms
 from sqlsem.engines.base import Session
 from sqlsem.engines.parking import ParkingSession
@@ -21,6 +23,7 @@ from sqlsem.engines.queue_limits import QueueLimitSession
 from sqlsem.engines.roles import TaskSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.errors import ConfigurationError, NotHeld, TaskFailed, Timeout
+from sqlsem.insight.blockers import tasks_in_words
 from sqlsem.model import (
     MAX_NOTE,
     TASK_BOUNDS,
@@ -261,15 +264,19 @@ class Queue:
 
     def join(self, timeout: Duration | None = None) -> None:
         """As `wait`, and raises `TaskFailed` when a task failed that was not put with ``on_failure='continue'``,
-        `Timeout` when time is up.
+        `Timeout` when time is up: it names the worker that runs a task, and its ``holders`` are the tasks that run.
 
         >>> sqlsem.queue("nightly").join(timeout="1h")  # doctest: +SKIP
         """
         seconds = None if timeout is None else check_duration("timeout", timeout, most=LONGEST_SECONDS)
         if not self.wait(seconds):
+            process = self.claiming.process
+            running = drive(running_tasks(process, self.name), process.perform)
+            words = f": {tasks_in_words(running)}" if running else ""
             raise Timeout(
-                f"Queue {self.name!r} still has work after {seconds:g} s; see: sqlsem tasks {self.name}",
+                f"Queue {self.name!r} still has work after {seconds:g} s{words}; see: sqlsem tasks {self.name}",
                 resource=self.name,
+                holders=running,
             )
         state = self.state()
         if state.failed is not None:

@@ -213,7 +213,7 @@ def test_ls_fits_80_columns() -> None:
         "3m05s",
         "limit 3 x2",
         "stage 200",
-        "mutex",
+        "write",
         "etl01:4041",
         "orders",
     ):
@@ -483,8 +483,20 @@ def test_release(coordinator: sqlsem.Coordinator) -> None:
 
 def test_reap_leaves_the_living_alone(coordinator: sqlsem.Coordinator) -> None:
     with coordinator.mutex("x") as grant:
-        assert done("reap") == "0 rows removed.\n"
+        assert done("reap") == "0 dead members and 0 rows removed.\n"
         grant.check()
+
+
+def test_reap_counts_members_without_rows(url: str) -> None:
+    lock = f"lock = sqlsem.connect({url!r}, grace=0).mutex('x')"
+    script = f"import os, sqlsem; {lock}; lock.acquire(); lock.release(); os._exit(0)"
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", script],
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
+        )
+    assert done("reap") == "2 dead members and 0 rows removed.\n"
 
 
 def test_reap_removes_the_dead(url: str) -> None:
@@ -494,7 +506,8 @@ def test_reap_removes_the_dead(url: str) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(sqlsem.__file__).parents[1])},
     )
-    assert done("reap") == "1 row removed.\n"
+    for code in ("1 dead member and 1 row", "0 dead members and 0 rows"):
+        assert done("reap") == f"{code} removed.\n"
     assert done("ls") == "Nobody holds or waits.\n"
 
 

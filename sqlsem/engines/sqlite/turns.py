@@ -14,6 +14,7 @@ from sqlsem.engines.sqlite.used import SqliteUsed
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.model import QueueLimit, QueueWait
 from sqlsem.model_rates import RateRequest, Window
+from sqlsem.names import TASKS_PREFIX
 
 #: The column of each thing that can be set, and that of its window.
 _COLUMNS: dict[str, tuple[str, str | None]] = {
@@ -128,14 +129,14 @@ class SqliteTurns(SqliteUsed, QueueLimitSession):
             if ahead >= rate["most"] or self.row("key_waits", waits) is not None:
                 return False
             whose = hashlib.sha256(f"{queue}\x1f{rate['task_key']}".encode()).hexdigest()
-            state = self.rate_state(f"tasks:{whose}")
+            state = self.rate_state(TASKS_PREFIX + whose)
             before = {ms: known.copy() for ms, known in state.windows.items()}
             wait_ms = state.take(RateRequest(whose, (Window(rate["ms"], rate["most"]),), 1 + ahead), now_us)
             if wait_ms:
                 if start:
                     self.run("put_queue_wait", {**waits, "since": now_us // 1000, "free": now_us // 1000 + wait_ms})
                 return False
-            used.append((f"tasks:{whose}", before, state))
+            used.append((TASKS_PREFIX + whose, before, state))
         if start:
             for one in used:
                 self.write_rate(*one)

@@ -37,6 +37,7 @@ BEGIN
         SET @number = @number + 1;
         SELECT @resource = a_resource, @access = an_access, @limit = a_limit, @weight = a_weight FROM @asked WHERE number = @number;
         EXEC {schema}.check_name N'resource', @resource;
+        EXEC {schema}.check_free @resource;
         IF @access COLLATE Latin1_General_100_BIN2 NOT IN (N'write', N'read')
            AND (@access COLLATE Latin1_General_100_BIN2 NOT LIKE N'stage:%[0-9]' OR TRY_CAST(SUBSTRING(@access, 7, 100) AS bigint) IS NULL
                 OR DATALENGTH(@access) > 64)

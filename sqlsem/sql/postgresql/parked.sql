@@ -41,6 +41,7 @@ BEGIN
     END IF;
     FOR v_lock IN SELECT * FROM jsonb_to_recordset(p_locks) AS r (resource text, access text, "limit" numeric, weight numeric) LOOP
         PERFORM {schema}.check_name('resource', v_lock.resource);
+        PERFORM {schema}.check_free(v_lock.resource);
         IF coalesce(v_lock.access, 'write') NOT IN ('write', 'read')
            AND v_lock.access !~ '^stage:(0|-?[1-9][0-9]{0,18})$' THEN
             RAISE EXCEPTION 'sqlsem: access is %; it must be write, read or stage:<whole number>', quote_literal(v_lock.access)

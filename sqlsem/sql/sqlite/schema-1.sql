@@ -77,6 +77,9 @@ BEGIN
     SELECT RAISE(ABORT, 'sqlsem: the table gives the number: leave out queue_position, member_id and granted_at')
     WHERE NEW.member_id IS NOT NULL OR NEW.granted_at IS NOT NULL OR NEW.revoked_at IS NOT NULL
        OR EXISTS (SELECT 1 FROM {table} WHERE queue_position > NEW.queue_position);
+    SELECT RAISE(ABORT, 'sqlsem: names that begin with rate:, once:, priority: or tasks: are used by sqlsem itself, and those that end with * are patterns; choose another name')
+    WHERE NEW.resource_id GLOB 'rate:*' OR NEW.resource_id GLOB 'once:*' OR NEW.resource_id GLOB 'priority:*'
+       OR NEW.resource_id GLOB 'tasks:*' OR substr(NEW.resource_id, -1) = '*';
 END;
 
 CREATE TABLE {schema}_history (
