@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ __all__ = [
     "monotonic",
     "namespace",
 ]
+
+log = logging.getLogger("sqlsem")
 
 
 class Lock(Protocol):
@@ -71,6 +74,9 @@ class Thread(Protocol):
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
 
+    def is_alive(self) -> bool:
+        """True from its start to its end."""
+
 
 class Timer(Protocol):
     """As much of `threading.Timer` as is used."""
@@ -83,7 +89,13 @@ class Timer(Protocol):
 
 
 class Runtime:
-    """Threads of the operating system."""
+    """Threads of the operating system.
+
+    Attributes:
+        ends: What a thread is ended by that shall end: no fault, and nothing to be caught.
+    """
+
+    ends: tuple[type[BaseException], ...] = ()
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back. See `sqlsem.model.monotonic`."""
@@ -102,18 +114,25 @@ class Runtime:
         return threading.Condition(lock)
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
-        """A daemon thread, not started yet."""
+        """A daemon thread, not started yet. (For `sqlsem.core.threads`, which sees to it that none ends unseen.)"""
         return threading.Thread(target=target, name=name, daemon=True)
 
     def timer(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Calls after so many seconds, in a thread of its own; not started yet."""
-        timer = threading.Timer(seconds, call)
+        """Calls after so many seconds, in a thread of its own; not started yet. What that raises is logged at ERROR."""
+        timer = threading.Timer(seconds, _call_logged, (call,))
         timer.daemon = True
         return timer
 
     def namespace(self, local: threading.local) -> dict[str, Any]:
         """What the thread that calls keeps there."""
         return local.__dict__
+
+
+def _call_logged(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except BaseException:
+        log.exception("What a timer was to do failed")
 
 
 _read_clock: Callable[[], float] = (

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import threading
 import weakref
 from collections import deque
@@ -32,6 +31,7 @@ from sqlsem.core.main_session import unavailable
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
+from sqlsem.core.threads import voice
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
@@ -39,7 +39,7 @@ from sqlsem.model import monotonic
 
 __all__ = ["Driver", "Signal", "awaited", "drive", "this_caller", "this_task"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -25,6 +25,7 @@ from sqlsem.cli.obtaining import Adopted, OncePerPeriod, rate_of, take_rates
 from sqlsem.cli.options import duration, limited, pass_url_option, periodic, rated, resource_name, staged
 from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
+from sqlsem.core.threads import spawn
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.model_rates import RateRequest
 from sqlsem.terminal import output
@@ -180,7 +181,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
-            threading.Thread(target=waiting.tell, daemon=True).start()
+            spawn(waiting.tell, "sqlsem-tell")
         environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
         job = supervisor.Job(command, environment, kill_after, waiting.had)
         note = os.path.basename(command[0])[:200] if chosen.note is None else chosen.note

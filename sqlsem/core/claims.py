@@ -184,14 +184,14 @@ class Claims:
                 claim._ended = True
                 self._known.discard(claim)
 
-    def lose(self, why: str) -> None:
-        """Declare all of them lost that can be."""
+    def lose(self, why: str) -> list[Claim]:
+        """Declare all of them lost that can be; which those are."""
         with self._lock:
             lost = [claim for claim in self._known if claim.can_be_lost]
             self._known.difference_update(lost)
         for claim in lost:
             claim.lose(why)
-            log.error("Lost %r: %s", claim, why)
+        return lost
 
     def all(self) -> list[Claim]:
         """Those that are open."""

@@ -21,6 +21,7 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, drive
+from sqlsem.core.threads import GoesOn, Kept
 from sqlsem.engines.base import Session
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.errors import ConfigurationError, SqlsemError
@@ -81,11 +82,12 @@ class Departure:
         self._lock = runtime.lock()  # of who gives the grant back; never held during I/O
         self._settled = False
         self._left = False
+        self._thread = Kept("sqlsem-leaving", self._watch, process.member.closing)
         self._parted = runtime.event()  # having left, it is in nobody's hands any more
 
     def begin(self) -> None:
         """Look, in a thread."""
-        runtime.current().thread(self._watch, "sqlsem-leaving").start()
+        self._thread.begin()
 
     def also(self, word: str) -> None:
         """Leave by this word, too: the one before may be undone (a savepoint), or be all that is committed."""
@@ -109,10 +111,10 @@ class Departure:
             self._parted.wait()  # (which comes before the database is asked)
         return left
 
-    def _watch(self) -> None:
+    def _watch(self, goes_on: GoesOn) -> None:
         process, closing = self._process, self._process.member.closing
         for pause in pauses(first=FIRST_SECONDS, longest=LONGEST_SECONDS):
-            if closing.wait(pause):
+            if closing.wait(pause) or not goes_on():
                 return
             holding = self._grant.holding
             if self._settled or holding.released or holding.why_lost is not None:

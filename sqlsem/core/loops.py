@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from sqlsem.core import ending
 from sqlsem.core.membership import Membership
 from sqlsem.core.places import Places
+from sqlsem.core.threads import Pool
 from sqlsem.engines.base import AsyncSession, Wire
 
 __all__ = ["LoopDriver", "Loops"]
@@ -36,7 +37,7 @@ class Loops:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
         self.places = Places(member.engine.async_sessions)  # to wait in the database
-        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for 'waits'."""
@@ -46,7 +47,7 @@ class Loops:
                 self._member.main.require_open()
                 if pool not in self._pools:
                     most = 1 if pool == "calls" else self._member.engine.async_sessions
-                    self._pools[pool] = ThreadPoolExecutor(most, thread_name_prefix=f"sqlsem-aio-{pool}")
+                    self._pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
                 threads = self._pools[pool]
         try:
             return threads.submit(call, *arguments)
@@ -67,7 +68,7 @@ class Loops:
         with self._member.state_lock:
             pools, self._pools = self._pools, {}
         for pool in pools.values():
-            pool.shutdown(wait=False)
+            pool.close()
         for driver in list(self.drivers.values()):
             driver.soon(driver.end)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import os
 import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import tenacity
@@ -25,9 +25,9 @@ import tenacity
 from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
 from sqlsem.core.callers import Caller
-from sqlsem.core.claims import Claims
+from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.deadlock_watch import DeadlockWatch
-from sqlsem.core.holdings import Holdings
+from sqlsem.core.holdings import BaseGrant, Holdings
 from sqlsem.core.lines import Lines
 from sqlsem.core.loops import Loops
 from sqlsem.core.membership import Membership
@@ -35,6 +35,7 @@ from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
+from sqlsem.core.threads import Pool, call_out, hush, voice
 from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
@@ -44,13 +45,15 @@ from sqlsem.model import End, Ticket, monotonic
 
 __all__ = ["Process", "processes"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
-#: At the end of the interpreter, for what happened before to be told.
+#: At the end, for what happened before to be told.
 TELL_SECONDS = 1.0
+#: So many callbacks of losses may run at a time.
+MOST_CALLBACKS = 32
 
 
 class Process:
@@ -60,6 +63,8 @@ class Process:
         engine: The database.
         retry: Seconds for which a call tries to reach it.
         signals: Who is told what happens.
+        callbacks: The threads in which ``on_lost`` is called.
+        telling: The thread that tells of losses.
         member: This process as a member, with the main session.
         state_lock: Guards what we believe to have; the membership's.
         holdings: Its grants.
@@ -94,6 +99,8 @@ class Process:
         self.secret = os.urandom(4).hex()
         self._uid = f"{self.secret}{os.getpid():x}."  # what each begins with
         self._uids = itertools.count(1)
+        self.callbacks = Pool("sqlsem-lost", MOST_CALLBACKS, patient=True)
+        self.telling = Pool("sqlsem-told", 1, patient=True)
         self.holdings = Holdings(self.member, self.signals)
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
@@ -171,25 +178,32 @@ class Process:
         """Whether anything is held that could be lost."""
         return bool(self.holdings or self.claims)
 
-    def lose(self, positions: Collection[int] | None, why: str) -> None:
+    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
-        wait with one of them are woken.
+        wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
+        session, or be the only one to learn of the next loss. Returns the callbacks.
         """
         lost = self.holdings.lose(positions, why)
-        if positions is None:
-            self.claims.lose(why)
-        for grant in lost:
-            self.holdings.tell_lost(grant.holding)
-            if grant.holding.on_lost is not None:
-                try:
-                    grant.holding.on_lost(grant)
-                except Exception:
-                    log.exception("on_lost of %r failed", grant.resource)
+        claims = self.claims.lose(why) if positions is None else []
+        callbacks = [
+            self.callbacks.submit(call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
+            for grant in lost
+            if grant.holding.on_lost is not None
+        ]
+        if lost or claims:
+            self.telling.submit(self._tell_lost, lost, claims, why)
         self.lines.wake(positions)
         self.turns.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
             for ticket in grant.holding.tickets:
                 self.nudge(ticket.resource)
+        return callbacks
+
+    def _tell_lost(self, grants: list[BaseGrant], claims: list[Claim], why: str) -> None:
+        for claim in claims:
+            log.error("Lost %r: %s", claim, why)
+        for grant in grants:
+            self.holdings.tell_lost(grant.holding)
 
     def forgot(self, positions: Collection[int]) -> None:
         """Who waits with one of these rows shall see that it is gone."""
@@ -251,6 +265,8 @@ class Process:
         self.watch.close()
         self.wanted.close()
         self.lose(None, "its coordinator was closed")
+        self.telling.close(TELL_SECONDS)
+        self.callbacks.close(TELL_SECONDS)
         self.waiting_room.close()
         self.loops.close()
         _processes.discard(self)
@@ -309,3 +325,4 @@ def _at_exit() -> None:
     ending.begin()
     for process in list(_processes):
         process.close()
+    hush(TELL_SECONDS)

@@ -65,6 +65,8 @@ class Fibers(Runtime):
         ended: What is left shall end: whoever waits gets `GreenletExit`.
     """
 
+    ends = (greenlet.GreenletExit,)
+
     def __init__(self) -> None:
         self.now = 1000.0
         self.ended = False
@@ -297,6 +299,9 @@ class _Thread:
 
     def start(self) -> None:
         self._fiber = self._fibers.spawn(self._name, self._group, self._target)
+
+    def is_alive(self) -> bool:
+        return self._fiber is not None and not self._fiber.over
 
     def join(self, timeout: float | None = None) -> None:
         fiber, fibers = self._fiber, self._fibers
