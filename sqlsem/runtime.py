@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ __all__ = [
     "THREADS",
     "Condition",
     "Lock",
+    "Queue",
     "Runtime",
     "Thread",
     "Timer",
@@ -88,6 +90,19 @@ class Timer(Protocol):
         """Do not call."""
 
 
+class Queue(Protocol):
+    """As much of `queue.SimpleQueue` as is used."""
+
+    def put(self, item: Any) -> None:
+        """Have somebody get it."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next one; raises `queue.Empty` where there is none in time."""
+
+    def qsize(self) -> int:
+        """How many there are."""
+
+
 class Runtime:
     """Threads of the operating system.
 
@@ -112,6 +127,10 @@ class Runtime:
     def condition(self, lock: threading.Lock) -> Condition:
         """A new condition on that lock."""
         return threading.Condition(lock)
+
+    def queue(self) -> Queue:
+        """A new queue."""
+        return queue.SimpleQueue()
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
         """A daemon thread, not started yet. (For `sqlsem.core.threads`, which sees to it that none ends unseen.)"""

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
+from sqlsem.aio.driver import Driver, Signal, drive, elsewhere, this_caller, this_task
 from sqlsem.aio.grants import Grant, give_back
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
@@ -426,7 +426,8 @@ class AsyncLocks:
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
-        await asyncio.get_running_loop().run_in_executor(None, self._process.close)
+        if not self._process.closed:
+            await elsewhere(self._process, self._process.close)
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""

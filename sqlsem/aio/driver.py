@@ -37,7 +37,7 @@ from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "drive", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "drive", "elsewhere", "this_caller", "this_task"]
 
 log = voice
 S = TypeVar("S")
@@ -341,6 +341,11 @@ class Driver:
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.warning("%r was still held when its event loop ended, and is given back", grant)
                 grant.holding.registry.disown(grant)  # however often it is had
+
+
+async def elsewhere(process: Process, call: Callable[[], T]) -> T:
+    """Await a call that blocks, and is no operation, in a thread of its own."""
+    return await asyncio.wrap_future(process.loops.submit("others", call))
 
 
 async def awaited(answer: Any) -> Any:

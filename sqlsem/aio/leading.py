@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import awaited, this_task
+from sqlsem.aio.driver import awaited, elsewhere, this_task
 from sqlsem.core.leading import (
     LONGEST_PAUSE_SECONDS,
     TERMINATED,
@@ -194,7 +194,7 @@ class Leader:
 
     async def current(self) -> LeaderEntry | None:
         """See `sqlsem.Leader.current`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._candidacy.current)
+        return await elsewhere(self._candidacy.terms(None).process, self._candidacy.current)
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
         """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""

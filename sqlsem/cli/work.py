@@ -297,7 +297,8 @@ def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None
     """Have the crew work, and mind signals, until it has left: the exit code. Does not return from a second signal."""
     worker = spawn(partial(crew.run, events), "crew")
     if picture is not None:
-        Kept("look", lambda _: crew.look_ahead(), crew.over).begin()
+        looking = Kept("look", lambda _: crew.look_ahead(), crew.over)
+        looking.begin()
     told, drawn = False, picture
     while True:
         try:

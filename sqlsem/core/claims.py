@@ -15,7 +15,6 @@ Invariant
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from sqlsem.core.membership import Membership
+from sqlsem.core.threads import voice
 from sqlsem.engines.base import Session
 from sqlsem.errors import LockLost, NotHeld, SqlsemError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Claims", "Ending", "owner_name"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 T = TypeVar("T")
 
 #: A call of the main session, and the number of our member.

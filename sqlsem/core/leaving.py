@@ -8,7 +8,6 @@ dies in between, it goes as that of any other dead owner.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator
@@ -21,14 +20,14 @@ from sqlsem.core.pauses import pauses
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import Call, drive
-from sqlsem.core.threads import GoesOn, Kept
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.engines.base import Session
 from sqlsem.engines.leaving import LeavingSession
 from sqlsem.errors import ConfigurationError, SqlsemError
 
 __all__ = ["Departure", "elsewhere", "here", "leaving", "placed"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two looks whether the transaction has been committed: at first, and at the longest.
 FIRST_SECONDS, LONGEST_SECONDS = 0.005, 0.25
@@ -176,7 +175,7 @@ def leaving(process: Process, grant: BaseGrant, given: Any) -> Generator[Any, An
                 raise
             raise refusal from exc
         if not there:
-            process.lose([ticket.position], "its row is no longer in the table")
+            process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
     word = secrets.token_hex(16)
     yield from engine.leave_with(cursor, word)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import abc
-import logging
 from typing import ClassVar
 
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import GoesOn, Kept
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.engines.base import Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["Lookout"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Seconds for which an answer may be awaited.
 ANSWER_SECONDS = 15.0

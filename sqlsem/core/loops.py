@@ -40,13 +40,15 @@ class Loops:
         self._pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for 'waits'."""
+        """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for
+        'waits', and for 'others'.
+        """
         threads = self._pools.get(pool)
         if threads is None:
             with self._member.state_lock:
                 self._member.main.require_open()
                 if pool not in self._pools:
-                    most = 1 if pool == "calls" else self._member.engine.async_sessions
+                    most = 1 if pool == "calls" else max(1, self._member.engine.async_sessions)
                     self._pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
                 threads = self._pools[pool]
         try:

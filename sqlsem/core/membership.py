@@ -57,6 +57,8 @@ PAUSED_SECONDS = 0.25
 #: Between two looks at a thread that is late and may be stuck; and how much later than it said a thread may be that is
 #: not, at the least.
 SUSPECT_SECONDS, LATE_SECONDS = 0.1, 0.5
+#: After so many requests it is looked whether both threads have ended.
+LOOK_EVERY = 32
 #: Seconds for which the database is asked after a pause, before the worst is believed.
 VERIFY_SECONDS = 1.0
 
@@ -182,8 +184,8 @@ class Membership:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
         self._activity += 1
-        if not self.pulse.runs:
-            tend()  # as both threads may have ended at once
+        if not self._activity % LOOK_EVERY and not self.pulse.runs:
+            self.urge()
         if self._resting:  # read after the rows were added, as the pulse looks for rows after it set this
             self._beat.set()
 
@@ -231,6 +233,8 @@ class Membership:
         """Have the pulse ping at once."""
         self._urgent = True
         self._beat.set()
+        if not self.pulse.runs:
+            tend()  # as both threads may have ended at once
 
     def disown(self) -> None:
         """Rows of ours that could not be given back may still stand: ping, until a ping has removed them."""
@@ -415,7 +419,6 @@ class Membership:
         """
         if not (believe and self._owner.holds_any()) and not self.unheard():
             return
-        tend()  # as both threads may have ended at once
         asked = monotonic()
         left = self._proved + self._life - asked
         seconds = min(VERIFY_SECONDS, left / 2) if left > 0 and self.trust else VERIFY_SECONDS

@@ -6,20 +6,19 @@ one statement a second for all of its tasks, as long as any runs for longer than
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from sqlsem import runtime
 from sqlsem.core.claims import Claim, Claims
 from sqlsem.core.membership import Membership
-from sqlsem.core.threads import GoesOn, Kept, spawn
+from sqlsem.core.threads import GoesOn, Kept, spawn, voice
 from sqlsem.errors import SqlsemError
 from sqlsem.model import monotonic
 
 __all__ = ["Minder", "Stoppable"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two looks, and how old a task is that is asked about.
 LOOK_SECONDS, LEAST_SECONDS = 1.0, 0.5

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 
 from sqlsem.core.bell import Bell
 from sqlsem.core.places import Places, Token
-from sqlsem.core.threads import GoesOn, Kept
+from sqlsem.core.threads import GoesOn, Kept, voice
 from sqlsem.engines.base import Engine, Session
 from sqlsem.errors import SqlsemError
 
 __all__ = ["News"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: Between two attempts to listen; and how long one call listens.
 AGAIN_SECONDS, HEAR_SECONDS = 1.0, 5.0

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from sqlsem import runtime
 from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
 from sqlsem.core.callers import Caller
@@ -178,6 +179,13 @@ class Process:
         """Whether anything is held that could be lost."""
         return bool(self.holdings or self.claims)
 
+    def lose_and_tell(self, positions: Collection[int], why: str) -> None:
+        """As `lose`, where a program's thread has found it out: what is logged is logged when this returns."""
+        self.lose(positions, why)
+        done = runtime.event()
+        _have_done(self.telling, done.set)
+        done.wait(TELL_SECONDS)
+
     def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
         """Declare what stands on these rows (None: everything) lost: flag, event, callback, in this order. Those who
         wait with one of them are woken. Callbacks, and the log, are left to other threads: who calls may hold the main
@@ -186,12 +194,12 @@ class Process:
         lost = self.holdings.lose(positions, why)
         claims = self.claims.lose(why) if positions is None else []
         callbacks = [
-            self.callbacks.submit(call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
+            _have_done(self.callbacks, call_out, f"on_lost of {grant.resource!r}", grant.holding.on_lost, grant)
             for grant in lost
             if grant.holding.on_lost is not None
         ]
         if lost or claims:
-            self.telling.submit(self._tell_lost, lost, claims, why)
+            _have_done(self.telling, self._tell_lost, lost, claims, why)
         self.lines.wake(positions)
         self.turns.wake(positions)
         for grant in lost:  # those that waited for what was ours wait for others now
@@ -299,6 +307,16 @@ class Process:
 
     def __repr__(self) -> str:
         return f"<Coordinator {self.engine.where}{', closed' if self.closed else ''}>"
+
+
+def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
+    """Have a pool do something; here, where it has just been closed."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments))
+        return done
 
 
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-import logging
 import os
 import queue
 import threading
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 from sqlsem.core import ending
 from sqlsem.core.callers import Caller
-from sqlsem.core.threads import GoesOn, Kept, call_out
+from sqlsem.core.threads import GoesOn, Kept, call_out, voice
 from sqlsem.errors import ConfigurationError
 from sqlsem.events import EVENTS, Deadlocked, Event, Granted, Lost, Released, TimedOut, Waiting
 from sqlsem.model import Request
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Signals", "Subscription", "Tap", "Trace", "Tracer", "drain", "everywhere"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 

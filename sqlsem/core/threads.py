@@ -25,11 +25,11 @@ import functools
 import logging
 import math
 import os
+import queue
 import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
@@ -81,7 +81,12 @@ class Voice:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self.isEnabledFor = logger.isEnabledFor  # (The same: it is asked several times at every lock.)
         self._pool: Pool | None = None
+
+    def log(self, level: int, words: str, *arguments: object, extra: Mapping[str, object] | None = None) -> None:
+        """As of a logger."""
+        self._say(level, words, arguments, extra=extra)
 
     def debug(self, words: str, *arguments: object) -> None:
         """As of a logger."""
@@ -103,16 +108,23 @@ class Voice:
         """As of a logger."""
         self._say(logging.ERROR, words, arguments, True)
 
-    def _say(self, level: int, words: str, arguments: tuple[object, ...], exc_info: bool = False) -> None:
+    def _say(
+        self,
+        level: int,
+        words: str,
+        arguments: tuple[object, ...],
+        exc_info: bool = False,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
         logger = self._logger
         if not logger.isEnabledFor(level):
             return
         if not is_vital():
-            logger.log(level, words, *arguments, exc_info=exc_info, stacklevel=3)
+            logger.log(level, words, *arguments, exc_info=exc_info, extra=extra, stacklevel=3)
             return
         file, line, function, stack = logger.findCaller(False, 3)
         failure = sys.exc_info() if exc_info else None
-        record = logger.makeRecord(logger.name, level, file, line, words, arguments, failure, function, None, stack)
+        record = logger.makeRecord(logger.name, level, file, line, words, arguments, failure, function, extra, stack)
         if self._pool is None:
             self._pool = Pool("sqlsem-log", 1, patient=True)
         if self._pool.behind < MOST_UNSAID:
@@ -400,8 +412,7 @@ class Pool:
         self._most = most
         self._patient = patient
         self._lock = threading.Lock()
-        self._changed = runtime.current().condition(self._lock)
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._jobs = runtime.current().queue()  # each a future and a call, or None: a thread is to end
         self._workers: list[_Worker] = []
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -409,67 +420,69 @@ class Pool:
         `close`.
         """
         future: Future[T] = Future()
-        job = (future, functools.partial(call, *arguments))
-        worker = None
-        with self._changed:
+        with self._lock:
             if self.closing.is_set():
                 raise RuntimeError(f"The threads {self.name} were ended")
-            self._jobs.append(job)
-            free = sum(one.job is None for one in self._workers)  # those that are about to begin, too
-            if free < len(self._jobs) and len(self._workers) < self._most:
-                worker = _Worker(self, len(self._workers) + 1)
-                self._workers.append(worker)
-            else:
-                self._changed.notify_all()
-        self._see_to_threads(worker, job)
+            self._jobs.put((future, functools.partial(call, *arguments)))
+            free = [one for one in self._workers if one.job is None]  # those that are about to begin, too
+            if len(free) < self._jobs.qsize() and len(self._workers) < self._most:
+                free = [_Worker(self, len(self._workers) + 1)]
+                self._workers.append(free[0])
+        for worker in free[:1]:
+            try:
+                worker.kept.begin()
+            except RuntimeError as exc:
+                self._nobody_for(future, exc)
         return future
 
-    def _see_to_threads(self, new: _Worker | None, job: tuple[Future[Any], Callable[[], Any]]) -> None:
-        try:
-            if new is not None:
-                new.kept.begin()
-            elif not any(worker.kept.runs for worker in list(self._workers)):
-                tend()
-        except RuntimeError as exc:
-            with self._changed:
-                others = any(worker.kept.runs for worker in self._workers)
-                if not self._patient and not others and job in self._jobs:
-                    self._jobs.remove(job)
-                    raise
-            if not others:
-                _report("No thread can be started for %s, which is tried again: %s", self.name, exc, exc_info=False)
+    def _nobody_for(self, future: Future[Any], exc: RuntimeError) -> None:
+        """No thread could be started: another one does it, or `tend` tries again, or it is not done."""
+        if any(worker.kept.runs for worker in list(self._workers)):
+            return
+        if not self._patient and future.cancel():
+            raise exc
+        _report("No thread can be started for %s, which is tried again: %s", self.name, exc, exc_info=False)
 
     def next_for(self, worker: _Worker) -> Callable[[], None] | None:
         """What a thread is to do next; None when it is to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._jobs) or self.closing.is_set(), IDLE_SECONDS)
-            if not self._jobs:
+        try:
+            job = self._jobs.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            job = None
+        if job is None:
+            with self._lock:
+                if self._jobs.qsize() and not self.closing.is_set():  # `submit` may have counted on it
+                    return _nothing
                 if worker in self._workers:
                     self._workers.remove(worker)
                 worker.kept.let_go()
                 return None
-            worker.job = self._jobs[0][0]
-            future, call = self._jobs.popleft()
-        return functools.partial(_carry_out, future, call)
+        worker.job, call = job
+        return functools.partial(_carry_out, worker.job, call)
 
     @property
     def behind(self) -> int:
         """How many jobs nobody has begun."""
-        return len(self._jobs)
+        return self._jobs.qsize()
 
     def close(self, seconds: float = 0.0) -> None:
         """Take nothing more, and wait for so long at the most until what was submitted is done; the threads end then.
         (Does not wait where one of them calls.)
         """
-        with self._changed:
+        with self._lock:
             self.closing.set()
-            self._changed.notify_all()
             workers = list(self._workers)
+        for _ in workers:
+            self._jobs.put(None)
         if any(worker.kept.thread is threading.current_thread() for worker in workers):
             return
         deadline = runtime.monotonic() + seconds
         for worker in workers:
             worker.kept.join(max(0.0, deadline - runtime.monotonic()))
+
+
+def _nothing() -> None:
+    """No job: look again."""
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:

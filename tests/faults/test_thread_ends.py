@@ -285,8 +285,9 @@ def test_both_threads_are_begun_again_when_asked(connect, database, name, monkey
         if asks == "the grant":
             until(lambda: grant.lost or member.pulse.runs, "the grant knows, or asks")
         else:
-            with coordinator.mutex(name("another")):
-                pass
+            for _ in range(40):
+                with coordinator.mutex(name("another")):
+                    pass
         until(lambda: member.pulse.runs and member.watch.runs, "both are there again")
         remove(database, *positions)
         until(is_told, "the loss is told")
