@@ -150,11 +150,16 @@ def test_loss_is_told_while_callbacks_block(connect, database, name, state, numb
 
 @both_faces
 def test_on_lost_may_use_the_coordinator(connect, database, name):
-    coordinator, entries = connect(grace=GRACE), Future()
-    lock = coordinator.mutex(name, on_lost=lambda grant: entries.set_result(coordinator.entries(name)))
+    coordinator, used = connect(grace=GRACE), Future()
+
+    def use(grant):
+        with coordinator.mutex(name("another")) as another:
+            used.set_result(another.position > grant.position)
+
+    lock = coordinator.mutex(name, on_lost=use)
     assert lock.acquire()
     remove(database, lock.grant.position)
-    assert entries.result(PATIENCE) == []
+    assert used.result(PATIENCE)
     with pytest.raises(LockLost):
         lock.release()
 
