@@ -37,20 +37,20 @@ class Loops:
         self._member = member
         self.drivers: dict[Any, LoopDriver] = {}
         self.places = Places(member.engine.async_sessions)  # to wait in the database
-        self._pools: dict[str, Pool] = {}
+        self.pools: dict[str, Pool] = {}
 
     def submit(self, pool: str, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have a thread do what asyncio cannot await: one for the 'calls' on the main session, a few for
         'waits', and for 'others'.
         """
-        threads = self._pools.get(pool)
+        threads = self.pools.get(pool)
         if threads is None:
             with self._member.state_lock:
                 self._member.main.require_open()
-                if pool not in self._pools:
+                if pool not in self.pools:
                     most = 1 if pool == "calls" else max(1, self._member.engine.async_sessions)
-                    self._pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
-                threads = self._pools[pool]
+                    self.pools[pool] = Pool(f"sqlsem-aio-{pool}", most)
+                threads = self.pools[pool]
         try:
             return threads.submit(call, *arguments)
         except RuntimeError:
@@ -68,8 +68,9 @@ class Loops:
     def close(self) -> None:
         """End the threads, and have each loop end what it has."""
         with self._member.state_lock:
-            pools, self._pools = self._pools, {}
-        for pool in pools.values():
+            pools = list(self.pools.values())
+            self.pools.clear()
+        for pool in pools:
             pool.close()
         for driver in list(self.drivers.values()):
             driver.soon(driver.end)

@@ -16,6 +16,8 @@ Where the pulse cannot go on all the same, everything is declared lost: nobody w
 Invariants
     ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held
     during I/O, and nobody who holds it waits for the main session.
+    Its threads keep the coordinator alive as long as it has rows, and no longer (``_pin``): one that is dropped is
+    closed.
     ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
     gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
     So nobody can be let in before ``_proved`` plus the grace, or the lease.
@@ -27,6 +29,7 @@ import contextlib
 import functools
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -88,6 +91,34 @@ class Owner(Protocol):
         """Give up what belonged to somebody who is no more."""
 
 
+class _Nobody:
+    """The owner of a membership whose coordinator was dropped, and is about to be closed."""
+
+    def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
+        return []
+
+    def forgot(self, positions: Collection[int]) -> None:
+        pass
+
+    def holds_any(self) -> bool:
+        return False
+
+    def interrupt_overdue(self) -> None:
+        pass
+
+    def undone(self) -> Iterable[Callable[[Session, int], object]]:
+        return ()
+
+    def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
+        pass
+
+    def tidy(self) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 def _when_all(done: list[Future[None]], call: Callable[[], object]) -> None:
     """Call something when all of these are done."""
 
@@ -105,7 +136,8 @@ class Membership:
     def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self._owner = owner
+        self._owner_reference = weakref.ref(owner)
+        self._pin: Owner | None = None
         options = engine.options
         life = self._life = options.grace if options.lease is None else options.lease
         # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
@@ -141,6 +173,10 @@ class Membership:
         self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
         self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
         self._doubting = Places()
+
+    @property
+    def _owner(self) -> Owner:
+        return self._owner_reference() or _NOBODY
 
     @property
     def member_id(self) -> int | None:
@@ -183,6 +219,7 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
+                self._pin = self._pin or self._owner
         self._activity += 1
         if not self._activity % LOOK_EVERY and not self.pulse.runs:
             self.urge()
@@ -194,6 +231,12 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
+            self._unpin()
+
+    def _unpin(self) -> None:
+        """With the state lock: nothing of its owner's may be left."""
+        if not self.tickets:
+            self._pin = None
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether, as far as we know, the row is there."""
@@ -318,16 +361,18 @@ class Membership:
             taken = [self.tickets.pop(position) for position in pulse.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
+            owner = self._owner  # until all is told
+            self._unpin()
             # (What an interrupt left in limbo does not stay there for ever.)
             limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
             positions = [ticket.position for ticket in taken]
             strangers = set() if limbo else pulse.positions.difference(self.tickets, positions, self._parting)
         if gone:
-            self._owner.lose(gone, "its row was removed")
+            owner.lose(gone, "its row was removed")
         callbacks: list[Future[None]] = []
         if taken:
-            callbacks = self._owner.lose(positions, "an operator took it away")
-            self._owner.forgot(positions)
+            callbacks = owner.lose(positions, "an operator took it away")
+            owner.forgot(positions)
             self._disowned = True
         self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
 
@@ -367,6 +412,7 @@ class Membership:
                 session.release(ticket, "released")
                 with self.state_lock:
                     self.tickets.pop(ticket.position, None)
+                    self._unpin()
                     self._late.remove(ticket)
                 self._owner.returned(ticket, session, member_id)
 
@@ -440,9 +486,11 @@ class Membership:
     def lose_all(self, why: str) -> None:
         """Nothing is ours any more."""
         with self.state_lock:
+            owner = self._owner
             self.tickets.clear()
+            self._unpin()
         self._disowned = True
-        self._owner.lose(None, why)
+        owner.lose(None, why)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

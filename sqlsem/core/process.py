@@ -14,9 +14,10 @@ import atexit
 import itertools
 import os
 import socket
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from sqlsem.core.minder import Minder
 from sqlsem.core.news import News
 from sqlsem.core.signals import Signals, drain, everywhere
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, WaitFor
-from sqlsem.core.threads import Pool, call_out, hush, voice
+from sqlsem.core.threads import Pool, call_out, hush, spawn, spawn_in_handler, voice
 from sqlsem.core.turns import Turns
 from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
@@ -88,6 +89,7 @@ class Process:
         self.engine = engine
         self.retry = retry
         self.signals = Signals(engine.where, everywhere)
+        self._finalizer: weakref.finalize[Any, Process] | None = None
         self._reset()
         _processes.add(self)
 
@@ -115,6 +117,11 @@ class Process:
         self.bell = Bell(self.member.closing)
         self.news = News(self.engine, self.bell, self.member.closing)
         self.loops = Loops(self.member)
+        if self._finalizer is not None:
+            self._finalizer.detach()  # of the parent's
+        parts = self.member, self.waiting_room, self.news, self.minder, [self.callbacks, self.telling], self.loops.pools
+        self._finalizer = weakref.finalize(self, _dropped, *parts)
+        self._finalizer.atexit = False
 
     def requesting_id(self, caller: Caller) -> str:
         """Who asks, for those who look at the table."""
@@ -263,6 +270,8 @@ class Process:
         """Give everything back, close the connections, end the threads."""
         if self.closed:
             return
+        if self._finalizer is not None:
+            self._finalizer.detach()
         self.member.closing.set()
         self.lines.wake(None)
         self.turns.wake(None)
@@ -307,6 +316,39 @@ class Process:
 
     def __repr__(self) -> str:
         return f"<Coordinator {self.engine.where}{', closed' if self.closed else ''}>"
+
+
+def _dropped(
+    member: Membership,
+    room: WaitingRoom,
+    news: News,
+    minder: Minder,
+    pools: list[Pool],
+    more_pools: Mapping[str, Pool],
+) -> None:
+    """A coordinator was dropped without being closed. It holds nothing then; its threads and connections end.
+
+    Called by the garbage collector: in any thread, with any lock held. So another thread does it.
+    """
+    if member.main.session is None and not member.pulse.needed:
+        return
+    warnings.warn(
+        f"unclosed coordinator of {member.engine.where}; use it in a with block, or close() it",
+        ResourceWarning,
+        stacklevel=2,
+    )
+
+    def close() -> None:
+        member.closing.set()
+        room.dismiss()
+        news.close()
+        minder.close()
+        member.close()
+        room.close()
+        for pool in (*pools, *more_pools.values()):
+            pool.close()
+
+    spawn_in_handler(lambda: spawn(close, "sqlsem-close"), "sqlsem-close")
 
 
 def _have_done(pool: Pool, call: Callable[..., object], *arguments: Any) -> Future[Any]:
