@@ -79,7 +79,7 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None, pass
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which round once.")
-    with options.coordinator() as coordinator, same_database(options, pass_url):
+    with options.coordinator(runs="continuations") as coordinator, same_database(options, pass_url):
         coordinator.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]

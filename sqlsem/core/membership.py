@@ -16,7 +16,7 @@ Where the pulse cannot go on all the same, everything is declared lost: nobody w
 Invariants
     ``state_lock`` guards what we believe (``tickets`` here; grants and queues beside it). It is never held
     during I/O, and nobody who holds it waits for the main session.
-    Its threads keep the coordinator alive as long as it has rows, and no longer (``_pin``): one that is dropped is
+    Its threads keep the coordinator alive as long as it has rows, and no longer (`_Weakly`): one that is dropped is
     closed.
     ``_proved`` only moves forward: no sign of life that the database has of us is older than this. When the call that
     gave the last one *began*, less an eighth of our life where the call may have found a sign that young and left it.
@@ -91,32 +91,48 @@ class Owner(Protocol):
         """Give up what belonged to somebody who is no more."""
 
 
-class _Nobody:
-    """The owner of a membership whose coordinator was dropped, and is about to be closed."""
+class _Weakly:
+    """The owner, who is kept alive by its threads while it has rows, and no longer. After that nobody is told."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._reference = weakref.ref(owner)
+        self._pin: Owner | None = None
+
+    def pin(self) -> None:
+        """It has rows."""
+        self._pin = self._pin or self._reference()
+
+    def unpin(self) -> None:
+        """It has none, and was told what has become of them."""
+        self._pin = None
 
     def lose(self, positions: Collection[int] | None, why: str) -> list[Future[None]]:
-        return []
+        owner = self._reference()
+        return [] if owner is None else owner.lose(positions, why)
 
     def forgot(self, positions: Collection[int]) -> None:
-        pass
+        if (owner := self._reference()) is not None:
+            owner.forgot(positions)
 
     def holds_any(self) -> bool:
-        return False
+        owner = self._reference()
+        return owner is not None and owner.holds_any()
 
     def interrupt_overdue(self) -> None:
-        pass
+        if (owner := self._reference()) is not None:
+            owner.interrupt_overdue()
 
     def undone(self) -> Iterable[Callable[[Session, int], object]]:
-        return ()
+        owner = self._reference()
+        return () if owner is None else owner.undone()
 
     def returned(self, ticket: Ticket, session: Session, member_id: int) -> None:
-        pass
+        if (owner := self._reference()) is not None:
+            owner.returned(ticket, session, member_id)
 
     def tidy(self) -> None:
-        pass
-
-
-_NOBODY = _Nobody()
+        if (owner := self._reference()) is not None:
+            owner.tidy()
 
 
 def _when_all(done: list[Future[None]], call: Callable[[], object]) -> None:
@@ -136,8 +152,7 @@ class Membership:
     def __init__(self, engine: Engine, owner: Owner, retry: float) -> None:
         self.engine = engine
         self.retry = retry
-        self._owner_reference = weakref.ref(owner)
-        self._pin: Owner | None = None
+        self._owner = _Weakly(owner)
         options = engine.options
         life = self._life = options.grace if options.lease is None else options.lease
         # How old the last proof of life may grow. 0: not watched, as nothing can be lost while we live (SQLite), or
@@ -173,10 +188,6 @@ class Membership:
         self._disowned = False  # rows that we gave up may still stand: ping until one has removed them
         self._proofs = self._runtime.condition(self.state_lock)  # tells those who doubt
         self._doubting = Places()
-
-    @property
-    def _owner(self) -> Owner:
-        return self._owner_reference() or _NOBODY
 
     @property
     def member_id(self) -> int | None:
@@ -219,7 +230,7 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets[ticket.position] = ticket
-                self._pin = self._pin or self._owner
+                self._owner.pin()
         self._activity += 1
         if not self._activity % LOOK_EVERY and not self.pulse.runs:
             self.urge()
@@ -231,12 +242,8 @@ class Membership:
         with self.state_lock:
             for ticket in tickets:
                 self.tickets.pop(ticket.position, None)
-            self._unpin()
-
-    def _unpin(self) -> None:
-        """With the state lock: nothing of its owner's may be left."""
-        if not self.tickets:
-            self._pin = None
+            if not self.tickets:
+                self._owner.unpin()
 
     def knows(self, ticket: Ticket) -> bool:
         """Whether, as far as we know, the row is there."""
@@ -361,18 +368,16 @@ class Membership:
             taken = [self.tickets.pop(position) for position in pulse.revoked if position in self.tickets]
             for position in gone:
                 del self.tickets[position]
-            owner = self._owner  # until all is told
-            self._unpin()
             # (What an interrupt left in limbo does not stay there for ever.)
             limbo = any(monotonic() - since < 2 * self.retry + 10 for since in list(self._limbo.values()))
             positions = [ticket.position for ticket in taken]
             strangers = set() if limbo else pulse.positions.difference(self.tickets, positions, self._parting)
         if gone:
-            owner.lose(gone, "its row was removed")
+            self._owner.lose(gone, "its row was removed")
         callbacks: list[Future[None]] = []
         if taken:
-            callbacks = owner.lose(positions, "an operator took it away")
-            owner.forgot(positions)
+            callbacks = self._owner.lose(positions, "an operator took it away")
+            self._owner.forgot(positions)
             self._disowned = True
         self.prove(began)  # not before: who is in doubt takes it for the answer, and looks what has become of its lock
 
@@ -396,6 +401,7 @@ class Membership:
                     outcome = "revoked" if entry.position in pulse.revoked else "cancelled"
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
         self._disowned = limbo and self._disowned
+        self.forget(())
 
     def _give_back_late(self) -> None:
         while self.leftovers:
@@ -411,9 +417,8 @@ class Membership:
             def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
                 session.release(ticket, "released")
                 with self.state_lock:
-                    self.tickets.pop(ticket.position, None)
-                    self._unpin()
                     self._late.remove(ticket)
+                self.forget([ticket])
                 self._owner.returned(ticket, session, member_id)
 
             with contextlib.suppress(Busy):
@@ -486,11 +491,10 @@ class Membership:
     def lose_all(self, why: str) -> None:
         """Nothing is ours any more."""
         with self.state_lock:
-            owner = self._owner
             self.tickets.clear()
-            self._unpin()
         self._disowned = True
-        owner.lose(None, why)
+        self._owner.lose(None, why)
+        self.forget(())
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ from sqlsem.errors import ConfigurationError
 __all__ = ["LATEST", "SCRIPTS", "migrations", "queries", "rerunnable", "script"]
 
 #: The version of the schema that this client brings.
-LATEST = 6
+LATEST = 1
 #: What ``sqlsem sql`` can print, in the order in which a DBA would run it.
 SCRIPTS = (
     *("schema", "routines", "priorities", "deadlocks", "public", "rates", "tasks", "parked", "rounds"),

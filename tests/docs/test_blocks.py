@@ -63,7 +63,7 @@ ELSEWHERE = {
 #: Commands of sqlsem that need no process of their own, as they start none and wait for nobody.
 HERE = (
     *("ls", "why", "history", "put", "queues", "tasks", "schedules", "rounds", "set", "pause", "resume", "release"),
-    *("reap", "init", "sql", "doctor", "timeline", "replay", "audit"),
+    *("reap", "init", "sql", "config", "doctor", "timeline", "replay", "audit"),
 )
 #: Where a page's readers wait for long, or for ever, and tests do not.
 SHORTER = {

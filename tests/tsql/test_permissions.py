@@ -28,7 +28,7 @@ LOOKS = {"entries", "status", "past", "resources", "list_rounds", "resource_sett
 PUTS = {"put", "put_task", "save_schedule"}
 WORKS = {"work", "claim_task", "claim_tasks", "claim_parked", "end_task", "next_task", "return_claim",
          "asked_of_tasks", "fire_schedule"}  # fmt: skip
-TASKS = {"queue_state", "queue_counts", "list_tasks", "page_tasks", "show_tasks", "queue_limits", "queue_waits",
+TASKS = {"queue_state", "queue_counts", "list_tasks", "show_tasks", "queue_limits", "queue_waits",
          "task_attempts", "list_schedules", "show_task_locks"}  # fmt: skip
 HELD = {"release", "pin", "hand_over_rows", "leave_with", "has_left", "forget_left", "entries"}  # with tasks
 GUARDS = {"guard_table", "unguard_table", "session_entry"}

@@ -486,8 +486,7 @@ def test_sql(url: str, engine: str) -> None:
     assert "{schema}" not in text
     assert "ProcessControl" not in text
     assert "CREATE TABLE" in text
-    # Nothing is thrown away. (SQLite cannot change a table's index otherwise than by making it anew.)
-    assert done("sql", engine, "schema").count("DROP TABLE") == (engine == "sqlite")
+    assert "DROP" not in done("sql", engine, "schema"), "nothing is thrown away"
     assert "DROP" in done("sql", engine, "drop")
 
 
@@ -514,7 +513,7 @@ def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch)
 def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     text = done("init", "--dry-run")
     assert f"not there yet → {sql.LATEST}" in text
-    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, schema-4.sql, schema-5.sql, schema-6.sql" in text
+    assert "would run: schema-1.sql" in text
     assert ", routines.sql, permissions.sql" in text
     assert list(tmp_path.iterdir()) == []
     text = done("--schema", "locks", "--table", "Queue", "init")

@@ -25,6 +25,7 @@ from rich.console import Console
 import sqlsem
 from sqlsem import bodies, cli, config
 from sqlsem.bodies import commands
+from sqlsem.cli import here
 from sqlsem.cli.work import Crew, render_worker
 from sqlsem.insight.reasons import task_reasons
 from sqlsem.model import PartEntry, RoundEntry, TaskEntry
@@ -937,7 +938,8 @@ def test_tasks_get_no_password_unless_asked(url: str, monkeypatch: pytest.Monkey
         )
     ]
     # (What --url names has none, and so the tasks find that.)
-    monkeypatch.setattr(config, "has_password", lambda url: bool(url))
+    monkeypatch.setattr(config, "has_secret", lambda url: bool(url))
+    monkeypatch.setattr(here, "has_secret", lambda url: bool(url))
     option = ["--pass-url"] if asked else []
     result = call("--url", url, "work", "q", "--idle-exit", "0", *option)
     assert "3 finished" in result.stderr, result.stderr  # and Python code that takes locks finds our database

@@ -32,7 +32,6 @@ DIFFERENT = {
     "listen": "PostgreSQL: is told of tasks (NOTIFY)",
     "next_ready": "PostgreSQL: and so looks for what is put for later only when that is ready",
     "lock_tables": "PostgreSQL: takes all tables of an upgrade at once",
-    "stand_aside": "PostgreSQL: waits of older versions keep locks on the tables",
     "put_tasks": "PostgreSQL: takes JSON; T-SQL that is not SQL Server's mangles quotation marks in it",
     "put_task": "SQL Server: so there is a call for each",
     "next_tasks": "PostgreSQL: as put_tasks",

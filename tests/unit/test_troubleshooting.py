@@ -23,7 +23,7 @@ ABOUT_WHAT_IS_WRITTEN = (
         "aio/rates.py",
         "bodies/",
         "cli/",
-        "config.py",
+        "config/",
         "coordinator.py",
     ),
     *(

@@ -674,7 +674,6 @@ BEGIN
 END;
 GO
 
-DROP PROCEDURE IF EXISTS {schema}.end_session_part;  -- its name until version 2
 IF OBJECT_ID(N'{schema}.session_part_end') IS NULL EXEC (N'CREATE PROCEDURE {schema}.session_part_end AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.session_part_end

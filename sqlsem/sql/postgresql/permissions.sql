@@ -61,7 +61,7 @@ DECLARE
         'p', ARRAY['put_tasks', 'put_tasks_once', 'put', 'save_schedule'],
         'po', ARRAY['set_task', 'cancel_task', 'set_schedule'],
         'pwo', ARRAY['recover_tasks', 'tend_queue'],
-        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'page_tasks', 'show_tasks', 'queue_limits',
+        'pwor', ARRAY['listen_for_tasks', 'next_ready', 'queue_state', 'queue_counts', 'list_tasks', 'show_tasks', 'queue_limits',
                        'queue_waits', 'task_attempts',
                        'list_schedules'],
         'w', ARRAY['claim_task', 'claim_parked', 'end_task', 'next_task', 'next_tasks', 'return_claim', 'work', 'session_claim',

@@ -16,21 +16,6 @@
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
 
--- What an upgrade has left for those who were running it.
-DO $$
-DECLARE
-    v_routine text;
-BEGIN
-    FOR v_routine IN
-        SELECT p.oid::regprocedure::text FROM pg_proc AS p
-        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname LIKE '%\_before' AND p.xmin <> pg_current_xact_id()::xid
-          AND (SELECT value <> '2' AND value <> '1' FROM {schema}.setting WHERE name = 'schema_version')
-    LOOP
-        EXECUTE 'DROP ROUTINE ' || v_routine;
-    END LOOP;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT (pg_catalog.hashtext('sqlsem.{schema}'::text) OPERATOR(pg_catalog.&) 2147483640) OPERATOR(pg_catalog.+) p_kind $$;
@@ -955,7 +940,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION 'sqlsem: no priority is named for %, which is granted by priority; name one (priority=0 to 99), or have an operator end that: sqlsem set % --no-priorities',
         quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
-        HINT = 'Priorities are for requests of one resource alone, by programs of this version.';
+        HINT = 'Priorities are for requests of one resource alone.';
 END
 $$;
 
@@ -1533,15 +1518,6 @@ END
 $$;
 
 
--- (The name that this had at first is another routine's now.)
-DO $$
-BEGIN
-    IF EXISTS (SELECT FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname = 'assert_holding'
-               AND prorettype = 'boolean'::regtype) THEN
-        DROP FUNCTION {schema}.assert_holding(varchar, bigint, varchar);
-    END IF;
-END
-$$;
 -- Whether this login may keep a row of another one's: that it was granted, or any as an operator.
 CREATE OR REPLACE FUNCTION {schema}.may_keep(p_login name) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
