@@ -22,7 +22,7 @@ def use(coordinator, name):
 
 def use_tasks(coordinator, name):
     coordinator.queue(name).put({})
-    coordinator.queue(name).try_claim(timeout=0).finish()
+    coordinator.queue(name).try_claim().finish()
 
 
 def use_aio(coordinator, name):
