@@ -19,6 +19,7 @@ from sqlsem.core.process import Process
 from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
+from sqlsem.engines.base import Replaced
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking", "give_back"]
@@ -41,6 +42,10 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
     for ticket in holding.tickets:
         try:
             there = yield from process.engine.pinning(cursor, ticket)
+        except Replaced as exc:
+            process.member.lose_all(str(exc))
+            holding.require()
+            raise
         except Exception as exc:
             refusal = refused(exc)
             if refusal is None:

@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
+from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Replaced, Session, Unanswered, bounded
+from sqlsem.engines.base import this_program
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -155,10 +156,15 @@ class MainSession:
         began = self._calling = monotonic()
         try:
             result = call(self.session, self.member_id)
+            self.session.require_in_place()
         except BaseException as exc:
             # An exception out of a signal handler may leave a connection in the middle of something; and a
             # member that was given up must enter again.
             self.session.recover()
+            if isinstance(exc, Replaced):
+                # Told before the beacon goes out, for which the programs wait that come to the new database.
+                self.member_id = None
+                self._member.lose_all(str(exc))
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None
                 late = session is not None and session is self.session

@@ -43,9 +43,6 @@ T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
 CLOSE_JOIN_SECONDS = 10.0
-#: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
-#: (Not so with a lease, which nobody renews meanwhile.)
-REST_SECONDS = 60.0
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
 #: Seconds for which the database is asked after a pause, before the worst is believed.
@@ -94,7 +91,9 @@ class Membership:
         self.trust = self._certain if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
         self._ping_budget = min(retry, self._ping_every)
-        self._rest = REST_SECONDS if options.lease is None else self._ping_every
+        # A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this
+        # often. (Not so with a lease, which nobody renews meanwhile.)
+        self._rest = engine.rest_seconds if options.lease is None else self._ping_every
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know

@@ -31,6 +31,7 @@ __all__ = [
     "LockSession",
     "Options",
     "Plan",
+    "Replaced",
     "Session",
     "Unanswered",
     "Wire",
@@ -46,6 +47,10 @@ Creator = Callable[[], Any]
 
 class Disconnected(Unavailable):
     """This session is gone or never came; another may do better."""
+
+
+class Replaced(Disconnected):
+    """The database of this session is not the one that other programs find: nothing in it counts any more."""
 
 
 class Unanswered(Disconnected):
@@ -126,6 +131,8 @@ class Engine(abc.ABC):
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
     #: does not.
     setup_timeout: ClassVar[float | None] = 5.0
+    #: Seconds between two pings of a member that holds nothing and waits for nothing.
+    rest_seconds: ClassVar[float] = 60.0
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
     #: What `LeavingSession.whereabouts` has said last.

@@ -126,6 +126,11 @@ class LockSession(Wire, Sparing):
     def recover(self) -> None:
         """After an exception, which may have come out of a signal handler: end what that has left open."""
 
+    def require_in_place(self) -> None:
+        """Raise `Replaced` unless other programs still find the database that this session has open. Called after every
+        call on the main session, so that its result is believed only then.
+        """
+
     # -- membership (main session) ------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -288,6 +288,15 @@ class Beacons:
             return Look(True, found.st_mtime)
         return _FreeByPath(path, lock, found)
 
+    def held(self) -> list[str]:
+        """The beacons that a living process holds, whether a table names them or not."""
+        found = []
+        for name in self.names():
+            with self.look(name) as look:
+                if look.held:
+                    found.append(name)
+        return found
+
     def names(self) -> list[str]:
         """The beacons that are there, held or not."""
         try:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.base import Busy, Disconnected, Replaced
 from sqlsem.engines.roles import LockSession
-from sqlsem.engines.sqlite import fork, wal
+from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
@@ -30,6 +30,7 @@ class SqliteConnection(LockSession):
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
+        self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
         self._has_routines: sqlite3.Connection | None = None
@@ -46,6 +47,7 @@ class SqliteConnection(LockSession):
         if self.connection is None:
             if self.interrupted:
                 raise Disconnected(f"The connection to {self.engine.where} was closed")
+            before = files.identify(self.engine.path)
             connection = self.engine.open()
             self.connection = connection
             if self.engine.creates:
@@ -59,7 +61,31 @@ class SqliteConnection(LockSession):
                 self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
             self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
             self._changed = 0
+            self._identify(before)
         return self.connection
+
+    def _identify(self, before: files.Identity | None) -> None:
+        """Remember which files the connection has opened, and keep them."""
+        try:
+            mode = self.rows("mode_of_journal")[0]["journal_mode"]
+            self.rows("version")  # SQLite opens the log with the first read
+            known, read_only = self.files, not self.engine.writable
+            self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
+            if known is not None and known.database != self.files.database:
+                raise Replaced(f"{self.engine.where} is another file than before")
+            files.keep(self.files, self)
+            self.engine.follow_link()
+        except BaseException:
+            self.let_go()
+            raise
+
+    def require_in_place(self) -> None:
+        if self.files is not None and self.connection is not None:
+            try:
+                self.files.require_in_place()
+            except Replaced:
+                self.given_up = True
+                raise
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -178,6 +204,7 @@ class SqliteConnection(LockSession):
     def _write_back_alone(self, connection: sqlite3.Connection) -> None:
         if self._writer_back is None:
             self._writer_back = self.engine.open()
+            self.require_in_place()
         connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
         try:
             self._written = 0
@@ -195,6 +222,10 @@ class SqliteConnection(LockSession):
 
     def translate(self, exc: sqlite3.Error) -> Exception:
         text, where = str(exc), self.engine.where
+        try:
+            self.require_in_place()
+        except Replaced as replaced:
+            return replaced
         if self.interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):
             return Disconnected(f"The connection to {where} was closed")
         if "no such table" in text or "no such column" in text:
@@ -238,12 +269,14 @@ class SqliteConnection(LockSession):
     def let_go(self) -> None:
         """Close the connection for now."""
         with fork.held_off:
+            files.unkeep(self)
             connections = self.connection, self._writer_back
             self.connection = self._writer_back = None
             for connection in connections:
                 if connection is not None:
                     with contextlib.suppress(sqlite3.Error):
                         connection.close()
+            files.close_unused()
 
 
 class Reading:

@@ -17,6 +17,7 @@ import platformdirs
 from sqlsem.engines.base import Creator, Engine, Options, setting_number
 from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
+from sqlsem.engines.sqlite.files import OpenFiles, identify
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket
@@ -30,6 +31,7 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
+    rest_seconds = 5.0  # (a deleted file is noticed no later, see SqliteUpkeep.install)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -51,6 +53,8 @@ class SqliteDatabase(Engine):
         #: Whether it is in this user's own folder, and so nobody else's business.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
         self._private_since: int | None = None  # checked by this process
+        #: The files of the main session: those in which the rows of this process stand.
+        self.files: OpenFiles | None = None
         self.beacons = Beacons(self.path, private=self.private)
 
     @property
@@ -92,6 +96,12 @@ class SqliteDatabase(Engine):
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
         connection.row_factory = sqlite3.Row
         return connection
+
+    def follow_link(self) -> None:
+        """Look for beacons beside the file that is open: a link may lead to another one since this object was made."""
+        beacons = Beacons(self.path, private=self.private)
+        if beacons.folder != self.beacons.folder:
+            self.beacons = beacons
 
     def _make_private(self) -> None:
         """The default database is its user's alone, whatever the umask: those who can read it see what is locked and
@@ -141,7 +151,10 @@ class SqliteDatabase(Engine):
 
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
         yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        return bool(cursor.rowcount == 1)
+        there = bool(cursor.rowcount == 1)
+        if self.files is not None:
+            self.files.require_in_place()
+        return there
 
     def same_place(self, one: str, other: str) -> bool:
         try:

@@ -9,8 +9,14 @@
 -- where {end_of_time} is 253370764800.0
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
+-- name: mode_of_journal
+PRAGMA journal_mode
+
 -- name: version
 SELECT name FROM sqlite_master WHERE type = 'table' AND name = '{schema}_setting'
+
+-- name: is_empty
+SELECT NOT EXISTS (SELECT 1 FROM sqlite_master) AS is_empty
 
 -- name: settings
 SELECT name, value FROM {schema}_setting

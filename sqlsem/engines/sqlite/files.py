@@ -1,0 +1,221 @@
+"""The files that a connection has open: the database, its ``-wal`` and its ``-shm``.
+
+SQLite coordinates by locks on these files. Two connections exclude each other only while both have the same three
+files open. A file that is deleted, renamed, replaced or truncated divides the connections into those that opened it
+before and those that open it later, and SQLite tells neither. So `OpenFiles` remembers the device and inode of each
+file, and compares them with the paths after each transaction.
+
+A process loses all its POSIX locks on a file when it closes any descriptor of that file, for example by
+``open(path).read()``. The next process that closes the database would take itself for the last one, and delete ``-wal``
+and ``-shm``. `keep` holds locks that no close of another descriptor drops (open file description locks, on Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import struct
+import sys
+import weakref
+from pathlib import Path
+
+from sqlsem.engines.base import Disconnected, Replaced
+from sqlsem.engines.sqlite import fork
+from sqlsem.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open can be neither deleted nor renamed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["OpenFiles", "close_unused", "keep", "unkeep"]
+
+log = logging.getLogger("sqlsem")
+
+#: Device and inode.
+Identity = tuple[int, int]
+_SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
+#: By the suffix of the file: the bytes (first, number) that SQLite itself locks in shared mode for as long as a
+#: connection is open. Of the database those that keep others from deleting ``-wal``; of ``-shm`` the one that keeps a
+#: process that opens it from initialising it anew.
+_KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class OpenFiles:
+    """The files of one connection, which must have read before. ``before``: `identify`, before it was opened."""
+
+    __slots__ = ("_known", "database", "names", "path")
+
+    #: The files of the latest connection to each path that were found among the descriptors of this process.
+    _verified: dict[str, tuple[tuple[str, int, int, int], ...]] = {}
+
+    def __init__(self, path: Path, before: Identity | None, *, wal: bool, read_only: bool) -> None:
+        self.path = path
+        real = os.path.realpath(path)
+        #: By their suffixes.
+        self.names = {"": str(path), "-wal": f"{real}-wal", "-shm": f"{real}-shm"} if wal else {"": str(path)}
+        if os.name != "posix":
+            self.names = {}
+        known = []
+        for suffix, name in self.names.items():
+            try:
+                found = os.stat(name)
+            except FileNotFoundError:
+                if suffix and read_only:  # they cannot be created
+                    continue
+                raise Disconnected(f"{name} was removed while it was opened") from None
+            known.append((name, found.st_ino, found.st_dev, int(suffix != "-wal")))
+        self._known = tuple(known)
+        #: Device and inode of the database.
+        self.database: Identity | None = (known[0][2], known[0][1]) if known else None
+        if before not in (None, self.database) or not self._are_open():
+            raise Disconnected(f"SQLite file {path} was replaced while it was opened")
+
+    def require_in_place(self) -> None:
+        """Raise `Replaced` unless the paths still lead to the files that are open."""
+        name = ""
+        try:
+            for name, inode, device, size in self._known:
+                found = os.stat(name)
+                if found.st_ino != inode or found.st_dev != device:
+                    raise self._replaced(f"{name} is another file now")
+                if found.st_size < size:
+                    raise self._replaced(f"{name} was truncated")
+        except Replaced:
+            raise
+        except OSError as exc:
+            raise self._replaced(f"{name} cannot be found any more ({exc.strerror})") from None
+
+    def identity(self, suffix: str) -> Identity | None:
+        """Device and inode of one of the files."""
+        name = self.names.get(suffix)
+        return next(((device, inode) for one, inode, device, _ in self._known if one == name), None)
+
+    def _replaced(self, what: str) -> Replaced:
+        return Replaced(
+            f"SQLite file {self.path} was replaced, truncated or moved while it was in use: {what}. Other programs do "
+            f"not see what was locked here. Stop every program that uses a database before its files are touched"
+        )
+
+    def _are_open(self) -> bool:
+        """True if this process has all of them open, as far as the system tells."""
+        if self._verified.get(str(self.path)) == self._known or not os.path.isdir(_DESCRIPTORS):
+            return True
+        found = {(one.st_ino, one.st_dev) for one in _stats_of_descriptors().values()}
+        if not found.issuperset((inode, device) for _, inode, device, _ in self._known):
+            return False
+        self._verified[str(self.path)] = self._known
+        return True
+
+
+def identify(path: Path) -> Identity | None:
+    """Return device and inode of a database; None where it is not there. Raises where it has a second name."""
+    if os.name != "posix":
+        return None
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(
+            f"SQLite file {path} has {found.st_nlink} names (hard links); programs that open it by different names do "
+            f"not exclude each other. Remove the other names (find {path.parent} -xdev -inum {found.st_ino})"
+        )
+    return found.st_dev, found.st_ino
+
+
+# -- keeping the files ---------------------------------------------------------------------------------------------
+# To close a descriptor of ours would drop the POSIX locks of every connection of this process, those of the program's
+# own connections among them. So it is closed only where no other descriptor of that file is open. All of this is called
+# with `fork.held_off` held.
+
+
+class _Kept:
+    """A descriptor of a file, and the sessions for which it is locked."""
+
+    def __init__(self, fd: int, place: tuple[int, int]) -> None:
+        self.fd = fd
+        self.place = place
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self.is_locked = False
+
+    def lock(self, kind: int) -> None:
+        """Lock the bytes (`fcntl.F_RDLCK`), or unlock them (`fcntl.F_UNLCK`)."""
+        assert _SET_LOCK is not None
+        fcntl.fcntl(self.fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, *self.place, 0))
+        self.is_locked = kind == fcntl.F_RDLCK
+
+
+_kept: dict[Identity, _Kept] = {}
+
+
+def keep(files: OpenFiles, user: object) -> bool:
+    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unkeep`; True if the system can do that."""
+    if _SET_LOCK is None:
+        return False
+    try:
+        for suffix, place in _KEPT_BYTES.items():
+            identity = files.identity(suffix)
+            if identity is None:
+                return False
+            kept = _kept.get(identity)
+            if kept is None:
+                fd = os.open(files.names[suffix], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                found = os.fstat(fd)
+                kept = _kept[found.st_dev, found.st_ino] = _Kept(fd, place)
+                if identity not in _kept:
+                    return False  # replaced just now, which the next transaction finds
+            if not kept.is_locked:
+                kept.lock(fcntl.F_RDLCK)
+            kept.users.add(user)
+    except OSError as exc:
+        log.debug("Cannot keep %s and %s from being deleted: %s", *list(files.names.values())[1:], exc)
+        return False
+    return True
+
+
+def unkeep(user: object) -> None:
+    """Let the last connection clean up, which ``user`` is about to close."""
+    for kept in _kept.values():
+        kept.users.discard(user)
+        if kept.is_locked and not kept.users:
+            with contextlib.suppress(OSError):
+                kept.lock(fcntl.F_UNLCK)
+
+
+def close_unused() -> None:
+    """Close the descriptors that no session needs."""
+    unused = {identity: kept for identity, kept in _kept.items() if not kept.users}
+    if not unused:
+        return
+    others = _stats_of_descriptors(without={kept.fd for kept in _kept.values()})
+    still_open = {(one.st_dev, one.st_ino) for one in others.values()}
+    for identity, kept in unused.items():
+        if identity not in still_open:
+            del _kept[identity]
+            os.close(kept.fd)
+
+
+def _stats_of_descriptors(without: frozenset[int] | set[int] = frozenset()) -> dict[int, os.stat_result]:
+    """What this process has open, by the descriptors."""
+    found = {}
+    for name in os.listdir(_DESCRIPTORS):
+        if int(name) not in without:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[int(name)] = os.fstat(int(name))
+    return found
+
+
+def _after_fork_in_child() -> None:
+    # The locks are the parent's, for as long as it has its descriptors. A child has no POSIX locks to lose.
+    for kept in _kept.values():
+        with contextlib.suppress(OSError):
+            os.close(kept.fd)
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
