@@ -253,6 +253,9 @@ class Membership:
             if woken and rested and not self._urgent:
                 continue
             self._urgent = False
+            if self.main.displaced is not None:
+                self.closing.wait()
+                return
             self._owner.tidy()
             try:
                 self.ping()
@@ -389,6 +392,17 @@ class Membership:
             self.tickets.clear()
         self._disowned = True
         self._owner.lose(None, why)
+
+    def displaced(self, why: str) -> bool:
+        """Other programs have another database now: nothing is ours any more, nor to be done. Whether anything was to
+        be done.
+        """
+        left = bool(self.leftovers or self._late)
+        self.leftovers.clear()
+        with self.state_lock:
+            self._late.clear()
+        self.lose_all(why)
+        return left
 
     # -- the end ------------------------------------------------------------------------------------------------
 

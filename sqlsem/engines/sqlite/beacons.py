@@ -89,6 +89,14 @@ class Beacon:
         if isinstance(lock, int):
             os.close(lock)
 
+    def let_go(self) -> None:
+        """Let go of it, and leave the file: whoever finds it knows that its member is dead."""
+        lock, self._lock = self._lock, None
+        if isinstance(lock, int):
+            os.close(lock)
+        elif lock is not None:
+            lock.release()
+
     def abandon(self) -> None:
         """In a forked child: close what was inherited. The parent's lock stays what it is."""
         lock, self._lock = self._lock, None

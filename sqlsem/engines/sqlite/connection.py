@@ -25,8 +25,12 @@ ROUTINES = ("leaving", "leaving_alone")
 class SqliteConnection(LockSession):
     """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
 
+    #: Whether this session works for the member of another one, and must see what that one sees.
+    is_second = False
+
     def __init__(self, engine: SqliteDatabase) -> None:
         self.engine = engine
+        self._displaced: str | None = None  # why what it has open counts no more
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
@@ -47,6 +51,8 @@ class SqliteConnection(LockSession):
         if self.connection is None:
             if self.interrupted:
                 raise Disconnected(f"The connection to {self.engine.where} was closed")
+            if self._displaced is not None:
+                raise Replaced(self._displaced)
             before = files.identify(self.engine.path)
             connection = self.engine.open()
             self.connection = connection
@@ -71,6 +77,8 @@ class SqliteConnection(LockSession):
             self.rows("version")  # SQLite opens the log with the first read
             known, read_only = self.files, not self.engine.writable
             self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
+            if self.is_second:
+                known = known or self.engine.files
             if known is not None and known.database != self.files.database:
                 raise Replaced(f"{self.engine.where} is another file than before")
             files.keep(self.files, self)
@@ -80,12 +88,22 @@ class SqliteConnection(LockSession):
             raise
 
     def require_in_place(self) -> None:
+        if self._displaced is not None:
+            raise Replaced(self._displaced)
         if self.files is not None and self.connection is not None:
             try:
                 self.files.require_in_place()
-            except Replaced:
-                self.given_up = True
+                if self.is_second and self.engine.files is not None:
+                    self.files.require_same(self.engine.files)
+            except Replaced as exc:
+                displace(self.engine, exc)
                 raise
+
+    def displace(self, why: str) -> None:
+        """What this session has open counts no more: every further use raises `Replaced`."""
+        self._displaced = why
+        self.given_up = True
+        self.let_go()
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -195,6 +213,7 @@ class SqliteConnection(LockSession):
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
+            self.require_in_place()  # (a truncated file would not be empty any more)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
             else:
@@ -236,6 +255,9 @@ class SqliteConnection(LockSession):
             return Unavailable(f"{where} is read-only; make the file and its folder writable")
         if "full" in text:
             return Unavailable(f"{where}: the disk is full; free some room ({text})")
+        if ("disk I/O" in text or "malformed" in text) and self.engine.beacons.held():
+            # The database was replaced while other processes have the old log open: until they notice.
+            return Disconnected(f"{where}: {text}")
         if "unable to open" in text:
             return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
         return Unavailable(f"{where}: {text}")
@@ -264,12 +286,17 @@ class SqliteConnection(LockSession):
         """Give the beacon up."""
         if self.beacon is not None:
             beacon, self.beacon = self.beacon, None
-            beacon.put_out()
+            if self._displaced is None:
+                beacon.put_out()
+            else:  # the new files may have a copy of the member, which nobody can end in order
+                beacon.let_go()
 
     def let_go(self) -> None:
         """Close the connection for now."""
         with fork.held_off:
             files.unkeep(self)
+            if self.files is not None and self.engine.files is self.files:
+                self.engine.files = self.files.without_log()
             connections = self.connection, self._writer_back
             self.connection = self._writer_back = None
             for connection in connections:
@@ -277,6 +304,20 @@ class SqliteConnection(LockSession):
                     with contextlib.suppress(sqlite3.Error):
                         connection.close()
             files.close_unused()
+
+
+def displace(engine: SqliteDatabase, exc: Replaced) -> None:
+    """Close all connections of this process to files that are not in place. (While one is open SQLite gives each new
+    one the same ``-shm``.)
+    """
+    with fork.held_off:
+        for session in list(fork.sessions):
+            if isinstance(session, SqliteConnection) and session.engine.path == engine.path:
+                try:
+                    if session.files is not None and session.connection is not None:
+                        session.files.require_in_place()
+                except Replaced:
+                    session.displace(str(exc))
 
 
 class Reading:

@@ -17,7 +17,7 @@ import platformdirs
 from sqlsem.engines.base import Creator, Engine, Options, setting_number
 from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
-from sqlsem.engines.sqlite.files import OpenFiles, identify
+from sqlsem.engines.sqlite.files import OpenFiles
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket
@@ -150,11 +150,12 @@ class SqliteDatabase(Engine):
             raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
 
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        there = bool(cursor.rowcount == 1)
-        if self.files is not None:
-            self.files.require_in_place()
-        return there
+        try:
+            yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+            return bool(cursor.rowcount == 1)
+        finally:
+            if self.files is not None:
+                self.files.require_in_place()
 
     def same_place(self, one: str, other: str) -> bool:
         try:

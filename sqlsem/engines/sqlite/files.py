@@ -13,6 +13,7 @@ and ``-shm``. `keep` holds locks that no close of another descriptor drops (open
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import stat
@@ -20,9 +21,9 @@ import struct
 import sys
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 from sqlsem.engines.base import Disconnected, Replaced
-from sqlsem.engines.sqlite import fork
 from sqlsem.errors import ConfigurationError
 
 try:
@@ -50,7 +51,7 @@ class OpenFiles:
     __slots__ = ("_known", "database", "names", "path")
 
     #: The files of the latest connection to each path that were found among the descriptors of this process.
-    _verified: dict[str, tuple[tuple[str, int, int, int], ...]] = {}
+    _verified: ClassVar[dict[str, tuple[tuple[str, int, int, int], ...]]] = {}
 
     def __init__(self, path: Path, before: Identity | None, *, wal: bool, read_only: bool) -> None:
         self.path = path
@@ -89,6 +90,19 @@ class OpenFiles:
         except OSError as exc:
             raise self._replaced(f"{name} cannot be found any more ({exc.strerror})") from None
 
+    def require_same(self, others: OpenFiles) -> None:
+        """Raise `Replaced` unless these are the files of another connection, too."""
+        known = {name: found for name, *found in others._known}
+        for name, *found in self._known:
+            if known.get(name, found) != found:
+                raise self._replaced(f"{name} is another file now")
+
+    def without_log(self) -> OpenFiles:
+        """These, when the connection is closed: the log may go then, and the database may not."""
+        files = copy.copy(self)
+        files._known = self._known[:1]
+        return files
+
     def identity(self, suffix: str) -> Identity | None:
         """Device and inode of one of the files."""
         name = self.names.get(suffix)
@@ -96,8 +110,8 @@ class OpenFiles:
 
     def _replaced(self, what: str) -> Replaced:
         return Replaced(
-            f"SQLite file {self.path} was replaced, truncated or moved while it was in use: {what}. Other programs do "
-            f"not see what was locked here. Stop every program that uses a database before its files are touched"
+            f"SQLite file {self.path} was replaced, truncated or moved while it was in use: {what}. Stop every "
+            f"program that uses a database before its files are touched"
         )
 
     def _are_open(self) -> bool:
