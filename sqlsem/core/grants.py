@@ -48,7 +48,7 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
         try:
             there = yield from process.engine.pinning(cursor, ticket)
         except Replaced as exc:
-            process.member.displaced(str(exc))
+            process.member.lose_all(str(exc))
             holding.require()
             raise
         except Exception as exc:

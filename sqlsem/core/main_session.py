@@ -57,13 +57,8 @@ class Member(Protocol):
     def prove(self, since: float) -> None:
         """The database has a sign of life of ours that is not older than this."""
 
-    def lose_all(self, why: str) -> None:
-        """Nothing is ours any more."""
-
-    def displaced(self, why: str) -> bool:
-        """Other programs have another database now: nothing is ours any more, nor to be done. Whether anything was to
-        be done.
-        """
+    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
+        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
 
 
 class MainSession:
@@ -186,7 +181,7 @@ class MainSession:
                 # Told before the beacon goes out, for which programs wait that come to the new database. Its numbers
                 # mean other rows than the same ones of the old database: a process that has some must not go on there.
                 self.member_id = None
-                if self._member.displaced(str(exc)) or had:
+                if self._member.lose_all(str(exc), for_good=True) or had:
                     self.displaced = str(exc)
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None

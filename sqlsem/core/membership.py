@@ -323,7 +323,8 @@ class Membership:
                 raise  # later still
             except Exception as exc:  # never in the way of what comes after it
                 log.warning("What was left to do cannot be done: %s", exc, exc_info=not isinstance(exc, SqlsemError))
-            self.leftovers.popleft()
+            if self.leftovers:  # (nothing is left to do in a database that was replaced)
+                self.leftovers.popleft()
         for ticket in list(self._late):
 
             def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
@@ -386,22 +387,17 @@ class Membership:
         self.lose_all(f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
         self.main.interrupt_overdue()
 
-    def lose_all(self, why: str) -> None:
-        """Nothing is ours any more."""
+    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
+        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
+        left = bool(self.leftovers or self._late)
+        if for_good:
+            self.leftovers.clear()
         with self.state_lock:
+            if for_good:
+                self._late.clear()
             self.tickets.clear()
         self._disowned = True
         self._owner.lose(None, why)
-
-    def displaced(self, why: str) -> bool:
-        """Other programs have another database now: nothing is ours any more, nor to be done. Whether anything was to
-        be done.
-        """
-        left = bool(self.leftovers or self._late)
-        self.leftovers.clear()
-        with self.state_lock:
-            self._late.clear()
-        self.lose_all(why)
         return left
 
     # -- the end ------------------------------------------------------------------------------------------------

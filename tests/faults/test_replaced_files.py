@@ -433,6 +433,35 @@ def test_the_first_use_of_anything_tells_its_loss(spawn, tmp_path, way):
     assert child.expect("used")["believed"] == []
 
 
+@pytest.mark.parametrize("way", [way for way in DIVIDING if way is not truncated], ids=lambda way: way.__name__)
+def test_a_change_of_a_settled_folder_is_seen(tmp_path, way):
+    """Where nothing has changed for long only the folder is looked at."""
+    path = place(tmp_path, way)
+    with contextlib.closing(sqlsem.connect(f"sqlite:///{path}", **AMPLE)) as coordinator:
+        grant = acquired(coordinator.mutex("a"))
+        known = coordinator.process.member.main.session.files
+        if way is not link_led_elsewhere:
+            until(lambda: known.compare() or known._folder_when_compared is not None)
+        known.require_in_place()
+        way(path)
+        with pytest.raises(sqlsem.LockLost):
+            grant.release()
+
+
+def test_a_busy_folder_is_looked_at_file_by_file(tmp_path, monkeypatch):
+    compared = []
+    compare = files.OpenFiles.compare
+    monkeypatch.setattr(files.OpenFiles, "compare", lambda self: compared.append(self) or compare(self))
+    with sqlsem.connect(f"sqlite:///{tmp_path}/a.db", **AMPLE) as coordinator:
+        with coordinator.mutex("a"):
+            pass
+        compared.clear()
+        (tmp_path / "other").touch()
+        with coordinator.mutex("a"):
+            pass
+        assert len(compared) >= 2
+
+
 def waits(channel, url, options, place):
     logging.disable()
     coordinator = sqlsem.connect(f"sqlite:///{place}", grace=AMPLE["grace"], retry=5.0)
@@ -471,12 +500,72 @@ def test_a_waiter_is_told_and_never_granted_beside_another(spawn, tmp_path, way)
 # -- unlocked ------------------------------------------------------------------------------------------------------
 
 
+def names_of_descriptors():
+    """What this process has open, once for each descriptor."""
+    found = []
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{one}"))
+    return found
+
+
+linux = pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no locks of open file descriptions")
+
+
+@linux
+def test_no_descriptor_is_left_after_the_last_connection(tmp_path):
+    path = tmp_path / "a.db"
+    for _ in range(3):
+        with sqlsem.connect(f"sqlite:///{path}", **AMPLE) as one, sqlsem.connect(f"sqlite:///{path}", **AMPLE) as two:
+            with one.mutex("a"), two.mutex("b"):
+                assert f"{path}-shm" in names_of_descriptors()
+    assert [name for name in names_of_descriptors() if str(tmp_path) in name] == []
+    assert not Path(f"{path}-wal").exists(), "the last connection did not clean up"
+
+
+@linux
+def test_no_descriptor_is_closed_under_a_connection_of_the_program(tmp_path):
+    """To close one would drop the locks of the program's own transaction."""
+    path = tmp_path / "a.db"
+    with sqlsem.connect(f"sqlite:///{path}", **AMPLE) as coordinator, coordinator.mutex("a"):
+        own = sqlite3.connect(path, isolation_level=None)
+        own.execute("BEGIN IMMEDIATE")
+        own.execute("CREATE TABLE theirs (a)")
+    program = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+    tried = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
+    assert "database is locked" in tried.stderr
+    own.execute("COMMIT")
+    own.close()
+    with sqlsem.connect(f"sqlite:///{path}", **AMPLE) as coordinator, coordinator.mutex("a"):
+        pass
+    assert [name for name in names_of_descriptors() if str(tmp_path) in name] == []
+
+
+def test_a_database_with_two_names_is_refused(spawn, tmp_path):
+    """The log of each name is another one. Whoever is inside already stays alone."""
+    path = place(tmp_path, second_name_made)
+    holder = spawn(has_all, place=str(path), keeps=True, way=second_name_made.__name__, grace=1.0)
+    holder.expect("has all")
+    holder.send(do="go")
+    holder.expect("done")
+    for name in (path, Path(f"{path}.second")):
+        with (
+            pytest.raises(sqlsem.ConfigurationError, match=r"has 2 names \(hard links\)"),
+            sqlsem.connect(f"sqlite:///{name}") as coordinator,
+        ):
+            coordinator.mutex("more").acquire(timeout=0)
+    holder.send(do="acquire more")
+    assert holder.expect("more")["had"] is True
+    holder.send(do="use")
+    assert holder.expect("used")["lost"] == []
+
+
 def others_come_and_go(path):
     for _ in range(2):
         subprocess.run([sys.executable, "-c", OTHER_PROGRAM, str(path)], check=True)
 
 
-@pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no locks of open file descriptions")
+@linux
 @pytest.mark.parametrize("way", UNLOCKING, ids=lambda way: way.__name__)
 def test_the_files_stay_where_their_locks_were_dropped(spawn, tmp_path, way):
     path = place(tmp_path, way)

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
@@ -88,22 +88,23 @@ class SqliteConnection(LockSession):
             raise
 
     def require_in_place(self) -> None:
+        self._check_files(files.OpenFiles.require_in_place)
+
+    def compare_files(self) -> None:
+        """As `require_in_place`, file by file."""
+        self._check_files(files.OpenFiles.compare)
+
+    def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
         if self._displaced is not None:
             raise Replaced(self._displaced)
         if self.files is not None and self.connection is not None:
             try:
-                self.files.require_in_place()
+                compare(self.files)
                 if self.is_second and self.engine.files is not None:
                     self.files.require_same(self.engine.files)
             except Replaced as exc:
                 displace(self.engine, exc)
                 raise
-
-    def displace(self, why: str) -> None:
-        """What this session has open counts no more: every further use raises `Replaced`."""
-        self._displaced = why
-        self.given_up = True
-        self.let_go()
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -213,7 +214,7 @@ class SqliteConnection(LockSession):
             return
         self._changed = connection.total_changes
         with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
-            self.require_in_place()  # (a truncated file would not be empty any more)
+            self.compare_files()  # (a truncated file would not be empty any more)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
             else:
@@ -242,7 +243,7 @@ class SqliteConnection(LockSession):
     def translate(self, exc: sqlite3.Error) -> Exception:
         text, where = str(exc), self.engine.where
         try:
-            self.require_in_place()
+            self.compare_files()
         except Replaced as replaced:
             return replaced
         if self.interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):
@@ -315,9 +316,11 @@ def displace(engine: SqliteDatabase, exc: Replaced) -> None:
             if isinstance(session, SqliteConnection) and session.engine.path == engine.path:
                 try:
                     if session.files is not None and session.connection is not None:
-                        session.files.require_in_place()
+                        session.files.compare()
                 except Replaced:
-                    session.displace(str(exc))
+                    session._displaced = str(exc)  # every further use raises it
+                    session.given_up = True
+                    session.let_go()
 
 
 class Reading:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import os
 import stat
 import struct
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import ClassVar
@@ -42,13 +44,16 @@ _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "
 #: connection is open. Of the database those that keep others from deleting ``-wal``; of ``-shm`` the one that keeps a
 #: process that opens it from initialising it anew.
 _KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
+#: A folder that was not changed for so long has times that differ from those of its next change: where a file system
+#: counts parts of a millisecond, and on every other one.
+_SETTLED_NS, _SETTLED_COARSE_NS = 1_000_000_000, 5_000_000_000
 _DESCRIPTORS = "/proc/self/fd"
 
 
 class OpenFiles:
     """The files of one connection, which must have read before. ``before``: `identify`, before it was opened."""
 
-    __slots__ = ("_known", "database", "names", "path")
+    __slots__ = ("_folder", "_folder_asked", "_folder_when_compared", "_is_link", "_known", "database", "names", "path")
 
     #: The files of the latest connection to each path that were found among the descriptors of this process.
     _verified: ClassVar[dict[str, tuple[tuple[str, int, int, int], ...]]] = {}
@@ -56,6 +61,12 @@ class OpenFiles:
     def __init__(self, path: Path, before: Identity | None, *, wal: bool, read_only: bool) -> None:
         self.path = path
         real = os.path.realpath(path)
+        # Each change of a name in a folder changes the folder's times. So a folder that has the times that it had when
+        # the files were compared has the same files, provided that it had not been changed just before.
+        self._folder = os.path.dirname(real)
+        self._folder_when_compared: tuple[int, int, int, int] | None = None
+        self._folder_asked = -math.inf
+        self._is_link = os.path.islink(path)  # whose own folder is another one
         #: By their suffixes.
         self.names = {"": str(path), "-wal": f"{real}-wal", "-shm": f"{real}-shm"} if wal else {"": str(path)}
         if os.name != "posix":
@@ -77,6 +88,16 @@ class OpenFiles:
 
     def require_in_place(self) -> None:
         """Raise `Replaced` unless the paths still lead to the files that are open."""
+        if self._folder_when_compared is None or _stamp(self._folder) != self._folder_when_compared:
+            self.compare()
+
+    def compare(self) -> None:
+        """As `require_in_place`, file by file: also where one was truncated."""
+        self._folder_when_compared = stamp = None
+        now = time.monotonic()
+        if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, where the folder is busy
+            self._folder_asked = now
+            stamp = _settled(self._folder)
         name = ""
         try:
             for name, inode, device, size in self._known:
@@ -89,6 +110,7 @@ class OpenFiles:
             raise
         except OSError as exc:
             raise self._replaced(f"{name} cannot be found any more ({exc.strerror})") from None
+        self._folder_when_compared = stamp
 
     def require_same(self, others: OpenFiles) -> None:
         """Raise `Replaced` unless these are the files of another connection, too."""
@@ -123,6 +145,24 @@ class OpenFiles:
             return False
         self._verified[str(self.path)] = self._known
         return True
+
+
+def _stamp(folder: str) -> tuple[int, int, int, int] | None:
+    """What changes when a name in a folder does; None where it cannot be told."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _settled(folder: str) -> tuple[int, int, int, int] | None:
+    """The stamp of a folder that had the same names for long enough."""
+    stamp = _stamp(folder)
+    if stamp is None:
+        return None
+    settled = _SETTLED_NS if all(moment % 1_000_000 for moment in stamp[2:]) else _SETTLED_COARSE_NS
+    return stamp if time.time_ns() - max(stamp[2:]) > settled else None
 
 
 def identify(path: Path) -> Identity | None:

@@ -55,6 +55,7 @@ class SqliteMembers(SqliteConnection):
         return there and same
 
     def ping(self, member_id: int) -> Pulse:
+        self.compare_files()
         # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
         if self.beacon is not None:
             self.beacon.touch()
