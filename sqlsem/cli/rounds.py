@@ -10,8 +10,8 @@ import click
 from sqlsem import rounds
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.here import folders_to_import_from, same_database
-from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option
+from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
+from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option, shared_option
 from sqlsem.errors import ConfigurationError, RoundFailed
 from sqlsem.printable import clean
 from sqlsem.terminal import output
@@ -57,9 +57,10 @@ def rounds_(options: Connecting, name: str | None, also: str | None, most: int, 
 @rounds_.command("resume", short_help="Run what a round's dead process left undone.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_round_name, metavar="NAME", help="The name, should it be a number.")
+@shared_option
 @pass_url_option
 @connecting
-def rounds_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
+def rounds_resume(options: Connecting, which: str | None, name: str | None, shared: bool, pass_url: bool) -> int:
     """Run the continuation of a round whose process died before its end; of the round with that number also one that
     has failed. Left out which: of all rounds.
 
@@ -75,11 +76,13 @@ def rounds_resume(options: Connecting, which: str | None, name: str | None, pass
 
     \b
     Exit codes: 0 done, or nothing was left to do; 1 it failed; 78 there is
-      no such round, or its continuation is not kept.
+      no such round, its continuation is not kept, or others can write the
+      SQLite file.
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which round once.")
     with options.coordinator() as coordinator, same_database(options, pass_url):
+        require_own_database(coordinator, shared)
         coordinator.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]

@@ -21,9 +21,9 @@ from rich.text import Text
 import sqlsem
 from sqlsem import bodies, model, tasks
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.here import folders_to_import_from, same_database
+from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import duration, name_of, pass_url_option
+from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
 from sqlsem.errors import SqlsemError
 from sqlsem.model import TaskEntry
 from sqlsem.printable import CleanFormatter, clean
@@ -91,6 +91,7 @@ def _modules(value: str) -> Sequence[str]:
     help="Import functions from here, if they are nowhere else; may be repeated. Left out: the current folder.",
 )
 @click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
+@shared_option
 @pass_url_option
 @connecting
 def work(
@@ -102,6 +103,7 @@ def work(
     modules: Sequence[str] | None,
     paths: Sequence[str],
     new: bool,
+    shared: bool,
     pass_url: bool,
 ) -> int:
     """Carry out the tasks of a work queue, in the order in which they stand there.
@@ -123,14 +125,15 @@ def work(
 
     \b
     Exit codes: 0 it left in order (failed tasks are in the queue, see
-      `sqlsem tasks`), 69 the database is out of reach, 130 or 143 stopped
-      by a second signal.
+      `sqlsem tasks`), 69 the database is out of reach, 78 others can write
+      the SQLite file, 130 or 143 stopped by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
     console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
     with options.coordinator() as coordinator, same_database(options, pass_url), _signals(events):
+        require_own_database(coordinator, shared)
         if not new:
             words = unknown_queue(coordinator, queue)
             if words is not None:

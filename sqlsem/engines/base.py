@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from sqlsem import runtime, sql
@@ -157,6 +158,11 @@ class Engine(abc.ABC):
     def place(self) -> str:
         """Where in the database the tables are, in words."""
         return f"schema {self.options.schema}"
+
+    @property
+    def local_file(self) -> Path | None:
+        """The file of this host in which the database is, if it is one."""
+        return None
 
     # -- roles --------------------------------------------------------------------------------------------------
 

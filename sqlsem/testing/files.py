@@ -83,7 +83,7 @@ class FileSession(Calling, SqliteSession):
         if (self.cut or self.interrupted) and not self._fibers.ended:
             raise Disconnected(f"The connection to {self.engine.where} is broken")
 
-    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+    def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         if not is_busy(failure):
             return super()._try_again(failure, statement, parameters, fetch)
         deadline = self._fibers.now + self.options.patience

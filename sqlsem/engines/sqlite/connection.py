@@ -6,8 +6,8 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 from sqlsem.engines.base import Busy, Disconnected, Replaced
 from sqlsem.engines.roles import LockSession
@@ -18,6 +18,10 @@ from sqlsem.engines.sqlite.values import as_text
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
+#: So many steps SQLite's machine does (some hundredths of a second) before signals are looked for.
+STEPS = 1_000_000
+#: What a statement raises. (The second: SQLite's message quotes a name that is no text.)
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
 #: What each connection needs that calls a routine (see client.sql).
 ROUTINES = ("leaving", "leaving_alone")
 
@@ -42,6 +46,7 @@ class SqliteConnection(LockSession):
         self._changed = 0  # rows, up to then
         self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
         self.interrupted = False
+        self._struck: list[BaseException] = []  # what a signal handler has raised in the middle of a statement
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
         fork.sessions.add(self)
@@ -53,39 +58,41 @@ class SqliteConnection(LockSession):
                 raise Disconnected(f"The connection to {self.engine.where} was closed")
             if self._displaced is not None:
                 raise Replaced(self._displaced)
-            before = files.identify(self.engine.path)
-            connection = self.engine.open()
-            self.connection = connection
-            if self.engine.creates:
-                # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
-                self.run_text("PRAGMA page_size = 1024")
-                # One host only, so several may read while one writes.
-                self.rows_of_text("PRAGMA journal_mode = WAL")
-            # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
-            self.rows_of_text("PRAGMA synchronous = NORMAL")
-            if not wal.MUST_BE_ALONE:
-                self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
-            self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
-            self._changed = 0
-            self._identify(before)
-        return self.connection
+            try:
+                self._set_up()
+            except BaseException:  # one that is ready in part only must not be used
+                self.let_go()
+                raise
+        return cast("sqlite3.Connection", self.connection)
 
-    def _identify(self, before: files.Identity | None) -> None:
-        """Remember which files the connection has opened, and keep them."""
-        try:
-            mode = self.rows("mode_of_journal")[0]["journal_mode"]
-            self.rows("version")  # SQLite opens the log with the first read
-            known, read_only = self.files, not self.engine.writable
-            self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
-            if self.is_second:
-                known = known or self.engine.files
-            if known is not None and known.database != self.files.database:
-                raise Replaced(f"{self.engine.where} is another file than before")
-            files.keep(self.files, self)
-            self.engine.follow_link()
-        except BaseException:
-            self.let_go()
-            raise
+    def _set_up(self) -> None:
+        """Open the connection, and remember which files it has opened."""
+        before = files.identify(self.engine.path)
+        self.connection = self.engine.open()
+        self.connection.set_progress_handler(watch_signals(self._struck).__next__, STEPS)
+        with files.no_journal(self.engine.path, before):
+            self.rows("version")
+        if self.engine.creates:
+            # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
+            self.run_text("PRAGMA page_size = 1024")
+            # One host only, so several may read while one writes.
+            self.rows_of_text("PRAGMA journal_mode = WAL")
+        # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
+        self.rows_of_text("PRAGMA synchronous = NORMAL")
+        if not wal.MUST_BE_ALONE:
+            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
+        self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
+        self._changed = 0
+        mode = self.rows("mode_of_journal")[0]["journal_mode"]
+        self.rows("version")  # SQLite opens the log with the first read
+        known, read_only = self.files, not self.engine.writable
+        self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
+        if self.is_second:
+            known = known or self.engine.files
+        if known is not None and known.database != self.files.database:
+            raise Replaced(f"{self.engine.where} is another file than before")
+        files.keep(self.files, self)
+        self.engine.follow_link()
 
     def require_in_place(self) -> None:
         self._check_files(files.OpenFiles.require_in_place)
@@ -113,8 +120,10 @@ class SqliteConnection(LockSession):
             cursor = (self.connection or self._open()).execute(statement, parameters)
             return cursor.fetchall() if fetch else cursor
 
-    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+    def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         """A statement has failed: try again for as long as the file is locked, or say what is wrong."""
+        if self._struck:
+            raise self._struck.pop() from None
         if "Could not decode" in str(failure) and fetch and self.connection is not None:
             # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
             self.connection.text_factory = as_text
@@ -130,7 +139,7 @@ class SqliteConnection(LockSession):
             pause = min(pause * 1.3, 0.01)
             try:
                 return self._execute(statement, parameters, fetch)
-            except sqlite3.Error as exc:
+            except FAILURES as exc:
                 if not is_busy(exc):
                     raise self.translate(exc) from exc
                 if time.monotonic() > deadline:
@@ -144,7 +153,7 @@ class SqliteConnection(LockSession):
         cursor: sqlite3.Cursor
         try:
             cursor = self._execute(statement, parameters, False)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             cursor = self._try_again(exc, statement, parameters, False)
         return cursor
 
@@ -153,7 +162,7 @@ class SqliteConnection(LockSession):
         found: list[Any]
         try:
             found = self._execute(statement, parameters, True)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             found = self._try_again(exc, statement, parameters, True)
         return found
 
@@ -166,7 +175,7 @@ class SqliteConnection(LockSession):
         try:
             with fork.held_off:
                 self._open().executemany(self._queries[name], parameters)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             raise self.translate(exc) from exc
 
     def run_routine(self, name: str, parameters: Any) -> int:
@@ -240,7 +249,7 @@ class SqliteConnection(LockSession):
             with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
                 self.connection.execute("ROLLBACK")
 
-    def translate(self, exc: sqlite3.Error) -> Exception:
+    def translate(self, exc: Exception) -> Exception:
         text, where = str(exc), self.engine.where
         try:
             self.compare_files()
@@ -362,7 +371,26 @@ class Writing(Reading):
             self._session.roll_back()
 
 
-def is_busy(exc: sqlite3.Error) -> bool:
+def watch_signals(struck: list[BaseException]) -> Iterator[int]:
+    """Have a statement end when a signal handler raises something: for each ``next`` 0 to go on, 1 to end.
+
+    (A generator: Python looks for signals as soon as a function begins, where it could not catch anything yet, and
+    SQLite's caller drops what a callback raises.)
+    """
+    while True:
+        end = 0
+        while True:
+            try:
+                yield end
+                end = 0
+            except GeneratorExit:
+                return
+            except BaseException as exc:
+                struck.append(exc)
+                end = 1
+
+
+def is_busy(exc: Exception) -> bool:
     """Whether another connection has the file locked."""
     text = str(exc)
     return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text

@@ -17,7 +17,7 @@ import platformdirs
 from sqlsem.engines.base import Creator, Engine, Options, setting_number
 from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
-from sqlsem.engines.sqlite.files import OpenFiles
+from sqlsem.engines.sqlite.files import OpenFiles, identify
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket
@@ -62,6 +62,10 @@ class SqliteDatabase(Engine):
         return f"SQLite file {self.path}"
 
     @property
+    def local_file(self) -> Path | None:
+        return self.path
+
+    @property
     def place(self) -> str:
         return f"prefix {self.options.schema}_"
 
@@ -84,12 +88,14 @@ class SqliteDatabase(Engine):
                 self._private_since = os.getpid()
             elif self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+            identify(self.path)
             place: Any = self.path
             if not self.creates:
                 place = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"
             connection = sqlite3.connect(
                 place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
             )
+            connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers may come from somebody else
             if wal.MUST_BE_ALONE:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
@@ -140,6 +146,7 @@ class SqliteDatabase(Engine):
         if not self.path.exists():
             return 0
         queries = self.queries()
+        identify(self.path)
         try:
             uri = f"file:{urllib.parse.quote(str(self.path))}?mode=ro"
             with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:

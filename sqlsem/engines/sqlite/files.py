@@ -22,10 +22,12 @@ import struct
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from sqlsem.engines.base import Disconnected, Replaced
+from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError
 
 try:
@@ -37,6 +39,10 @@ __all__ = ["OpenFiles", "close_unused", "keep", "unkeep"]
 
 log = logging.getLogger("sqlsem")
 
+#: What SQLite opens, follows or deletes beside a database, by its name.
+BESIDE = ("-journal", "-wal", "-shm")
+#: SQLite takes a journal for one that a process is still writing, and leaves it alone, while this byte is locked.
+_RESERVED_BYTE = (0x40000000 + 1, 1)
 #: Device and inode.
 Identity = tuple[int, int]
 _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
@@ -166,19 +172,52 @@ def _settled(folder: str) -> tuple[int, int, int, int] | None:
 
 
 def identify(path: Path) -> Identity | None:
-    """Return device and inode of a database; None where it is not there. Raises where it has a second name."""
+    """Return device and inode of a database; None where it is not there. Raises `ConfigurationError` where the path, or
+    that of a file beside it, leads to something that cannot be what SQLite has made.
+    """
     if os.name != "posix":
         return None
     try:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
-        raise ConfigurationError(
-            f"SQLite file {path} has {found.st_nlink} names (hard links); programs that open it by different names do "
-            f"not exclude each other. Remove the other names (find {path.parent} -xdev -inum {found.st_ino})"
-        )
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{path} is {_kind(found)}, not an SQLite database; name another file")
+    _require_one_name(str(path), found)
+    real = os.path.realpath(path)
+    for suffix in BESIDE:
+        _require_ours(f"{real}{suffix}", found, suffix)
     return found.st_dev, found.st_ino
+
+
+def _require_ours(name: str, database: os.stat_result, suffix: str) -> None:
+    try:
+        found = os.lstat(name)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{name} is {_kind(found)}; SQLite would follow or wait for it. Remove it")
+    _require_one_name(name, found)
+    # SQLite believes a journal: it writes what stands there into the database, and deletes the file that it names.
+    if suffix == "-journal" and found.st_uid not in (os.geteuid(), database.st_uid, 0):
+        raise ConfigurationError(
+            f"{name} belongs to {user_name(found.st_uid)}, who does not own the database: SQLite would do what stands "
+            f"in it, and delete any file that it names. Remove it"
+        )
+
+
+def _require_one_name(name: str, found: os.stat_result) -> None:
+    if found.st_nlink > 1:
+        raise ConfigurationError(
+            f"{name} has {found.st_nlink} names (hard links); programs that open a database by different names do not "
+            f"exclude each other. Remove the other names (find {os.path.dirname(name)} -xdev -inum {found.st_ino})"
+        )
+
+
+def _kind(found: os.stat_result) -> str:
+    """What that is, in words."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
 
 
 # -- keeping the files ---------------------------------------------------------------------------------------------
@@ -192,15 +231,16 @@ class _Kept:
 
     def __init__(self, fd: int, place: tuple[int, int]) -> None:
         self.fd = fd
-        self.place = place
+        self._place = place
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
         self.is_locked = False
 
-    def lock(self, kind: int) -> None:
-        """Lock the bytes (`fcntl.F_RDLCK`), or unlock them (`fcntl.F_UNLCK`)."""
+    def lock(self, kind: int, place: tuple[int, int] | None = None) -> None:
+        """Lock bytes (`fcntl.F_RDLCK`), or unlock them (`fcntl.F_UNLCK`); those for good if left out."""
         assert _SET_LOCK is not None
-        fcntl.fcntl(self.fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, *self.place, 0))
-        self.is_locked = kind == fcntl.F_RDLCK
+        fcntl.fcntl(self.fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, *(place or self._place), 0))
+        if place is None:
+            self.is_locked = kind == fcntl.F_RDLCK
 
 
 _kept: dict[Identity, _Kept] = {}
@@ -215,13 +255,9 @@ def keep(files: OpenFiles, user: object) -> bool:
             identity = files.identity(suffix)
             if identity is None:
                 return False
-            kept = _kept.get(identity)
+            kept = _kept_of(files.names[suffix], identity, place)
             if kept is None:
-                fd = os.open(files.names[suffix], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                found = os.fstat(fd)
-                kept = _kept[found.st_dev, found.st_ino] = _Kept(fd, place)
-                if identity not in _kept:
-                    return False  # replaced just now, which the next transaction finds
+                return False  # replaced just now, which the next transaction finds
             if not kept.is_locked:
                 kept.lock(fcntl.F_RDLCK)
             kept.users.add(user)
@@ -229,6 +265,33 @@ def keep(files: OpenFiles, user: object) -> bool:
         log.debug("Cannot keep %s and %s from being deleted: %s", *list(files.names.values())[1:], exc)
         return False
     return True
+
+
+def _kept_of(name: str, identity: Identity, place: tuple[int, int]) -> _Kept | None:
+    """The descriptor of a file; None where the name leads to another one now."""
+    if identity not in _kept:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(fd)
+        _kept[found.st_dev, found.st_ino] = _Kept(fd, place)
+    return _kept.get(identity)
+
+
+@contextlib.contextmanager
+def no_journal(path: Path, identity: Identity | None) -> Iterator[None]:
+    """Have SQLite leave a journal alone that comes into the folder after `identify`, while a connection reads for the
+    first time. A database of ours has none: what is there already was allowed, and is what a dead process has left.
+    """
+    kept = None
+    if _SET_LOCK is not None and identity is not None and not os.path.lexists(f"{os.path.realpath(path)}-journal"):
+        with contextlib.suppress(OSError):
+            kept = _kept_of(str(path), identity, _KEPT_BYTES[""])
+            if kept is not None:
+                kept.lock(fcntl.F_RDLCK, _RESERVED_BYTE)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            kept.lock(fcntl.F_UNLCK, _RESERVED_BYTE)
 
 
 def unkeep(user: object) -> None:
