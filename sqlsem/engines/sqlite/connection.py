@@ -15,8 +15,9 @@ from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
-from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
+FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
 #: So many steps SQLite's machine does (some hundredths of a second) before signals are looked for.
 STEPS = 1_000_000
@@ -71,7 +72,7 @@ class SqliteConnection(LockSession):
         self.connection = self.engine.open()
         self.connection.set_progress_handler(watch_signals(self._struck).__next__, STEPS)
         with files.no_journal(self.engine.path, before):
-            self.rows("version")
+            self.rows_of_text(FIRST_READ)
         if self.engine.creates:
             # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
             self.run_text("PRAGMA page_size = 1024")
@@ -83,8 +84,8 @@ class SqliteConnection(LockSession):
             self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
         self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
         self._changed = 0
-        mode = self.rows("mode_of_journal")[0]["journal_mode"]
-        self.rows("version")  # SQLite opens the log with the first read
+        mode = self.rows_of_text("PRAGMA journal_mode")[0][0]
+        self.rows_of_text(FIRST_READ)  # which opens the log
         known, read_only = self.files, not self.engine.writable
         self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
         if self.is_second:
@@ -222,7 +223,7 @@ class SqliteConnection(LockSession):
         if self._written < most or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
-        with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
+        with contextlib.suppress(sqlite3.Error, SqlsemError), fork.held_off:
             self.compare_files()  # (a truncated file would not be empty any more)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
@@ -232,7 +233,10 @@ class SqliteConnection(LockSession):
 
     def _write_back_alone(self, connection: sqlite3.Connection) -> None:
         if self._writer_back is None:
+            before = files.identify(self.engine.path)
             self._writer_back = self.engine.open()
+            with files.no_journal(self.engine.path, before):
+                self._writer_back.execute(FIRST_READ).fetchall()
             self.require_in_place()
         connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
         try:

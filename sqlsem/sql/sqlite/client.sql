@@ -9,9 +9,6 @@
 -- where {end_of_time} is 253370764800.0
 -- where {clock} is (julianday('now') - 2440587.5) * 86400.0
 
--- name: mode_of_journal
-PRAGMA journal_mode
-
 -- name: version
 SELECT name FROM sqlite_master WHERE type = 'table' AND name = '{schema}_setting'
 
