@@ -1,4 +1,4 @@
-"""What is carried out here, tasks and continuations: the database and the folder that it finds."""
+"""What is carried out here, tasks and callbacks: the database and the folder that it finds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sqlsem import chosen, config
+from sqlsem import chosen, config, files
 from sqlsem.cli.connecting import Connecting
 from sqlsem.coordinator import Coordinator
+from sqlsem.credentials import has_secret
 from sqlsem.errors import ConfigurationError
 from sqlsem.terminal import output
 
@@ -23,7 +24,7 @@ def folders_to_import_from() -> Sequence[str]:
         return ()
     try:
         here = os.getcwd()
-        why = config.writable_by_others(Path(here))
+        why = files.writable_by_others(Path(here))
     except FileNotFoundError:  # it was removed under us
         return ()
     if why is not None:
@@ -38,7 +39,7 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
     if file is None or shared:
         return
     file = file.resolve()
-    why = config.writable_by_others(file if file.exists() else file.parent)
+    why = files.writable_by_others(file if file.exists() else file.parent)
     if why is not None:
         raise ConfigurationError(
             f"What stands in {file} would be run as this user, and {why}. If that is meant, say --shared; else name a "
@@ -51,7 +52,7 @@ def same_database(options: Connecting, pass_url: bool) -> Iterator[None]:
     """While it lasts, Python functions that use sqlsem find our database, and so do commands if they may know it."""
     url = options.chosen_url
     before = os.environ.get("SQLSEM_URL")
-    hand_on = pass_url or (options.url is not None and not config.has_password(url))
+    hand_on = pass_url or (options.url is not None and not has_secret(url))
     environment = config.environment(url, hand_on=hand_on)
     if "SQLSEM_URL" in environment:
         os.environ["SQLSEM_URL"] = environment["SQLSEM_URL"]

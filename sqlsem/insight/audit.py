@@ -124,7 +124,7 @@ def rulings(operations: Iterable[Operation], resources: Iterable[Resource]) -> l
     """What operators had set, and when, from what they did.
 
     Only what is certain: from an operation to the next one that says the same of what was before, or until now if that
-    is what is set now. (Programs of older versions write down nothing.)
+    is what is set now.
     """
     now = {one.resource: one for one in resources}
     own = {one.resource for one in now.values() if one.cap is not None and one.pattern is None}

@@ -65,22 +65,3 @@ def login(database):
 @pytest.fixture
 def user(login):
     return login("sqlsem_user")
-
-
-@pytest.fixture
-def login_on():
-    """``login_on(database, role)``: the name of a new login with that role. The database may be gone at the end."""
-    made = []
-
-    def login_on(database, role):
-        name = f"sqlsem_test_{secrets.token_hex(5)}"
-        with psycopg.connect(database.server.url(), autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
-            made.append((database.server, name))
-            connection.execute(sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(name)))
-        return name
-
-    yield login_on
-    for server, name in made:
-        with psycopg.connect(server.url(), autocommit=True) as connection:
-            connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))

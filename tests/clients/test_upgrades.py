@@ -1,33 +1,25 @@
-"""`sqlsem init` at bad moments, and clients and tables of different versions. The next version of the schema that is
-used here exists in this file only; the earlier ones are in `older`, as they were.
+"""`sqlsem init` at bad moments, and clients and tables of different versions. The next version of the tables exists in
+`support.next_version` only.
 """
 
 import contextlib
 import itertools
 import os
-import re
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psycopg
 import pytest
-from support import PATIENCE, Attempt, Database, random_name, until
+from support import PATIENCE, Attempt, Database, next_version, random_name, until
+from support.next_version import NEXT, THIS
 
 import sqlsem
 from sqlsem import sql
 
 pytestmark = pytest.mark.engines("postgresql")
-
-#: This client's version, and a later one.
-THIS, NEXT = sql.LATEST, sql.LATEST + 1
-LATER = """
-ALTER TABLE {schema}.{table} ADD COLUMN colour text;
-CREATE TABLE {schema}.added (made_by integer NOT NULL DEFAULT pg_backend_pid());
-INSERT INTO {schema}.added DEFAULT VALUES;
-"""
 
 
 @pytest.fixture
@@ -57,15 +49,35 @@ def empty(new_empty):
 @pytest.fixture
 def later_version(monkeypatch):
     """This client brings the next version."""
-    read = sql._read.__wrapped__
-    monkeypatch.setattr(sql, "LATEST", NEXT)
-    monkeypatch.setattr(
-        sql, "_read", lambda engine, file: LATER if file == f"schema-{NEXT}.sql" else read(engine, file)
-    )
+    next_version.bring(monkeypatch)
+
+
+@pytest.fixture
+def current(engine_name, request, tmp_path):
+    """A database of the test's own with the tables of this version, on each engine."""
+    if engine_name == "postgresql":
+        made = request.getfixturevalue("new_empty")()
+    elif engine_name == "sqlite":
+        made = Database("sqlite", f"sqlite:///{tmp_path / 'upgraded.db'}")
+    else:
+        shared = request.getfixturevalue("database")
+        made = Database("mssql", shared.url, {"schema": random_name()})
+    made.install()
+    yield made
+    if engine_name == "mssql":
+        made.rows(sql.script("mssql", "drop", schema=made.schema))
 
 
 def settings(database):
-    return dict(database.rows("SELECT name, value FROM sqlsem.setting"))
+    return dict(database.rows(f"SELECT name, value FROM {database.beside('setting')}"))
+
+
+def upgrade(database):
+    """Run `sqlsem init` of a client of the next version, in a process of its own."""
+    process = next_version.start_upgrade(database)
+    output, _ = process.communicate(timeout=2 * PATIENCE)
+    assert process.returncode == 0, output
+    assert settings(database)["schema_version"] == str(NEXT)
 
 
 def init(database, url=None):
@@ -138,41 +150,11 @@ def test_init_while_locks_are_held_and_waited_for(connect, database, name):
         assert session.execute("SELECT sqlsem.release(%s, %s)", (name("b"), position)).fetchone() == (0,)
 
 
-def test_an_upgrade_while_locks_are_held_and_waited_for(empty, later_version, name, threads):
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr(sql, "LATEST", THIS)
-        empty.install()
-        coordinators = [empty.coordinator() for _ in range(2)]
-        with coordinators[0].mutex(name) as grant:
-            late = Attempt(coordinators[1].mutex(name))
-            until(lambda: len(empty.queue(name)) == 2)
-            older.setattr(sql, "LATEST", NEXT)
-            empty.install()
-            older.setattr(sql, "LATEST", THIS)
-            assert settings(empty)["schema_version"] == str(NEXT)
-            grant.check()
-            assert late.waits()
-        late.granted()
-        late.leave()
-        # The older client goes on with the newer tables.
-        with coordinators[0].mutex(name):
-            pass
-        for coordinator in coordinators:
-            coordinator.close()
-
-
 def test_a_failed_upgrade_leaves_everything_as_it_was(empty, monkeypatch, later_version, name):
     with pytest.MonkeyPatch.context() as older:
         older.setattr(sql, "LATEST", THIS)
         empty.install()
-    whole = sql._read
-    monkeypatch.setattr(
-        sql,
-        "_read",
-        lambda engine, file: (
-            whole(engine, file) + "\nSELECT 1 / 0;" if file == f"schema-{NEXT}.sql" else whole(engine, file)
-        ),
-    )
+    next_version.bring(monkeypatch, ending="\nSELECT 1 / 0;")
     with pytest.raises(sqlsem.SqlsemError, match="division by zero"):
         empty.install()
     assert settings(empty)["schema_version"] == str(THIS)
@@ -200,7 +182,7 @@ def test_an_older_client_works_as_long_as_the_tables_say_so(empty, monkeypatch, 
     empty.install()
     monkeypatch.setattr(sql, "LATEST", THIS)
     found = settings(empty)
-    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == (str(NEXT), "3", "30")
+    assert (found["schema_version"], found["oldest_client"], found["history_days"]) == (str(NEXT), "1", "30")
     with contextlib.closing(empty.coordinator()) as coordinator:
         with coordinator.mutex(name), coordinator.limit(name("b"), 3):
             pass
@@ -226,44 +208,98 @@ def test_a_newer_client_says_how_to_upgrade(empty, monkeypatch, later_version, n
             pass
 
 
-# -- from earlier versions ------------------------------------------------------------------------------------
-
-OLDER = Path(__file__).resolve().parent / "older"
-#: The rerunnable scripts of those versions, in order.
-SCRIPTS = {
-    1: ("routines", "public", "permissions"),
-    2: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
-    3: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
-    4: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "permissions"),
-    5: ("routines", "deadlocks", "public", "tasks", "rounds", "conversions", "overview", "permissions"),
-}
+# -- from this version to the next ---------------------------------------------------------------------------------
 
 
-def install_older(database, version):
-    with database.raw() as connection, connection.transaction():
-        for number in range(1, version + 1):
-            connection.execute(dict(sql.migrations("postgresql", 0))[number].encode())
-        for name in SCRIPTS[version]:
-            text = (OLDER / str(version) / f"{name}.sql").read_text(encoding="utf-8")
-            connection.execute(text.replace("{schema}", "sqlsem").replace("{table}", "ProcessControl").encode())
-        connection.execute("UPDATE sqlsem.setting SET value = %s WHERE name = 'schema_version'", (str(version),))
+class Load:
+    """Clients that go on acquiring and releasing a lock, and putting and claiming tasks, until they are stopped."""
+
+    def __init__(self, database, name, threads):
+        self.stop = threading.Event()
+        self.inside = []
+        self.done = []
+        for number, work in enumerate((self.lock, self.lock, self.work)):
+            self.done.append(0)
+            threads.start(work, number, database, name)
+
+    def lock(self, number, database, name):
+        with database.coordinator() as coordinator:
+            while not self.stop.is_set():
+                with coordinator.mutex(name("load")):
+                    self.inside.append(number)
+                    time.sleep(0.002)
+                    assert self.inside == [number], "two clients hold the lock at a time"
+                    self.inside.remove(number)
+                self.done[number] += 1
+
+    def work(self, number, database, name):
+        with database.coordinator() as coordinator:
+            queue = coordinator.queue(name("load"))
+            while not self.stop.is_set():
+                task_id = queue.put({"number": self.done[number]})
+                with queue.try_claim() as task:
+                    assert task.id == task_id
+                self.done[number] += 1
+
+    def goes_on(self):
+        before = list(self.done)
+        until(lambda: all(now >= then + 3 for now, then in zip(self.done, before, strict=True)), "each client goes on")
 
 
-class OlderClient:
-    """What a Python client of those versions says to the server: one main session that pings, one to wait in."""
+def has_next_routine(database):
+    """Whether the database runs the next version's routine (SQLite: trigger)."""
+    if database.engine == "sqlite":
+        with pytest.raises(sqlite3.IntegrityError) as refused:
+            database.rows("INSERT INTO ProcessControl (resource_id, requesting_id, colour) VALUES ('b', 'x', 'blue')")
+        return "and colour" in str(refused.value)
+    call = "SELECT * FROM sqlsem.settings()" if database.engine == "postgresql" else f"EXEC {database.schema}.settings"
+    return ("colour", "red") in database.rows(call)
+
+
+@pytest.mark.engines("sqlite", "postgresql", "mssql")
+def test_upgrade_keeps_locks_waits_and_tasks_under_load(current, name, threads):
+    load = Load(current, name, threads)
+    with current.coordinator() as one, current.coordinator() as two:
+        queue = one.queue(name)
+        claimed_id, late_id = queue.put({"number": 1}), queue.put({"number": 2})
+        claimed = queue.try_claim()
+        with one.mutex(name) as grant:
+            late = Attempt(two.mutex(name))
+            until(lambda: len(current.queue(str(name))) >= 2)
+            load.goes_on()
+            upgrade(current)
+            load.goes_on()
+            grant.check()
+            assert late.waits()
+            assert has_next_routine(current)
+        late.granted()
+        late.leave()
+        with claimed:
+            assert claimed.id == claimed_id
+        with queue.try_claim() as task:
+            assert task.id == late_id
+        load.stop.set()
+        threads.join()
+        outcomes = {task.task_id: task.status for task in one.tasks(str(name))}
+    assert outcomes[claimed_id] == outcomes[late_id] == "finished"
+    assert current.rows(f"SELECT count(*) FROM {current.beside('added')}") == [(1,)], "the schema script ran once"
+    assert set(current.rows(f"SELECT colour FROM {current.beside('task')}")) == {("red",)}
+
+
+class SqlClient:
+    """What a client says to the server: a main session that sends heartbeats, and a session that waits."""
 
     def __init__(self, database, resource):
         self.resource = resource
         self.main = database.raw()
         self.waiting = database.raw()
-        self.longest = 0.0  # between two pings
-        self.member = self.value("sqlsem.enrol('older', 1, 'older client', 5000, NULL)")
-        row = self.main.execute(
-            "SELECT queue_position, granted FROM sqlsem.register(%s, 'older', 'older', "
-            "gen_random_uuid()::varchar, false, %s, 'write', 1, 1, NULL)",
+        self.longest = 0.0  # between two heartbeats
+        self.member = self.value("sqlsem.enrol('h', 1, 'client', 5000, NULL)")
+        self.position, self.granted = self.main.execute(
+            "SELECT queue_position, granted FROM sqlsem.register(%s, 'r', 'o', gen_random_uuid()::varchar, false, "
+            "%s, 'write', 1, 1, NULL)",
             (self.member, resource),
         ).fetchone()
-        self.position, self.granted = row
         self.stop = threading.Event()
         self.entered = threading.Event()
 
@@ -273,8 +309,8 @@ class OlderClient:
     def ping(self):
         last = time.monotonic()
         while not self.stop.wait(0.1):
-            known, positions, _ = self.main.execute(
-                "SELECT known, positions, revoked FROM sqlsem.ping(%s)", (self.member,)
+            known, positions = self.main.execute(
+                "SELECT known, positions FROM sqlsem.ping(%s)", (self.member,)
             ).fetchone()
             assert known
             assert positions == [self.position]
@@ -293,7 +329,7 @@ class OlderClient:
 
     def release(self):
         self.stop.set()
-        assert self.value("sqlsem.release(%s::varchar, %s, 'older', 'released')", self.resource, self.position) == 0
+        assert self.value("sqlsem.release(%s::varchar, %s, 'r', 'released')", self.resource, self.position) == 0
 
     def close(self):
         self.stop.set()
@@ -301,10 +337,9 @@ class OlderClient:
         self.waiting.close()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
-def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty, name, threads, version):
-    install_older(empty, version)
-    clients = [OlderClient(empty, str(name)) for _ in range(4)]
+def test_upgrade_keeps_sql_sessions_and_their_heartbeats(empty, name, threads):
+    empty.install()
+    clients = [SqlClient(empty, str(name)) for _ in range(4)]
     with empty.raw() as session, contextlib.closing(empty.raw()) as late:
         assert session.execute("CALL sqlsem.acquire(%s)", (name("s"),)).fetchone()[0] == 0
         for client in clients:
@@ -313,11 +348,7 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
             threads.start(client.wait)
         threads.start(late.execute, "CALL sqlsem.acquire(%s)", (name("s"),))
         until(lambda: empty.waiting_for("advisory"))
-        began = time.monotonic()
-        empty.install()
-        assert time.monotonic() - began < 30
-        assert settings(empty)["schema_version"] == str(THIS)
-        # Nobody has lost anything, and the turns go on, from an older client to the next.
+        upgrade(empty)
         for client, behind in itertools.pairwise(clients):
             assert not behind.entered.is_set()
             client.release()
@@ -333,170 +364,69 @@ def test_an_older_version_is_upgraded_while_locks_are_held_and_waited_for(empty,
         assert late.execute("SELECT sqlsem.release(%s)", (name("s"),)).fetchone() == (0,)
     for client in clients:
         client.close()
-    assert max(client.longest for client in clients) < 4, "a ping waited so long that locks would be believed lost"
-    assert empty.queue(name) == []
+    assert max(client.longest for client in clients) < 4, "a heartbeat waited so long that locks would be believed lost"
+    assert empty.queue(str(name)) == []
 
 
-def test_an_upgrade_takes_all_tables_at_once_that_its_scripts_lock():
-    """One after another, they would be waited for by those whom the installer waits for."""
-    statement = sql.queries("postgresql")["lock_tables"]
-    (names,) = re.findall(r"unnest\(ARRAY\[([^]]*)\]", statement)
-    at_once = set(re.findall(r"'(\w+)'", names))
-    locked = set()
-    for _, text in sql.migrations("postgresql", 1):
-        code = re.sub(r"--.*", "", text)
-        for found in re.findall(r"LOCK TABLE ([^;]*?) IN ACCESS EXCLUSIVE", code):
-            locked.update(name.strip().removeprefix("sqlsem.") for name in found.split(","))
-        locked.update(re.findall(r"ALTER TABLE sqlsem\.(\w+)", code))
-    assert {"ProcessControl", "member", "task"} <= locked
-    assert locked <= at_once
-
-
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
-def test_an_upgrade_leaves_the_tables_of_a_new_installation(empty, make_database, postgres_server, version):
-    install_older(empty, version)
+def test_upgrade_locks_every_table_of_the_schema_at_once(empty):
+    """A script that locks its tables one after another would meet transactions that hold the others: a deadlock."""
     empty.install()
-    empty.install()  # which takes away what was left for those who were in the middle of it
-    fresh = make_database(postgres_server)
-    for text in (
-        "SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text "
-        "FROM information_schema.columns WHERE table_schema = 'sqlsem' ORDER BY 1, 2",
-        "SELECT oid::regprocedure::text, prosrc, proconfig FROM pg_proc "
-        "WHERE pronamespace = 'sqlsem'::regnamespace ORDER BY 1",
-        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'sqlsem' ORDER BY 1",
-        "SELECT sequencename::text, data_type::text, max_value FROM pg_sequences "
-        "WHERE schemaname = 'sqlsem' ORDER BY 1",
-        "SELECT name FROM sqlsem.setting ORDER BY 1",
-    ):
-        assert empty.rows(text) == fresh.rows(text)
+    tables = "SELECT oid FROM pg_class WHERE relnamespace = 'sqlsem'::regnamespace AND relkind IN ('r', 'p', 'm', 'f')"
+    with empty.raw(autocommit=False) as connection:
+        connection.execute(sql.queries("postgresql")["lock_tables"])
+        locked = connection.execute(
+            "SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock'"
+        ).fetchall()
+        assert sorted(locked) == sorted(connection.execute(tables).fetchall())
 
 
-def test_tasks_and_rounds_go_on_after_an_upgrade(empty, name):
-    install_older(empty, 2)
-    with empty.raw() as session:
-        for body in ("SELECT 1", "SELECT 2"):
-            session.execute("SELECT sqlsem.put(%s, %s)", (name, body))
-        member = session.execute("SELECT sqlsem.enrol('older', 7, 'w', 5000, NULL)").fetchone()[0]
-        claim = "SELECT task_id, attempt FROM sqlsem.claim_task(%s, %s, 'o', 'u', false)"
-        task, attempt = session.execute(claim, (member, name)).fetchone()
-        session.execute("SELECT sqlsem.round_part_start(%s, 'a', 'a, b', 3600)", (name,))
-        empty.install()
-        assert empty.rows("SELECT member_id, host, pid, login FROM sqlsem.task WHERE status = 'running'") == [
-            (member, "older", 7, "postgres")
-        ]
-        assert session.execute("SELECT outcome FROM sqlsem.round_part_done(%s, 'a')", (name,)).fetchone() == (
-            "succeeded",
-        )
-        ended = session.execute("SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)", (member, task, attempt))
-        assert ended.fetchone() == ("finished",)
-        assert session.execute("CALL sqlsem.work(%s, 0)", (name,)).fetchone() == (1, 0)
-
-
-def test_an_upgrade_moves_who_has_what(empty, login_on):
-    """Who could run tasks, or put them, still can; only once, and not in a new installation."""
-    install_older(empty, 2)
-    roles = {role: login_on(empty, f"sqlsem_{role}") for role in ("user", "operator", "reader")}
+@pytest.mark.parametrize("table", ["ProcessControl", "member", "task", "departure"])
+def test_upgrade_gives_up_behind_a_table_lock(empty, name, table):
+    """Other clients wait behind a session that waits for a table, so it waits for moments only."""
     empty.install()
-
-    def has(login, role):
-        return empty.rows("SELECT pg_has_role(?, ?, 'MEMBER')", login, f"sqlsem_{role}") == [(True,)]
-
-    assert {role: has(name, "worker") for role, name in roles.items()} == {
-        "user": True,
-        "operator": False,
-        "reader": False,
-    }
-    assert {role: has(name, "putter") for role, name in roles.items()} == {
-        "user": False,
-        "operator": True,
-        "reader": False,
-    }
-    empty.rows(f"REVOKE sqlsem_worker FROM {roles['user']}")
-    empty.install()
-    assert not has(roles["user"], "worker")
-
-
-def test_logins_are_dropped_while_an_upgrade_gives_them_roles(own_postgres_server, name, threads):
-    """They are the whole server's, and come and go."""
-    empty = Database("postgresql", own_postgres_server.url("postgres"), {}, own_postgres_server)
-    install_older(empty, 2)
-    empty.rows("CREATE ROLE sqlsem_worker")  # by the installer of another database
-    logins = [f"{name}_{number}" for number in range(3)]
-    for login in logins:
-        empty.rows(f"CREATE ROLE {login}")
-        empty.rows(f"GRANT sqlsem_user TO {login}")
-    with empty.raw(autocommit=False) as dropping:
-        dropping.execute("LOCK TABLE pg_auth_members IN SHARE ROW EXCLUSIVE MODE")
-        threads.start(empty.install)
-        until(lambda: empty.waiting_for("relation"), "it gives the first of them a role")
-        dropping.execute(f"DROP ROLE {', '.join(logins)}")
-        dropping.commit()
-    threads.join()
-    assert settings(empty)["schema_version"] == str(THIS)
-
-
-def test_a_new_installation_gives_nobody_a_role(empty, login_on):
-    name = login_on(empty, "sqlsem_user")
-    empty.install()
-    assert empty.rows("SELECT pg_has_role(?, 'sqlsem_worker', 'MEMBER')", name) == [(False,)]
-
-
-def test_init_gives_up_behind_a_lock(new_empty, name, threads):
-    """Who waits for a table has everybody else wait behind it. (From each version in a database of its own, all at the
-    same time: it tries for 20 s.)
-    """
-
-    def give_up(version, table):
-        empty = new_empty()
-        install_older(empty, version)
-        with empty.raw(autocommit=False) as dump:
-            dump.execute(f"LOCK TABLE sqlsem.{table} IN ACCESS SHARE MODE")
-            process = init(empty)
-            output, _ = process.communicate(timeout=2 * PATIENCE)
-            assert process.returncode == 69, (version, output)
-            assert "open transaction (a dump, VACUUM FULL?)" in output, version
-            dump.rollback()
-        assert settings(empty)["schema_version"] == str(version)
+    with empty.raw(autocommit=False) as dump:
+        dump.execute(f"LOCK TABLE sqlsem.{table} IN ACCESS SHARE MODE")
+        process = next_version.start_upgrade(empty)
+        output, _ = process.communicate(timeout=2 * PATIENCE)
+        assert process.returncode == 69, output
+        assert "open transaction (a dump, VACUUM FULL?)" in output
+        assert settings(empty)["schema_version"] == str(THIS)
         with empty.raw() as session:
             acquired = session.execute("CALL sqlsem.acquire(%s, timeout_ms => 1000)", (name,)).fetchone()
-            assert acquired[0] == 0, version
+            assert acquired[0] == 0
             session.execute("SELECT sqlsem.release(%s)", (name,))
-        process = init(empty)
-        output, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, (version, output)
-
-    for version, table in ((2, "ProcessControl"), (3, "ProcessControl"), (4, "task")):
-        threads.start(give_up, version, table)
-    threads.join(4 * PATIENCE)
+    upgrade(empty)
 
 
-def test_what_is_put_while_the_tables_are_upgraded_is_not_passed_by(empty, threads):
-    """A put that stood before the locked table goes on with the older routine, which takes no put lock."""
-    install_older(empty, 3)
-    with empty.raw(autocommit=False) as blocker, empty.raw(autocommit=False) as putter:
-        blocker.execute("LOCK TABLE sqlsem.task IN ACCESS EXCLUSIVE MODE")  # as the upgrade does
-        put = "SELECT sqlsem.put('q', '1', 'call')"
-        threads.start(putter.execute, put)
-        until(lambda: empty.waiting_for("relation"))
-        # The upgrade itself, in the transaction that has the lock.
-        for _, text in sql.migrations("postgresql", 3):
-            blocker.execute(text.encode())
-        for script in sql.rerunnable("postgresql"):
-            blocker.execute(sql.script("postgresql", script).encode())
-        blocker.execute(sql.queries("postgresql")["set_version"], (str(THIS),))
-        blocker.commit()
-        threads.join()
-        with empty.raw() as worker:
-            worker.execute(
-                "CREATE OR REPLACE FUNCTION sqlsem.is_time_for_mark(p_mark bigint, p_task bigint, p_most integer) "
-                "RETURNS boolean LANGUAGE sql AS 'SELECT true'"
-            )
-            member = worker.execute("SELECT sqlsem.enrol('host', 1, 'test', 0, NULL)").fetchone()[0]
-            claim = "SELECT task_id, attempt FROM sqlsem.claim_task(%s, 'q', 'test', %s, false)"
-            for number in range(5):
-                worker.execute(put)
-                task, attempt = worker.execute(claim, (member, str(number))).fetchone()
-                end = "SELECT sqlsem.end_task(%s, %s, %s, 'finished', NULL, NULL)"
-                assert worker.execute(end, (member, task, attempt)).fetchone() == ("finished",)
-            putter.commit()
-            assert worker.execute(claim, (member, "late")).fetchone()[0] == 1
+CATALOGUES = {
+    "postgresql": (
+        "SELECT table_name::text, column_name::text, data_type::text, is_nullable::text, column_default::text "
+        "FROM information_schema.columns WHERE table_schema = 'sqlsem' ORDER BY 1, 2",
+        "SELECT oid::regprocedure::text, prosrc, proconfig, proacl::text FROM pg_proc "
+        "WHERE pronamespace = 'sqlsem'::regnamespace AND proname <> 'wait_before' ORDER BY 1",
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'sqlsem' ORDER BY 1",
+        "SELECT conrelid::regclass::text, conname::text, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE connamespace = 'sqlsem'::regnamespace ORDER BY 1, 2",
+        "SELECT sequencename::text, data_type::text, max_value FROM pg_sequences "
+        "WHERE schemaname = 'sqlsem' ORDER BY 1",
+        "SELECT relname::text, relacl::text FROM pg_class WHERE relnamespace = 'sqlsem'::regnamespace ORDER BY 1",
+        "SELECT name, value FROM sqlsem.setting ORDER BY 1",
+    ),
+    "sqlite": (
+        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2",
+        "SELECT name, value FROM sqlsem_setting ORDER BY 1",
+    ),
+}
+
+
+@pytest.mark.engines("sqlite", "postgresql")
+def test_upgrade_leaves_what_a_new_installation_has(current, engine_name, request, tmp_path, monkeypatch):
+    upgrade(current)
+    if engine_name == "postgresql":
+        fresh = request.getfixturevalue("new_empty")()
+    else:
+        fresh = Database("sqlite", f"sqlite:///{tmp_path / 'fresh.db'}")
+    next_version.bring(monkeypatch)
+    fresh.install()
+    for text in CATALOGUES[engine_name]:
+        assert current.rows(text) == fresh.rows(text)

@@ -205,7 +205,7 @@ def test_one_that_was_claimed_by_a_program_is_told(connect, queue):
 
 @pytest.mark.parametrize("outcome", ["failed", "returned", "finished"])
 def test_whoever_does_not_hear_of_it_ends_it_as_well(connect, queue, outcome):
-    """As a worker of an older version; but what it has finished is finished."""
+    """A worker that does not ask; but a task that it has finished is finished."""
     number = queue.put("x", max_attempts=5)
     task = queue.try_claim()
     cancel(connect, number)

@@ -104,6 +104,18 @@ def test_what_is_put_in_a_long_transaction_is_not_passed_by(bench):
     assert bench.work(2) == [late, second[10]]
 
 
+def test_task_inserted_by_hand_is_not_passed_by(bench):
+    """A statement that is no put has no put lock: the table's trigger takes it."""
+    first = bench.put(20)
+    with transaction(bench) as connection:
+        insert = "INSERT INTO sqlsem.task (queue_name, kind, body) VALUES (%s, 'call', '1') RETURNING task_id"
+        late = connection.execute(insert, (bench.queue,)).fetchone()[0]
+        second = bench.put(20)
+        assert bench.work(30) == first + second[:10]
+        connection.commit()
+    assert bench.work(2) == [late, second[10]]
+
+
 @pytest.mark.parametrize("isolation", ["READ_COMMITTED", "REPEATABLE_READ"])
 def test_a_lower_order_comes_first(bench, isolation):
     with transaction(bench, isolation) as connection:

@@ -17,7 +17,6 @@ import pytest
 from support import TESTS, Database, keep_to_the_permissions
 
 import sqlsem
-from sqlsem import sql
 from sqlsem.engines.sqlite import fork, wal
 from sqlsem.engines.sqlite.beacons import Beacons
 from sqlsem.model import Request
@@ -512,11 +511,11 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
             f" {value}, {value})"
         )
         connection.execute(
-            f"INSERT INTO sqlsem_round (round_name, window_ms, opened_at, then_error)"
+            f"INSERT INTO sqlsem_batch (batch_name, window_ms, opened_at, callback_error)"
             f" VALUES ('bad', 1, {value}, {value})"
         )
         connection.execute(
-            f"INSERT INTO sqlsem_round_part (round_id, part, owner, started_at)"
+            f"INSERT INTO sqlsem_batch_part (batch_id, part, owner, started_at)"
             f" VALUES (last_insert_rowid(), 'p', {value}, {value})"
         )
     connection.execute("INSERT INTO ProcessControl (resource_id, requesting_id) VALUES ('good', 'me')")
@@ -526,7 +525,7 @@ def test_bytes_that_are_no_text_hide_nothing_else(file):
         assert len(coordinator.history("bad")) == 4
         with contextlib.closing(coordinator.engine.connect("look")) as session:
             shown = [*session.entries(None), *session.history("bad", 10), *session.list_tasks("bad", None, 10)]
-            shown += [*session.task_attempts(1), *session.list_rounds("bad", None, 10)]
+            shown += [*session.task_attempts(1), *session.list_batches("bad", None, 10)]
         assert len(shown) == 5 + 4 + 4 + 4 + 4
         for one in shown:
             json.dumps(one.as_dict())
@@ -552,59 +551,6 @@ def test_a_member_that_is_nonsense_stops_nobody(file, columns):
         with coordinator.mutex("a", timeout=20):
             pass
         coordinator.reap()
-
-
-def columns_of(database):
-    connection = database.raw()
-    try:
-        tables = [
-            row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")
-        ]
-        return {table: connection.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
-    finally:
-        connection.close()
-
-
-def test_an_upgrade_while_a_lock_is_held_and_a_task_runs(tmp_path, monkeypatch):
-    """What version 2 left is as good as what version 3 makes."""
-    old = Database("sqlite", f"sqlite:///{tmp_path}/old.db")
-    with monkeypatch.context() as older:
-        older.setattr(sql, "LATEST", 2)
-        old.install()
-    beacons = Beacons(tmp_path / "old.db")
-    beacon = beacons.light()
-    connection = old.raw()
-    connection.execute(
-        "INSERT INTO sqlsem_member (beacon, host, pid, program, grace_ms) VALUES (?, 'h', 7, 'p', 1000)", (beacon.name,)
-    )
-    connection.execute(
-        "INSERT INTO ProcessControl (resource_id, requesting_id, concurrency_limit, member_id, request_uid, granted_at)"
-        " VALUES ('a', 'x', 1, 1, 'u', (julianday('now') - 2440587.5) * 86400.0)"
-    )
-    connection.execute(
-        "INSERT INTO sqlsem_task (queue_name, kind, body, status, attempt, member_id, claimed_at)"
-        " VALUES ('q', 'json', '1', 'running', 1, 1, 1.0)"
-    )
-    connection.close()
-    with old.coordinator(retry=0.1) as coordinator, pytest.raises(sqlsem.SchemaError, match="sqlsem init"):
-        coordinator.entries()
-    old.install()
-    new = Database("sqlite", f"sqlite:///{tmp_path}/new.db")
-    new.install()
-    assert columns_of(old) == columns_of(new)
-    assert dict(old.rows("SELECT name, value FROM sqlsem_setting"))["oldest_client"] == "3"
-    with old.coordinator() as coordinator:
-        (entry,) = coordinator.entries()
-        assert (entry.state, entry.pid, entry.missing_for) == ("holds", 7, None)
-        (task,) = coordinator.tasks("q")
-        assert (task.status, task.host, task.pid) == ("running", "h", 7)
-        assert not coordinator.mutex("a").acquire(timeout=0)
-        beacon.put_out()
-        (beacons.folder / beacon.name).touch()  # as after its death
-        assert coordinator.entries()[0].state == "dead"
-        with coordinator.mutex("a", timeout=0):
-            pass
-        assert coordinator.history("a")[-1].held < 60
 
 
 def test_who_is_alone_comes_and_leaves_in_one_statement_each(file, monkeypatch):

@@ -173,7 +173,7 @@ def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeyp
 def test_a_database_of_somebody_elses_is_not_worked_for(path):
     """What stands in it is code."""
     path.chmod(0o666)
-    for words in (["work", "q", "--idle-exit", "0.1s"], ["rounds", "resume"]):
+    for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
         url = ["--url", f"sqlite:///{path}"]
         refused = run_cli(*url, *words)
         assert refused.returncode == 78
@@ -282,7 +282,7 @@ def test_nothing_else_is_opened(tmp_path):
             queue = one.queue("q")
             queue.put("x")
             queue.try_claim().finish()
-            with one.round("r", ["p"], window="1h").part("p"):
+            with one.batch("r", ["p"], window="1h").part("p"):
                 pass
             with one.leader("l"), one.once("o", "1h"):
                 pass

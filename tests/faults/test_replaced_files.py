@@ -239,7 +239,7 @@ def task_claimed(coordinator):
 
 
 def part_started(coordinator):
-    part = coordinator.round("round", ["a", "b"], window="1d").part("a").start()
+    part = coordinator.batch("batch", ["a", "b"], window="1d").part("a").start()
     return part.done, None  # it learns at its end what has become of it
 
 
@@ -268,7 +268,7 @@ def uses(coordinator):
 
 def had_of(coordinator):
     """What another process gets of all that."""
-    part = coordinator.round("round", ["a", "b"], window="1d").part("a")
+    part = coordinator.batch("batch", ["a", "b"], window="1d").part("a")
     tries = {
         "holding": lambda: coordinator.mutex("holding").acquire(timeout=0),
         "releasing": lambda: coordinator.mutex("releasing").acquire(timeout=0),

@@ -333,7 +333,7 @@ def test_a_name_that_nobody_uses(coordinator: sqlsem.Coordinator) -> None:
     "words",
     [
         *(["ls"], ["history"], ["tasks"], ["tasks", "log", "1"], ["tasks", "wait", "q"], ["tasks", "cancel", "1"]),
-        *(["rounds"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
+        *(["batches"], ["reap"], ["release", "1"], ["pause", "x"], ["resume", "x"], ["set", "x", "--limit", "2"]),
     ],
     ids=" ".join,
 )
@@ -486,8 +486,7 @@ def test_sql(url: str, engine: str) -> None:
     assert "{schema}" not in text
     assert "ProcessControl" not in text
     assert "CREATE TABLE" in text
-    # Nothing is thrown away. (SQLite cannot change a table's index otherwise than by making it anew.)
-    assert done("sql", engine, "schema").count("DROP TABLE") == (engine == "sqlite")
+    assert "DROP" not in done("sql", engine, "schema"), "nothing is thrown away"
     assert "DROP" in done("sql", engine, "drop")
 
 
@@ -514,7 +513,7 @@ def test_sql_of_the_urls_engine_needs_no_driver(monkeypatch: pytest.MonkeyPatch)
 def test_init_dry_run_changes_nothing(url: str, tmp_path: Path) -> None:
     text = done("init", "--dry-run")
     assert f"not there yet → {sql.LATEST}" in text
-    assert "would run: schema-1.sql, schema-2.sql, schema-3.sql, schema-4.sql, schema-5.sql, schema-6.sql" in text
+    assert "would run: schema-1.sql" in text
     assert ", routines.sql, permissions.sql" in text
     assert list(tmp_path.iterdir()) == []
     text = done("--schema", "locks", "--table", "Queue", "init")
@@ -587,7 +586,7 @@ def test_an_engine_that_has_locks_only(monkeypatch: pytest.MonkeyPatch) -> None:
         "connect",
         "round trip",
     ]
-    for words in ("init", "ls", "history", "tasks", "rounds", "put q --sql x", "run --mutex x -- true"):
+    for words in ("init", "ls", "history", "tasks", "batches", "put q --sql x", "run --mutex x -- true"):
         result = call(*words.split())
         assert result.exit_code == 78
         assert "does not offer; name another database" in result.stderr

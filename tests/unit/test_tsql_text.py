@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import next_version
 
 from sqlsem import sql
 
@@ -196,6 +197,29 @@ def test_the_table_of_roles_on_the_page():
             assert (name, rights[other.get(name, name)]) == (name, letters)
             seen += 1
     assert seen > 30
+
+
+def constraints_of(text: str) -> Iterator[tuple[str, str]]:
+    """Each constraint of a script's tables: its table, and its name, empty where the server would make one up."""
+    kinds = r"PRIMARY KEY|UNIQUE(?! CLUSTERED| INDEX)|CHECK \(|DEFAULT (?!VALUES)|REFERENCES"
+    for part in re.split(r"(?m)^(?=CREATE TABLE |ALTER TABLE )", text)[1:]:
+        table = re.match(r"(?:CREATE|ALTER) TABLE sqlsem\.\[?(\w+)", part)
+        assert table is not None
+        for found in re.finditer(rf"(?:CONSTRAINT (\w+)\s+)?(?:{kinds})", part.partition(";\n")[0]):
+            yield table[1], found[1] or ""
+
+
+def test_constraints_of_tables_have_names_of_their_own():
+    """A name that the server made up is another one in each database: no later script could drop the constraint."""
+    later = re.sub(r"--[^\n]*", "", next_version.script("mssql", "schema.sql"))
+    text = text_of("schema") + later.replace("{schema}", "sqlsem")
+    constraints = list(constraints_of(text))
+    assert len(constraints) > 100
+    names = [name for _, name in constraints]
+    assert [table for table, name in constraints if not name.startswith(f"{table}_")] == []
+    assert len(names) == len(set(names))
+    objects = set(PROCEDURES) | set(re.findall(r"CREATE (?:TABLE|VIEW|SEQUENCE|FUNCTION) sqlsem\.\[?(\w+)", text))
+    assert objects & set(names) == set(), "they are objects of the schema as well"
 
 
 def table_variables(text: str) -> Iterator[tuple[str, str]]:

@@ -33,8 +33,6 @@ class PostgresTables(PostgresConnection, Tables):
         # else would wait behind us.
         with self._refusing():
             self.cursor.execute("SET lock_timeout = 0")
-            if 0 < self._installed() < sql.LATEST:
-                self.cursor.execute(self.queries["stand_aside"])
             with self.connection.transaction():
                 self.cursor.execute(self.queries["install_lock"])
                 installed = self._installed()

@@ -1,5 +1,5 @@
 -- sqlsem, roles for SQL Server. May be run again. Add a user to one of them: ALTER ROLE {schema}_user ADD MEMBER etl;
---   {schema}_user      takes and gives back locks, and the parts of rounds
+--   {schema}_user      takes and gives back locks, and the parts of batches
 --   {schema}_putter    puts tasks of every kind, which run with the rights of the workers; cancels and retries its own
 --   {schema}_worker    claims, runs and ends tasks
 --   {schema}_operator  caps, pauses, revokes and reaps, takes locks, cancels and retries tasks, sees everything; puts none
@@ -29,13 +29,6 @@ BEGIN
     WHERE NOT EXISTS (SELECT 1 FROM sys.database_role_members AS m
                       WHERE m.role_principal_id = DATABASE_PRINCIPAL_ID(N'{schema}_locks')
                         AND m.member_principal_id = DATABASE_PRINCIPAL_ID(r.name));
-    -- In version 2 users could work and operators could put. Who has these roles keeps what that gave, once.
-    IF EXISTS (SELECT 1 FROM {schema}.setting WHERE name = N'roles_to_move')
-        INSERT INTO @do (statement)
-        SELECT CONCAT(N'ALTER ROLE ', v.next, N' ADD MEMBER ', QUOTENAME(p.name))
-        FROM (VALUES (N'{schema}_user', N'{schema}_worker'), (N'{schema}_operator', N'{schema}_putter')) AS v (before, next)
-        JOIN sys.database_role_members AS m ON m.role_principal_id = DATABASE_PRINCIPAL_ID(v.before)
-        JOIN sys.database_principals AS p ON p.principal_id = m.member_principal_id;
     -- Anyone who was let in without a role must go on getting at the locks.
     INSERT INTO @do (statement)
     SELECT DISTINCT CONCAT(N'ALTER ROLE {schema}_locks ADD MEMBER ', QUOTENAME(p.name))
@@ -63,38 +56,31 @@ FROM (VALUES (N'enrol', N'upwo'), (N'resume_member', N'upwo'), (N'ping', N'upwo'
              (N'once_last', N'uor'),
              (N'entries', N'uwor'), (N'status', N'uor'), (N'why', N'uor'), (N'estimate', N'uor'), (N'past', N'uor'), (N'resources', N'uor'),
              (N'resource_settings', N'uor'), (N'priorities', N'uor'), (N'operations', N'uor'),
-             (N'recover_rounds', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_then', N'uo'),
-             (N'return_then', N'uo'), (N'end_then', N'uo'), (N'round_part_start', N'uo'), (N'round_part_done', N'uo'),
-             (N'round_part_failed', N'uo'), (N'round_resume', N'uo'), (N'round_continued', N'uo'),
-             (N'list_rounds', N'uor'),
+             (N'recover_batches', N'uo'), (N'start_part', N'uo'), (N'end_part', N'uo'), (N'claim_callback', N'uo'),
+             (N'return_callback', N'uo'), (N'end_callback', N'uo'), (N'batch_part_start', N'uo'), (N'batch_part_done', N'uo'),
+             (N'batch_part_failed', N'uo'), (N'batch_resume', N'uo'), (N'batch_callback_ended', N'uo'),
+             (N'list_batches', N'uor'),
              (N'check_guard', N'upwor'), (N'guard_table', N'uo'), (N'unguard_table', N'uo'), (N'session_entry', N'uo'),
              (N'guarded_tables', N'uor'),
              (N'put', N'p'), (N'put_task', N'p'), (N'save_schedule', N'p'), (N'set_schedule', N'po'),
              (N'tend_queue', N'pwo'), (N'fire_schedule', N'w'), (N'list_schedules', N'pwor'), (N'set_task', N'po'), (N'cancel_task', N'po'), (N'asked_of_tasks', N'w'), (N'queue_state', N'pwor'),
-             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'page_tasks', N'pwor'), (N'show_tasks', N'pwor'),
+             (N'queue_counts', N'pwor'), (N'list_tasks', N'pwor'), (N'show_tasks', N'pwor'),
              (N'queue_limits', N'pwor'), (N'queue_waits', N'pwor'), (N'task_attempts', N'pwor'),
              (N'claim_task', N'w'), (N'claim_parked', N'w'), (N'show_task_locks', N'pwor'), (N'claim_tasks', N'w'), (N'end_task', N'w'), (N'next_task', N'w'),
              (N'return_claim', N'w'), (N'recover_tasks', N'pwo'), (N'work', N'w'),
              (N'set_queue', N'o'), (N'set_resource', N'o'), (N'set_limit', N'o'), (N'pause', N'o'), (N'resume', N'o'), (N'revoke', N'o'),
-             (N'reap', N'o')
+             (N'reap', N'o'), (N'abandon_batch', N'o')
      ) AS o (name, letters)
 JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
 UNION ALL
 SELECT N'SELECT', o.name, r.name
 FROM (VALUES (N'{table}'), (N'entry'), (N'member'), (N'resource'), (N'history'), (N'setting'),
-             (N'task'), (N'task_log'), (N'round'), (N'round_part'), (N'operation'), (N'schedule'),
+             (N'task'), (N'task_log'), (N'batch'), (N'batch_part'), (N'operation'), (N'schedule'),
              (N'handover'), (N'task_lock'), (N'parking'), (N'queue_setting'), (N'queue_key'), (N'queue_wait'), (N'limit_pattern'), (N'once_run'),
              (N'rate_window'), (N'rate_slot')) AS o (name)
 JOIN @role AS r ON r.letter IN (N'o', N'r');
--- What older versions granted, and whatever else the roles should not have.
+-- Takes back what the roles should not have.
 INSERT INTO @do (statement)
-SELECT CONCAT(N'REVOKE EXECUTE ON {schema}.[', o.name, N'] FROM ', r.name)
-FROM (VALUES (N'put', N'uo'), (N'put_task', N'uo'), (N'claim_task', N'uo'), (N'end_task', N'uo'), (N'next_task', N'uo'),
-             (N'return_claim', N'uo'), (N'recover_tasks', N'u'), (N'work', N'uo'), (N'queue_state', N'u'),
-             (N'list_tasks', N'u'), (N'task_attempts', N'u')) AS o (name, letters)
-JOIN @role AS r ON CHARINDEX(r.letter, o.letters) > 0
-WHERE DATABASE_PRINCIPAL_ID(r.name) IS NOT NULL
-UNION
 SELECT CONCAT(N'REVOKE ', g.permission_name, N' ON {schema}.', QUOTENAME(OBJECT_NAME(g.major_id)), N' FROM ', r.name)
 FROM sys.database_permissions AS g JOIN @role AS r ON DATABASE_PRINCIPAL_ID(r.name) = g.grantee_principal_id
 WHERE g.class = 1 AND g.minor_id = 0 AND OBJECT_SCHEMA_NAME(g.major_id) = N'{schema}'
@@ -110,8 +96,6 @@ BEGIN
     SELECT @statement = statement FROM @do WHERE number = @number;
     EXEC (@statement);
 END;
-IF @may = 1
-    DELETE FROM {schema}.setting WHERE name = N'roles_to_move';
 GO
 
 -- From now on the application locks belong to a role, if nobody can have any of the old ones: no member, no row. Until the

@@ -1,64 +1,99 @@
 -- sqlsem, schema version 1, for SQL Server 2016 and later, and Azure SQL.
 -- FROZEN once released: later changes go into schema-2.sql. Run by `sqlsem init`, or by hand (`sqlsem sql`).
--- All times are UTC.
+-- All times are UTC. Every constraint has a name, by which a later version can drop it.
 
 IF SCHEMA_ID(N'{schema}') IS NULL EXEC (N'CREATE SCHEMA {schema}');
 GO
 
--- schema_version, oldest_client (the oldest client that still works), history_days
+-- schema_version, oldest_client (the oldest client that still works), history_days, history_rows
 CREATE TABLE {schema}.setting (
-    name  nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+    name  nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT setting_pk PRIMARY KEY,
     value nvarchar(255) NOT NULL
 );
 INSERT INTO {schema}.setting (name, value)
-VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30');
+VALUES (N'schema_version', N'1'), (N'oldest_client', N'1'), (N'history_days', N'30'), (N'history_rows', N'1000000');
 
--- One row for each process or session that takes part and can be told alive from dead.
+-- Members -----------------------------------------------------------------------------------------------------------
+
+-- One row for each process or session that takes part, and what tells whether it lives: it is dead when its beacon is missing
+-- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
+-- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS int START WITH 1 MINVALUE 1 CYCLE;
 CREATE TABLE {schema}.member (
-    member_id     int IDENTITY NOT NULL PRIMARY KEY,
-    beacon        int NULL,           -- the application lock that its session holds; NULL for a lease
-    session_id    int NULL,           -- the session that held it when this was written; for people
+    member_id     bigint IDENTITY NOT NULL CONSTRAINT member_pk PRIMARY KEY,
+    beacon        int NULL,  -- the application lock that its session holds; NULL for a lease
+    session_id    int NULL,  -- the session that held it when this was written; for people
     host          nvarchar(255) NULL,
     pid           int NULL,
     program       nvarchar(255) NULL,
-    login         nvarchar(128) NOT NULL DEFAULT ORIGINAL_LOGIN(), -- nobody else may act for this member
-    grace_ms      int NOT NULL CHECK (grace_ms >= 0),
-    lease_ms      int NULL CHECK (lease_ms > 0),
-    joined_at     datetime2(6) NOT NULL DEFAULT SYSUTCDATETIME(),
+    -- No other login may act for this member.
+    login         nvarchar(128) NOT NULL CONSTRAINT member_login_default DEFAULT ORIGINAL_LOGIN(),
+    grace_ms      int NOT NULL CONSTRAINT member_grace_ms_check CHECK (grace_ms >= 0),
+    lease_ms      int NULL CONSTRAINT member_lease_ms_check CHECK (lease_ms > 0),
+    joined_at     datetime2(6) NOT NULL CONSTRAINT member_joined_at_default DEFAULT SYSUTCDATETIME(),
+    -- When it last proved that it lives.
+    seen_at       datetime2(6) NOT NULL CONSTRAINT member_seen_at_default DEFAULT SYSUTCDATETIME(),
     lease_until   datetime2(6) NULL,  -- dead when past; NULL where a beacon tells
-    missing_since datetime2(6) NULL   -- when somebody first found the beacon gone; cleared when the member returns
+    missing_since datetime2(6) NULL   -- when the beacon was first found missing; cleared when the member returns
 );
+GO
 
--- What an operator decided about a resource. No row means: nothing special.
+-- The principal that the application locks belong to: public, until permissions.sql finds a moment at which no session has
+-- one. Then it is a role, and a login outside of the role cannot take sqlsem's locks away from its members.
+CREATE FUNCTION {schema}.lock_principal() RETURNS nvarchar(128) AS
+BEGIN
+    RETURN N'public';
+END;
+GO
+
+-- Resources and their queues ----------------------------------------------------------------------------------------
+
+-- The decisions of operators about a resource. No row means: nothing special.
 CREATE TABLE {schema}.resource (
-    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
-    cap            int NULL CHECK (cap >= 1),            -- an upper bound on whatever limit is declared
-    paused_at      datetime2(6) NULL,                    -- nobody new is let in while set
-    stale_after_ms bigint NULL CHECK (stale_after_ms > 0) -- age at which rows without a member are removed
+    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT resource_pk PRIMARY KEY,
+    cap            int NULL CONSTRAINT resource_cap_check CHECK (cap >= 1),  -- an upper bound on whatever limit is declared
+    cap_by         nvarchar(128) NULL,                                       -- the login of the operator that set the cap
+    paused_at      datetime2(6) NULL,                                        -- no request is granted while set
+    paused_by      nvarchar(128) NULL,                                       -- the operator's login, while paused_at is set
+    -- Age at which rows without a member are removed.
+    stale_after_ms bigint NULL CONSTRAINT resource_stale_after_ms_check CHECK (stale_after_ms > 0),
+    ageing_ms      int NULL  -- what one step of priority is worth, in waiting; NULL: no priorities
 );
 
--- The queue. A row is a request, waiting or granted; who may proceed follows from the rows ahead alone.
+-- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
+-- ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
+CREATE TABLE {schema}.limit_pattern (
+    prefix nvarchar(254) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT limit_pattern_pk PRIMARY KEY,
+    cap    int NOT NULL CONSTRAINT limit_pattern_cap_check CHECK (cap >= 1),
+    cap_by nvarchar(128) NOT NULL CONSTRAINT limit_pattern_cap_by_default DEFAULT ORIGINAL_LOGIN(),  -- the operator's login
+    set_at datetime2(6) NOT NULL CONSTRAINT limit_pattern_set_at_default DEFAULT SYSUTCDATETIME()
+);
+
+-- The queue. A row is a request, waiting or granted; the rows ahead of it alone decide whether it may be granted.
 -- {table} is a view of it, so that its trigger numbers the rows of bare participants and costs the routines nothing.
 -- Columns that such a row may leave out are nullable, and checked, as a view's NOT NULL columns cannot be left out.
 CREATE TABLE {schema}.entry (
-    queue_position    bigint IDENTITY NOT NULL PRIMARY KEY NONCLUSTERED,
-    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL CHECK (resource_id IS NOT NULL),
+    queue_position    bigint IDENTITY NOT NULL CONSTRAINT entry_pk PRIMARY KEY NONCLUSTERED,
+    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL
+        CONSTRAINT entry_resource_id_check CHECK (resource_id IS NOT NULL),
     requesting_id     nvarchar(255) NOT NULL,
-    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL CHECK (access_type IS NOT NULL),
+    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL
+        CONSTRAINT entry_access_type_check CHECK (access_type IS NOT NULL),
     concurrency_limit int NULL,
-    weight            int NULL CHECK (weight IS NOT NULL),
-    member_id         int NULL,
+    weight            int NULL CONSTRAINT entry_weight_check CHECK (weight IS NOT NULL),
+    member_id         bigint NULL,
     owner             nvarchar(255) NULL,
-    request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL UNIQUE, -- bare rows are given one
-    requested_at      datetime2(6) NULL CHECK (requested_at IS NOT NULL),
+    -- Bare rows are given one.
+    request_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL CONSTRAINT entry_request_uid_unique UNIQUE,
+    requested_at      datetime2(6) NULL CONSTRAINT entry_requested_at_check CHECK (requested_at IS NOT NULL),
     granted_at        datetime2(6) NULL,
     revoked_at        datetime2(6) NULL,
-    note              nvarchar(1000) NULL,
-    attended_until    datetime2(6) NULL -- where nobody would miss a waiting row: it goes when this is past
+    revoked_by        nvarchar(128) NULL,  -- the operator's login, while revoked_at is set
+    attended_until    datetime2(6) NULL,   -- a waiting row whose client does not come back goes when this is past
+    note              nvarchar(1000) NULL
 );
 CREATE UNIQUE CLUSTERED INDEX entry_resource ON {schema}.entry (resource_id, queue_position);
-CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at); -- all that a ping reads
+CREATE INDEX entry_member ON {schema}.entry (member_id) INCLUDE (request_uid, revoked_at);  -- all that a heartbeat reads
 GO
 CREATE VIEW {schema}.{table} AS
 SELECT NULLIF(queue_position, CAST(0 AS bigint)) AS queue_position, -- so that it may be left out
@@ -68,18 +103,334 @@ FROM {schema}.entry;
 GO
 
 CREATE TABLE {schema}.history (
-    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    queue_position bigint NOT NULL,
-    requesting_id  nvarchar(255) NOT NULL,
-    access_type    nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    weight         int NOT NULL,
-    member_id      int NULL,
-    owner          nvarchar(255) NULL,
-    note           nvarchar(1000) NULL,
-    requested_at   datetime2(6) NOT NULL,
-    granted_at     datetime2(6) NULL,
-    ended_at       datetime2(6) NOT NULL DEFAULT SYSUTCDATETIME(),
-    outcome        nvarchar(16) NOT NULL
+    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    queue_position    bigint NOT NULL,
+    requesting_id     nvarchar(255) NOT NULL,
+    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    concurrency_limit int NULL,
+    weight            int NOT NULL,
+    member_id         bigint NULL,
+    owner             nvarchar(255) NULL,
+    host              nvarchar(255) NULL,  -- of the owner's member, as are pid, program and login
+    pid               int NULL,
+    program           nvarchar(255) NULL,
+    login             nvarchar(128) NULL,
+    note              nvarchar(1000) NULL,
+    requested_at      datetime2(6) NOT NULL,
+    granted_at        datetime2(6) NULL,
+    ended_at          datetime2(6) NOT NULL CONSTRAINT history_ended_at_default DEFAULT SYSUTCDATETIME(),
+    outcome           nvarchar(16) NOT NULL,
+    ended_by          nvarchar(128) NULL,  -- the login that ended it, where that was not the owner
+    seen_at           datetime2(6) NULL    -- the last heartbeat of an owner that died
 );
 CREATE CLUSTERED INDEX history_ended_at ON {schema}.history (ended_at);
+CREATE INDEX history_resource ON {schema}.history (resource_id, ended_at);  -- a page of a resource's history
+
+-- One row for each call of an operator, written in the transaction of that call.
+CREATE TABLE {schema}.operation (
+    operation_id   bigint IDENTITY NOT NULL CONSTRAINT operation_pk PRIMARY KEY,
+    done_at        datetime2(6) NOT NULL CONSTRAINT operation_done_at_default DEFAULT SYSUTCDATETIME(),
+    login          nvarchar(128) NOT NULL CONSTRAINT operation_login_default DEFAULT ORIGINAL_LOGIN(),
+    host           nvarchar(255) NULL,  -- where it was done, as the client says; as are pid and program
+    pid            int NULL,
+    program        nvarchar(255) NULL,
+    action         nvarchar(16) NOT NULL,  -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, …
+    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- its object: a resource, and a row of its queue;
+    queue_position bigint NULL,
+    queue_name     nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,  -- or a work queue, and a task of it
+    task_id        bigint NULL,
+    old_value      nvarchar(1000) NULL,
+    new_value      nvarchar(1000) NULL
+);
+CREATE INDEX operation_done ON {schema}.operation (done_at);
+
+-- Rates and periods -------------------------------------------------------------------------------------------------
+
+-- The state of a rate, for each window that a client has declared for it. Times are of the server's clock, since 1970.
+CREATE TABLE {schema}.rate_window (
+    resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'rate:' and the rate's name
+    window_ms   bigint NOT NULL CONSTRAINT rate_window_window_ms_check CHECK (window_ms >= 1),
+    -- In one window, as it was declared last.
+    rate_limit  bigint NOT NULL CONSTRAINT rate_window_rate_limit_check CHECK (rate_limit >= 1),
+    seen_ms     bigint NOT NULL,  -- when it was last taken from
+    full_us     bigint NULL,      -- with a burst: when the whole burst is there again
+    -- Counted since the window is known; they only grow.
+    taken       bigint NOT NULL CONSTRAINT rate_window_taken_default DEFAULT 0,
+    returned    bigint NOT NULL CONSTRAINT rate_window_returned_default DEFAULT 0,  -- of that, where the cost was less in the end
+    waits       bigint NOT NULL CONSTRAINT rate_window_waits_default DEFAULT 0,     -- requests that were not granted at once
+    CONSTRAINT rate_window_pk PRIMARY KEY (resource_id, window_ms)
+);
+
+-- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+CREATE TABLE {schema}.rate_slot (
+    resource_id nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    window_ms   bigint NOT NULL,
+    slot        bigint NOT NULL,  -- since 1970
+    used        bigint NOT NULL CONSTRAINT rate_slot_used_check CHECK (used >= 0),
+    CONSTRAINT rate_slot_pk PRIMARY KEY (resource_id, window_ms, slot)
+);
+
+-- The last run of each name that runs once per period (once.sql).
+CREATE TABLE {schema}.once_run (
+    once_name      nvarchar(250) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT once_run_pk PRIMARY KEY,
+    granted_at     datetime2(6) NOT NULL,  -- when that run was granted, which tells the period; it never goes back
+    done_at        datetime2(6) NOT NULL,
+    queue_position bigint NOT NULL,  -- of that run: its fence
+    requesting_id  nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    login          nvarchar(128) NOT NULL
+);
+
+-- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
+
+-- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
+-- the lock knows the word.
+CREATE TABLE {schema}.departure (
+    word    varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT departure_pk PRIMARY KEY,
+    left_at datetime2(6) NOT NULL CONSTRAINT departure_left_at_default DEFAULT SYSUTCDATETIME()
+);
+
+-- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
+-- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
+CREATE TABLE {schema}.handover (
+    -- SHA-256, in hexadecimal digits.
+    token_hash     varchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT handover_pk PRIMARY KEY,
+    member_id      bigint NOT NULL,
+    row_count      int NOT NULL,                                            -- how many rows it has
+    resource_id    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- the first of them, for messages
+    queue_position bigint NOT NULL,
+    given_by       nvarchar(128) NOT NULL,  -- the giver's login
+    given_to       nvarchar(128) NOT NULL,  -- the login that may adopt it, beside the giver
+    given_at       datetime2(6) NOT NULL CONSTRAINT handover_given_at_default DEFAULT SYSUTCDATETIME(),
+    ttl_ms         int NOT NULL CONSTRAINT handover_ttl_ms_check CHECK (ttl_ms > 0),
+    adopted_at     datetime2(6) NULL,
+    adopted_by     bigint NULL,        -- the member that adopted it
+    adopted_uid    nvarchar(64) NULL,  -- made by the client: a repeated call finds what it did
+    adopter        nvarchar(600) NULL  -- host:pid and program, for messages
+);
+CREATE INDEX handover_given ON {schema}.handover (given_at);
+GO
+
+-- The work queue ----------------------------------------------------------------------------------------------------
+
+-- The sort key of a task key: in no order that anyone chose, and each at its own place. It is stored in rows, so it never
+-- changes, and is not made anew with the procedures, which run meanwhile.
+CREATE FUNCTION {schema}.turn_of(@key nvarchar(255)) RETURNS nvarchar(263) AS
+BEGIN
+    RETURN CONCAT(RIGHT(CONCAT(N'0000000', CAST(SUBSTRING(HASHBYTES('SHA2_256', @key), 1, 3) AS int)), 8), @key);
+END;
+GO
+
+-- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
+CREATE TABLE {schema}.task (
+    task_id         bigint IDENTITY NOT NULL CONSTRAINT task_pk PRIMARY KEY,
+    queue_name      nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    task_order      int NOT NULL CONSTRAINT task_task_order_default DEFAULT 0,  -- a task waits for every open task of a lower order
+    -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
+    -- NULL: no key, in any other queue.
+    task_key        nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
+    task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; lower ones first
+    task_turn       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (turn_of)
+    -- Of the open tasks of a queue one has it. The routines see to that: an index that is unique for some rows is a filtered
+    -- one, which wants QUOTED_IDENTIFIER ON of every client that touches the table.
+    unique_key      nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
+    kind            nvarchar(8) NOT NULL CONSTRAINT task_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
+    body            nvarchar(max) NOT NULL,
+    note            nvarchar(1000) NULL,
+    status          nvarchar(16) NOT NULL CONSTRAINT task_status_default DEFAULT N'pending'
+        CONSTRAINT task_status_check CHECK (status IN (N'pending', N'running', N'finished', N'failed', N'cancelled')),
+    is_open         bit NOT NULL CONSTRAINT task_is_open_default DEFAULT 1,
+    on_failure      nvarchar(8) NOT NULL CONSTRAINT task_on_failure_default DEFAULT N'stop'
+        CONSTRAINT task_on_failure_check CHECK (on_failure IN (N'stop', N'continue')),
+    max_attempts    int NOT NULL CONSTRAINT task_max_attempts_default DEFAULT 1
+        CONSTRAINT task_max_attempts_check CHECK (max_attempts >= 1),
+    backoff_ms      int NOT NULL CONSTRAINT task_backoff_ms_default DEFAULT 1000
+        CONSTRAINT task_backoff_ms_check CHECK (backoff_ms >= 0),
+    -- An attempt that runs for longer is ended, and has failed.
+    time_limit_ms   bigint NULL CONSTRAINT task_time_limit_ms_check CHECK (time_limit_ms > 0),
+    -- How often it was claimed: a worker that ends an attempt must name it.
+    attempt         int NOT NULL CONSTRAINT task_attempt_default DEFAULT 0,
+    failures        int NOT NULL CONSTRAINT task_failures_default DEFAULT 0,
+    losses          int NOT NULL CONSTRAINT task_losses_default DEFAULT 0,  -- attempts whose worker died
+    -- Made by the client: a repeated put finds its rows.
+    put_uid         nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL
+        CONSTRAINT task_put_uid_default DEFAULT CONVERT(nvarchar(64), NEWID()),
+    put_at          datetime2(6) NOT NULL CONSTRAINT task_put_at_default DEFAULT SYSUTCDATETIME(),
+    put_by          nvarchar(128) NULL CONSTRAINT task_put_by_default DEFAULT ORIGINAL_LOGIN(),
+    ready_at        datetime2(6) NOT NULL CONSTRAINT task_ready_at_default DEFAULT SYSUTCDATETIME(),
+    member_id       bigint NULL,  -- the member that runs it now
+    owner           nvarchar(255) NULL,
+    host            nvarchar(255) NULL,  -- of the member that runs it, or ran it last, as are pid and login
+    pid             int NULL,
+    login           nvarchar(128) NULL,
+    claim_uid       nvarchar(64) COLLATE Latin1_General_100_BIN2 NULL,  -- made by the client: a repeated claim finds its row
+    claimed_at      datetime2(6) NULL,
+    cancel_asked_at datetime2(6) NULL,  -- its worker ends it, and then it is cancelled
+    cancel_asked_by nvarchar(128) NULL,
+    ended_at        datetime2(6) NULL,
+    error           nvarchar(max) NULL,
+    result          nvarchar(max) NULL,
+    -- Of a task with locks (parked.sql): its ready_at is the end of time (the year 9999), so that claims of tasks without locks
+    -- pass it by.
+    lock_count      int NULL,           -- how many; NULL: none
+    locks_left      int NULL,           -- how many are not granted yet; NULL: it waits in no line
+    asks_at         datetime2(6) NULL,  -- when it may wait in the lines
+    CONSTRAINT task_turn_of_key CHECK (task_key IS NULL AND task_turn IS NULL OR task_key IS NOT NULL AND task_turn IS NOT NULL)
+);
+-- Open tasks are few; all that claims read is in one index of them, whose keys do not change from the put to the end. No index
+-- is filtered: a filtered index wants QUOTED_IDENTIFIER ON of every client that touches the table, and refuses its rows
+-- otherwise. The indexes include what is asked of them, so that no reader goes on to the row with a lock on an index, while a
+-- writer comes the other way.
+CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
+    INCLUDE (status, ready_at, member_id, claim_uid, attempt);
+-- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
+CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority, task_id)
+    INCLUDE (ready_at);
+CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status);
+CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
+CREATE INDEX task_unique ON {schema}.task (unique_key, queue_name);
+
+-- One row an attempt that ended.
+CREATE TABLE {schema}.task_log (
+    task_id    bigint NOT NULL,
+    attempt    int NOT NULL,
+    outcome    nvarchar(16) NOT NULL,  -- finished, failed, lost (the worker died), returned (given back)
+    member_id  bigint NULL,
+    owner      nvarchar(255) NULL,
+    host       nvarchar(255) NULL,
+    pid        int NULL,
+    login      nvarchar(128) NULL,
+    session_id int NULL,  -- the database session of the worker's member
+    started_at datetime2(6) NULL,
+    ended_at   datetime2(6) NOT NULL CONSTRAINT task_log_ended_at_default DEFAULT SYSUTCDATETIME(),
+    error      nvarchar(max) NULL,
+    result     nvarchar(max) NULL,
+    CONSTRAINT task_log_pk PRIMARY KEY (task_id, attempt)
+);
+
+-- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
+CREATE TABLE {schema}.queue_setting (
+    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT queue_setting_pk PRIMARY KEY,
+    task_limit int NULL CONSTRAINT queue_setting_task_limit_check CHECK (task_limit >= 0),  -- of all
+    key_limit  int NULL CONSTRAINT queue_setting_key_limit_check CHECK (key_limit >= 0),    -- of each key
+    -- How many may be started in so many milliseconds: of all, and of each key.
+    task_rate  int NULL CONSTRAINT queue_setting_task_rate_check CHECK (task_rate >= 1),
+    task_ms    int NULL CONSTRAINT queue_setting_task_ms_check CHECK (task_ms >= 1),
+    key_rate   int NULL CONSTRAINT queue_setting_key_rate_check CHECK (key_rate >= 1),
+    key_ms     int NULL CONSTRAINT queue_setting_key_ms_check CHECK (key_ms >= 1),
+    claims     bigint NOT NULL CONSTRAINT queue_setting_claims_default DEFAULT 0,  -- every claim writes it: one after the other
+    set_at     datetime2(6) NOT NULL CONSTRAINT queue_setting_set_at_default DEFAULT SYSUTCDATETIME(),
+    set_by     nvarchar(128) NOT NULL CONSTRAINT queue_setting_set_by_default DEFAULT ORIGINAL_LOGIN()
+);
+
+CREATE TABLE {schema}.queue_key (
+    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    task_limit int NULL CONSTRAINT queue_key_task_limit_check CHECK (task_limit >= 0),  -- of this key, instead of key_limit
+    weight     int NULL CONSTRAINT queue_key_weight_check CHECK (weight >= 1),          -- its share of the workers; NULL: 1
+    task_rate  int NULL CONSTRAINT queue_key_task_rate_check CHECK (task_rate >= 1),    -- of this key, instead of key_rate
+    task_ms    int NULL CONSTRAINT queue_key_task_ms_check CHECK (task_ms >= 1),
+    set_at     datetime2(6) NOT NULL CONSTRAINT queue_key_set_at_default DEFAULT SYSUTCDATETIME(),
+    set_by     nvarchar(128) NOT NULL CONSTRAINT queue_key_set_by_default DEFAULT ORIGINAL_LOGIN(),
+    CONSTRAINT queue_key_pk PRIMARY KEY (queue_name, task_key)
+);
+-- The heavy keys, which every claim reads, at whatever key it begins.
+CREATE INDEX queue_key_heavy ON {schema}.queue_key (queue_name, weight DESC, task_key);
+
+-- A queue or key whose rate a claim found used up: claims pass it by until then. (The use itself is in rate_slot.)
+CREATE TABLE {schema}.queue_wait (
+    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    task_key   nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,  -- N'': the queue itself
+    since_ms   bigint NOT NULL,                                         -- by the server's clock, since 1970
+    free_ms    bigint NOT NULL,
+    CONSTRAINT queue_wait_pk PRIMARY KEY (queue_name, task_key)
+);
+
+-- The locks that tasks are put with.
+CREATE TABLE {schema}.task_lock (
+    task_id           bigint NOT NULL,
+    number            int NOT NULL,
+    queue_name        nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    resource_id       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    access_type       nvarchar(64) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    concurrency_limit int NULL,
+    weight            int NOT NULL,
+    queue_position    bigint NULL,                                                 -- of its row in the line; NULL: none
+    waits             bit NOT NULL CONSTRAINT task_lock_waits_default DEFAULT 0,   -- that row is not granted yet
+    parked            bit NOT NULL CONSTRAINT task_lock_parked_default DEFAULT 0,  -- the task is pending
+    CONSTRAINT task_lock_pk PRIMARY KEY (task_id, number)
+);
+CREATE INDEX task_lock_parked ON {schema}.task_lock (queue_name, parked, resource_id, access_type, queue_position);
+
+-- The member in whose name the parked tasks of a queue wait in the lines of their locks.
+CREATE TABLE {schema}.parking (
+    queue_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT parking_pk PRIMARY KEY,
+    member_id  bigint NULL,
+    claims     bigint NOT NULL CONSTRAINT parking_claims_default DEFAULT 0  -- every look writes it: one after the other
+);
+
+-- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
+CREATE TABLE {schema}.schedule (
+    schedule_name nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL CONSTRAINT schedule_pk PRIMARY KEY,
+    queue_name    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    cron          nvarchar(255) NOT NULL,
+    time_zone     nvarchar(64) NOT NULL CONSTRAINT schedule_time_zone_default DEFAULT N'UTC',  -- a name of the IANA database
+    kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
+    body          nvarchar(max) NOT NULL,
+    options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, …
+    next_due      datetime2(6) NULL,  -- the next one; NULL: never, as no process understands the expression
+    last_due      datetime2(6) NULL,  -- the latest time for which a task was put
+    put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at_default DEFAULT SYSUTCDATETIME(),
+    put_by        nvarchar(128) NOT NULL CONSTRAINT schedule_put_by_default DEFAULT ORIGINAL_LOGIN(),
+    paused_at     datetime2(6) NULL,
+    paused_by     nvarchar(128) NULL
+);
+
+-- Batches ------------------------------------------------------------------------------------------------------------
+
+-- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+CREATE TABLE {schema}.batch (
+    batch_id         bigint IDENTITY NOT NULL CONSTRAINT batch_pk PRIMARY KEY,
+    batch_name       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    window_ms        bigint NOT NULL CONSTRAINT batch_window_ms_check CHECK (window_ms BETWEEN 1 AND 315360000000),
+    status           nvarchar(16) NOT NULL CONSTRAINT batch_status_default DEFAULT N'open'
+        CONSTRAINT batch_status_check CHECK (status IN (N'open', N'failed', N'succeeded', N'expired', N'abandoned')),
+    opened_at        datetime2(6) NOT NULL CONSTRAINT batch_opened_at_default DEFAULT SYSUTCDATETIME(),
+    opened_by        nvarchar(128) NULL CONSTRAINT batch_opened_by_default DEFAULT ORIGINAL_LOGIN(),
+    ended_at         datetime2(6) NULL,
+    callback_status  nvarchar(16) NOT NULL CONSTRAINT batch_callback_status_default DEFAULT N'none'
+        CONSTRAINT batch_callback_status_check CHECK (callback_status IN (N'none', N'pending', N'running', N'finished', N'failed')),
+    callback_kind    nvarchar(8) NULL,
+    callback_body    nvarchar(max) NULL,
+    callback_attempt int NOT NULL CONSTRAINT batch_callback_attempt_default DEFAULT 0,  -- a member that ends an attempt must name it
+    callback_uid     nvarchar(64) NULL,  -- made by the client: a repeated claim finds its row
+    callback_member  bigint NULL,
+    callback_owner   nvarchar(255) NULL,
+    callback_kept_by nvarchar(128) NULL,  -- the login that kept what is run; and the login that ran it last
+    callback_login   nvarchar(128) NULL,
+    callback_started datetime2(6) NULL,
+    callback_ended   datetime2(6) NULL,
+    callback_error   nvarchar(max) NULL
+);
+CREATE INDEX batch_batch_name ON {schema}.batch (batch_name, batch_id);
+CREATE INDEX batch_callback ON {schema}.batch (callback_status, batch_name, batch_id);
+
+CREATE TABLE {schema}.batch_part (
+    batch_id   bigint NOT NULL CONSTRAINT batch_part_batch_id_fk REFERENCES {schema}.batch ON DELETE CASCADE,
+    part       nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+    status     nvarchar(16) NOT NULL CONSTRAINT batch_part_status_default DEFAULT N'expected'
+        CONSTRAINT batch_part_status_check CHECK (status IN (N'expected', N'running', N'succeeded', N'failed')),
+    attempt    int NOT NULL CONSTRAINT batch_part_attempt_default DEFAULT 0,  -- how often it was started in this batch
+    start_uid  nvarchar(64) NULL,  -- made by the client for each start: a call that ends the part must name it
+    is_last    bit NOT NULL CONSTRAINT batch_part_is_last_default DEFAULT 0,  -- its success was the batch's
+    member_id  bigint NULL,
+    owner      nvarchar(255) NULL,
+    host       nvarchar(255) NULL,
+    pid        int NULL,
+    login      nvarchar(128) NULL,
+    started_at datetime2(6) NULL,
+    ended_at   datetime2(6) NULL,
+    error      nvarchar(max) NULL,
+    CONSTRAINT batch_part_pk PRIMARY KEY (batch_id, part)
+);
+CREATE INDEX batch_part_status ON {schema}.batch_part (status, batch_id);
 GO

@@ -946,11 +946,9 @@ GO
 -- Newest first where they have ended; those that are open in the order in which they will run. status: as in the table, or
 -- lost: it ran, and its worker is dead, as anyone who looks next will find. Who neither runs tasks nor watches over them sees
 -- those that it put itself.
--- @version: with the columns that programs of this version, and later ones, know (4, 5 or 6).
 IF OBJECT_ID(N'{schema}.show_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.show_tasks AS RETURN 0');
 GO
-ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0,
-    @version int = 6
+ALTER PROCEDURE {schema}.show_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
 AS
 BEGIN
     SET NOCOUNT ON;
@@ -1017,35 +1015,11 @@ BEGIN
                              ELSE t.status END AS status) AS d
     WHERE s.place > @skip AND (@status IS NULL OR d.status = @status) AND (@all = 1 OR t.put_by = ORIGINAL_LOGIN())
     ORDER BY s.place;
-    IF @version < 5
-        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
-               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
-               p.host, p.pid, p.error, p.result, p.put_by, p.login
-        FROM @page AS p ORDER BY p.place;
-    ELSE IF @version < 6
-        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
-               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
-               p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
-               p.cancel_asked_by
-        FROM @page AS p ORDER BY p.place;
-    ELSE
-        SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
-               p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
-               p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
-               p.cancel_asked_by, p.task_key, p.task_priority, p.lock_count
-        FROM @page AS p ORDER BY p.place;
-END;
-GO
-
--- The same for programs of version 5.
-IF OBJECT_ID(N'{schema}.page_tasks') IS NULL EXEC (N'CREATE PROCEDURE {schema}.page_tasks AS RETURN 0');
-GO
-ALTER PROCEDURE {schema}.page_tasks @queue nvarchar(400) = NULL, @status nvarchar(16) = NULL, @most int = 100, @skip int = 0
-AS
-BEGIN
-    SET NOCOUNT ON;
-    SET ROWCOUNT 0;
-    EXEC {schema}.show_tasks @queue, @status, @most, @skip, 5;
+    SELECT p.task_id, p.queue_name, p.task_order, p.kind, p.body, p.note, p.status, p.on_failure, p.attempt, p.failures,
+           p.losses, p.max_attempts, p.put_at, p.ready_at, p.claimed_at, p.ended_at, p.seconds, p.member_id, p.owner,
+           p.host, p.pid, p.error, p.result, p.put_by, p.login, p.time_limit, p.unique_key, p.cancel_asked_at,
+           p.cancel_asked_by, p.task_key, p.task_priority, p.lock_count
+    FROM @page AS p ORDER BY p.place;
 END;
 GO
 
@@ -1057,7 +1031,7 @@ AS
 BEGIN
     SET NOCOUNT ON;
     SET ROWCOUNT 0;
-    EXEC {schema}.show_tasks @queue, @status, @most, 0, 4;
+    EXEC {schema}.show_tasks @queue, @status, @most, 0;
 END;
 GO
 
@@ -1827,7 +1801,7 @@ GO
 -- is rolled back, and the task has failed. Give the call all the time that it needs (no command timeout).
 -- EXEC ends what a text sets, the database it uses, whom it impersonates (WITH NO REVERT is refused there) and its
 -- local tables. What belongs to the session stays until that ends: application locks, global cursors, SESSION_CONTEXT,
--- and sqlsem's own locks and parts of rounds.
+-- and sqlsem's own locks and parts of batches.
 IF OBJECT_ID(N'{schema}.work') IS NULL EXEC (N'CREATE PROCEDURE {schema}.work AS RETURN 0');
 GO
 ALTER PROCEDURE {schema}.work

@@ -173,8 +173,7 @@ SELECT * FROM {schema}.past(%s, %s, %s::float, %s::float, %s, %s)
 SELECT * FROM {schema}.resources()
 
 -- name: overview
--- (Older clients read all columns of overview(), so it gets no more of them.)
-SELECT o.taken_at, o.settings, o.members, o.queues, o.rounds, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
+SELECT o.taken_at, o.settings, o.members, o.queues, o.batches, o.holds, {schema}.overview_rates() FROM {schema}.overview() AS o
 
 -- name: operations
 SELECT * FROM {schema}.operations(%s, %s, %s, %s, %s, %s)
@@ -208,64 +207,33 @@ SELECT {schema}.prune_operations(%s)
 -- name: install_lock
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('sqlsem.install.{schema}'::text)::bigint)
 
--- name: stand_aside
--- Before an upgrade from version 1 or 2, whose waits keep locks on the tables while they sleep: they return as long as the
--- install lock is held, so that the tables can be had. In a transaction of its own.
-DO $$
-DECLARE
-    v_name text;
-    v_old  regprocedure;
-    v_text text;
-BEGIN
-    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    PERFORM pg_advisory_xact_lock(hashtext('sqlsem.install.{schema}'));
-    FOREACH v_name IN ARRAY ARRAY['wait(varchar, bigint, integer)', 'upgrade(varchar, bigint, varchar, integer)'] LOOP
-        v_old := to_regprocedure('{schema}.' || v_name);
-        CONTINUE WHEN v_old IS NULL OR (SELECT value::integer > 2 FROM {schema}.setting WHERE name = 'schema_version')
-            OR to_regprocedure('{schema}.' || replace(v_name, '(', '_before(')) IS NOT NULL;
-        v_text := pg_get_functiondef(v_old);
-        v_name := split_part(v_name, '(', 1);
-        EXECUTE overlay(v_text PLACING v_name || '_before(' FROM strpos(v_text, v_name || '(') FOR length(v_name) + 1);
-        EXECUTE left(v_text, strpos(v_text, 'AS $function$') - 1) || 'AS $function$
-BEGIN
-    IF NOT pg_try_advisory_lock_shared(hashtext(''sqlsem.install.{schema}'')) THEN
-        PERFORM pg_sleep(0.05);
-        RETURN -1;
-    END IF;
-    PERFORM pg_advisory_unlock_shared(hashtext(''sqlsem.install.{schema}''));
-    RETURN {schema}.' || v_name || '_before(' || CASE v_name WHEN 'wait' THEN '$1, $2, $3' ELSE '$1, $2, $3, $4' END || ');
-END
-$function$';
-    END LOOP;
-END
-$$
-
 -- name: lock_tables
--- Before the schema scripts of an upgrade: all tables that any of them locks, at once or not at all. A script that took some, and a
--- later one that asked for others, would meet those who hold the others and wait for the first: they for us, and we for them.
--- What is at work begins with the members or with the queue, and is met at either in turn; nobody is left waiting behind us for
--- longer than a moment.
+-- Before the schema scripts of an upgrade: locks all tables of the schema, at once or not at all. A script that locked some of
+-- them, and asked for others later, would meet transactions that hold the others and wait for the first: a deadlock. A running
+-- transaction begins with the members or with the queue, and is met at either in turn; no transaction is left waiting behind
+-- the upgrade for longer than a moment.
 DO $$
 DECLARE
     v_before text := pg_catalog.current_setting('lock_timeout');
     v_path   text := pg_catalog.current_setting('search_path');
     v_until  timestamptz := pg_catalog.clock_timestamp() + interval '20 seconds';
     v_try    integer := 0;
-    v_tables regclass[];
+    v_tables text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    v_tables := ARRAY(
-        SELECT f.found FROM (SELECT to_regclass('{schema}.' || n.name) AS found, n.place FROM unnest(ARRAY[
-            '{table}', 'member', 'resource', 'history', 'setting', 'task', 'task_log', 'round', 'round_part'])
-            WITH ORDINALITY AS n (name, place)) AS f
-        WHERE f.found IS NOT NULL ORDER BY f.place);
+    SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) INTO v_tables
+    FROM pg_class AS c WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r';
     LOOP
         v_try := v_try + 1;
         BEGIN
             PERFORM set_config('lock_timeout', '250ms', true);
-            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_tables[1 + v_try % 2]);
+            IF v_try % 2 = 1 THEN
+                LOCK TABLE {schema}.member IN ACCESS EXCLUSIVE MODE;
+            ELSE
+                LOCK TABLE {schema}.{table} IN ACCESS EXCLUSIVE MODE;
+            END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
-            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', array_to_string(v_tables, ', '));
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_tables);
             EXIT;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             IF clock_timestamp() >= v_until THEN
@@ -355,26 +323,29 @@ SELECT * FROM {schema}.asked_of_tasks(%s, %s::bigint[])
 -- name: prune_tasks
 SELECT {schema}.prune_tasks(%s)
 
--- name: recover_rounds
-SELECT {schema}.recover_rounds(%s, %s)
+-- name: recover_batches
+SELECT {schema}.recover_batches(%s, %s)
 
 -- name: start_part
 SELECT code, id, attempt, previous FROM {schema}.start_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
 -- name: end_part
-SELECT code, id, is_last, round_status, then_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
+SELECT code, id, is_last, batch_status, callback_attempt, kind, body FROM {schema}.end_part(%s, %s, %s, %s, %s, %s, %s, %s, %s)
 
--- name: claim_then
-SELECT id, name, then_attempt, kind, body FROM {schema}.claim_then(%s, %s, %s, %s, %s, %s)
+-- name: claim_callback
+SELECT id, name, callback_attempt, kind, body FROM {schema}.claim_callback(%s, %s, %s, %s, %s, %s)
 
--- name: return_then
-SELECT {schema}.return_then(%s, %s)
+-- name: return_callback
+SELECT {schema}.return_callback(%s, %s)
 
--- name: end_then
-SELECT {schema}.end_then(%s, %s, %s, %s)
+-- name: end_callback
+SELECT {schema}.end_callback(%s, %s, %s, %s)
 
--- name: list_rounds
-SELECT * FROM {schema}.list_rounds(%s, %s, %s)
+-- name: abandon_batch
+SELECT pg_catalog.set_config('sqlsem.client', %s, true), {schema}.abandon_batch(%s, %s)
+
+-- name: list_batches
+SELECT * FROM {schema}.list_batches(%s, %s, %s)
 
 -- name: tend_queue
 SELECT * FROM {schema}.tend_queue(%s, %s)

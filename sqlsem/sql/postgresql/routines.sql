@@ -5,7 +5,7 @@
 --   class + 1, beacon                 beacon   held by a member's session for as long as it lives
 --   class + 2, queue_position         entry    held by the session of a row's owner while the row stands
 --   class + 3, queue_position         waiting  held by a session while it waits for that row's grant
---   class + 4, hash of the round      round    held for the length of one decision about rounds (rounds.sql)
+--   class + 4, hash of the batch      batch    held for the length of one decision about batches (batches.sql)
 --   class + 5, 0                      origin   held while numbers are set forward after a promotion (check_origin)
 --   class + 5, 1                      news     shared by sessions that listen for tasks (tasks.sql)
 --   class + 5, 2                      limits   shared by who registers by the server's limit, alone by who lifts one: to the end
@@ -15,21 +15,6 @@
 
 -- Names mean what the system means by them, whatever else the installing login may see.
 SET search_path = pg_catalog, pg_temp;
-
--- What an upgrade has left for those who were running it.
-DO $$
-DECLARE
-    v_routine text;
-BEGIN
-    FOR v_routine IN
-        SELECT p.oid::regprocedure::text FROM pg_proc AS p
-        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname LIKE '%\_before' AND p.xmin <> pg_current_xact_id()::xid
-          AND (SELECT value <> '2' AND value <> '1' FROM {schema}.setting WHERE name = 'schema_version')
-    LOOP
-        EXECUTE 'DROP ROUTINE ' || v_routine;
-    END LOOP;
-END
-$$;
 
 CREATE OR REPLACE FUNCTION {schema}.lock_class(p_kind integer) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -217,7 +202,7 @@ BEGIN
                                                            UNION ALL SELECT queue_position FROM {schema}.history) AS p) AS given
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.member', 'member_id'), (SELECT max(member_id) FROM {schema}.member)
                   UNION ALL SELECT pg_get_serial_sequence('{schema}.task', 'task_id'), (SELECT max(task_id) FROM {schema}.task)
-                  UNION ALL SELECT pg_get_serial_sequence('{schema}.round', 'round_id'), (SELECT max(round_id) FROM {schema}.round)
+                  UNION ALL SELECT pg_get_serial_sequence('{schema}.batch', 'batch_id'), (SELECT max(batch_id) FROM {schema}.batch)
                  ) AS s
             JOIN pg_sequences AS q ON s.sequence = format('%I.%I', q.schemaname, q.sequencename)
         LOOP
@@ -955,7 +940,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION 'sqlsem: no priority is named for %, which is granted by priority; name one (priority=0 to 99), or have an operator end that: sqlsem set % --no-priorities',
         quote_literal({schema}.plain(p_resource)), {schema}.plain(p_resource) USING ERRCODE = '22023',
-        HINT = 'Priorities are for requests of one resource alone, by programs of this version.';
+        HINT = 'Priorities are for requests of one resource alone.';
 END
 $$;
 
@@ -1533,15 +1518,6 @@ END
 $$;
 
 
--- (The name that this had at first is another routine's now.)
-DO $$
-BEGIN
-    IF EXISTS (SELECT FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace AND proname = 'assert_holding'
-               AND prorettype = 'boolean'::regtype) THEN
-        DROP FUNCTION {schema}.assert_holding(varchar, bigint, varchar);
-    END IF;
-END
-$$;
 -- Whether this login may keep a row of another one's: that it was granted, or any as an operator.
 CREATE OR REPLACE FUNCTION {schema}.may_keep(p_login name) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -1872,7 +1848,7 @@ BEGIN
         PERFORM {schema}.suspect(v_row.resource_id, v_row.queue_position, -1);
     END LOOP;
     PERFORM {schema}.recover_tasks(NULL, -1);
-    PERFORM {schema}.recover_rounds(NULL, -1);
+    PERFORM {schema}.recover_batches(NULL, -1);
     -- Members that own nothing leave no row to find them by.
     PERFORM {schema}.test_member(l.member_id, -1) FROM {schema}.look_at_members() AS l WHERE l.dead;
     v_gone := v_before - (SELECT count(*) FROM {schema}.{table});

@@ -10,38 +10,60 @@ CREATE TABLE {schema}.setting (
     name  text PRIMARY KEY,
     value text NOT NULL
 );
-COMMENT ON TABLE {schema}.setting IS 'sqlsem: schema_version, oldest_client (the oldest client that still works), history_days';
+COMMENT ON TABLE {schema}.setting IS
+    'sqlsem: schema_version, oldest_client (the oldest client that still works), history_days, history_rows';
 INSERT INTO {schema}.setting (name, value)
-VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30');
+VALUES ('schema_version', '1'), ('oldest_client', '1'), ('history_days', '30'), ('history_rows', '1000000');
 
--- One row for each process or session that takes part and can be told alive from dead.
+-- Members -----------------------------------------------------------------------------------------------------------
+
+-- One row for each process or session that takes part, and what tells whether it lives: it is dead when its beacon is missing
+-- and seen_at is older than its grace, or when its lease is over. The numbers are bigint, as 2^31 would be used up in months
+-- where sessions come and go quickly.
 CREATE SEQUENCE {schema}.beacon AS integer CYCLE;
 CREATE TABLE {schema}.member (
-    member_id     integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    member_id     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     beacon        integer,       -- the advisory lock that its session holds; NULL for a lease
     backend_pid   integer,       -- the session that holds it
     host          varchar(255),
     pid           integer,
     program       varchar(255),
-    login         name NOT NULL DEFAULT session_user, -- nobody else may act for this member
+    login         name NOT NULL DEFAULT session_user,  -- no other login may act for this member
     grace_ms      integer NOT NULL CHECK (grace_ms >= 0),
     lease_ms      integer CHECK (lease_ms > 0),
     joined_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    seen_at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it last proved that it lives
     lease_until   timestamptz,   -- dead when past; NULL where a beacon tells
-    missing_since timestamptz    -- when somebody first found the beacon gone; cleared when the member returns
+    missing_since timestamptz    -- when the beacon was first found missing; cleared when the member returns
 );
 COMMENT ON TABLE {schema}.member IS 'sqlsem: processes and sessions that hold or wait, and how to tell whether they live';
 
--- What an operator decided about a resource. No row means: nothing special.
+-- Resources and their queues ----------------------------------------------------------------------------------------
+
+-- The decisions of operators about a resource. No row means: nothing special.
 CREATE TABLE {schema}.resource (
     resource_id    varchar(255) COLLATE "C" PRIMARY KEY,
-    cap            integer CHECK (cap >= 1),          -- an upper bound on whatever limit is declared
-    paused_at      timestamptz,                       -- nobody new is let in while set
-    stale_after_ms bigint CHECK (stale_after_ms > 0)  -- age at which rows without a member are removed
+    cap            integer CHECK (cap >= 1),           -- an upper bound on whatever limit is declared
+    cap_by         name,                               -- the login of the operator that set the cap
+    paused_at      timestamptz,                        -- no request is granted while set
+    paused_by      name,                               -- the operator's login, while paused_at is set
+    stale_after_ms bigint CHECK (stale_after_ms > 0),  -- age at which rows without a member are removed
+    ageing_ms      integer CHECK (ageing_ms >= 1)      -- what one step of priority is worth, in waiting; NULL: no priorities
 );
-COMMENT ON TABLE {schema}.resource IS 'sqlsem: the operator''s cap, pause and stale_after for a resource';
+COMMENT ON TABLE {schema}.resource IS 'sqlsem: the operator''s cap, pause, stale_after and ageing for a resource';
 
--- The queue. A row is a request, waiting or granted; who may proceed follows from the rows ahead alone.
+-- The limit of every resource whose name begins with the prefix and that has no limit of its own; the longest prefix counts.
+-- ('tenant:' is shown, and set, as 'tenant:*'; '' is '*'.)
+CREATE TABLE {schema}.limit_pattern (
+    prefix varchar(254) COLLATE "C" PRIMARY KEY,
+    cap    integer NOT NULL CHECK (cap >= 1),
+    cap_by name NOT NULL DEFAULT session_user,  -- the operator's login
+    set_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE {schema}.limit_pattern IS 'sqlsem: limits for all resources whose names begin so';
+
+-- The queue. A row is a request, waiting or granted; the rows ahead of it alone decide whether it may be granted.
+-- Half-empty pages let granted_at be set without touching an index; the low threshold keeps the head of the queue short.
 CREATE TABLE {schema}.{table} (
     queue_position    bigint GENERATED BY DEFAULT AS IDENTITY,
     resource_id       varchar(255) COLLATE "C" NOT NULL DEFAULT 'default',
@@ -49,33 +71,383 @@ CREATE TABLE {schema}.{table} (
     access_type       varchar(64) COLLATE "C" NOT NULL DEFAULT 'write',
     concurrency_limit integer,
     weight            integer NOT NULL DEFAULT 1,
-    member_id         integer,
+    member_id         bigint,
     owner             varchar(255),
     request_uid       varchar(64) UNIQUE,
     requested_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     granted_at        timestamptz,
     revoked_at        timestamptz,
-    attended_until    timestamptz, -- where nobody would miss a waiting row: it goes when this is past
+    revoked_by        name,         -- the operator's login, while revoked_at is set
+    attended_until    timestamptz,  -- a waiting row whose client does not come back goes when this is past
     note              varchar(1000),
     PRIMARY KEY (resource_id, queue_position)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
--- Half-empty pages let granted_at be set without touching an index; the low threshold keeps the head of the queue short.
-CREATE INDEX ON {schema}.{table} (member_id);
+CREATE INDEX ON {schema}.{table} (member_id, queue_position);  -- the rows of a member, from a position on
 COMMENT ON TABLE {schema}.{table} IS 'sqlsem: one row a request, waiting or granted, in the order of queue_position';
 
+-- Low-water marks. Below `mark` no row of the resource lives, but for `survivors`. Positions only grow and rows only leave, so
+-- a mark stays true. Every reader takes the newest mark, which is the first in its index: it never meets older marks, nor the
+-- dead rows of the queue below the mark, though an old snapshot may keep them for days.
+CREATE TABLE {schema}.low_water (
+    resource_id varchar(255) COLLATE "C" NOT NULL,
+    mark        bigint NOT NULL,
+    survivors   bigint[] NOT NULL,  -- at most 200
+    made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (resource_id, mark)
+);
+COMMENT ON TABLE {schema}.low_water IS 'sqlsem: positions below which nothing lives but the survivors; only spares time';
+
 CREATE TABLE {schema}.history (
-    resource_id    varchar(255) COLLATE "C" NOT NULL,
-    queue_position bigint NOT NULL,
-    requesting_id  varchar(255) NOT NULL,
-    access_type    varchar(64) COLLATE "C" NOT NULL,
-    weight         integer NOT NULL,
-    member_id      integer,
-    owner          varchar(255),
-    note           varchar(1000),
-    requested_at   timestamptz NOT NULL,
-    granted_at     timestamptz,
-    ended_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    outcome        varchar(16) NOT NULL
+    resource_id       varchar(255) COLLATE "C" NOT NULL,
+    queue_position    bigint NOT NULL,
+    requesting_id     varchar(255) NOT NULL,
+    access_type       varchar(64) COLLATE "C" NOT NULL,
+    concurrency_limit integer,
+    weight            integer NOT NULL,
+    member_id         bigint,
+    owner             varchar(255),
+    host              varchar(255),  -- of the owner's member, as are pid, program and login
+    pid               integer,
+    program           varchar(255),
+    login             name,
+    note              varchar(1000),
+    requested_at      timestamptz NOT NULL,
+    granted_at        timestamptz,
+    ended_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    outcome           varchar(16) NOT NULL,
+    ended_by          name,          -- the login that ended it, where that was not the owner
+    seen_at           timestamptz    -- the last heartbeat of an owner that died
 );
 CREATE INDEX ON {schema}.history (ended_at);
+-- A page of a resource's history, and of requests that did not end as usual (which costs the usual end nothing).
+CREATE INDEX ON {schema}.history (resource_id, ended_at);
+CREATE INDEX history_outcome ON {schema}.history (outcome, ended_at) WHERE outcome <> 'released';
+CREATE INDEX history_resource_outcome ON {schema}.history (resource_id, outcome, ended_at) WHERE outcome <> 'released';
 COMMENT ON TABLE {schema}.history IS 'sqlsem: one row a finished request, kept for setting history_days';
+
+-- One row for each call of an operator, written in the transaction of that call.
+CREATE TABLE {schema}.operation (
+    operation_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    done_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    login          name NOT NULL DEFAULT session_user,
+    host           varchar(255),              -- where it was done, as far as the server knows; as are pid and program
+    pid            integer,
+    program        varchar(255),
+    action         varchar(16) NOT NULL,      -- pause, resume, cap, stale_after, revoke, reap; retry, cancel, …
+    resource_id    varchar(255) COLLATE "C",  -- its object: a resource, and a row of its queue;
+    queue_position bigint,
+    queue_name     varchar(255) COLLATE "C",  -- or a work queue, and a task of it
+    task_id        bigint,
+    old_value      varchar(1000),
+    new_value      varchar(1000)
+);
+CREATE INDEX ON {schema}.operation (done_at);
+COMMENT ON TABLE {schema}.operation IS 'sqlsem: what operators did (pause, cap, revoke, retry, …), kept as long as the history';
+
+-- Rates and periods -------------------------------------------------------------------------------------------------
+
+-- The state of a rate, for each window that a client has declared for it. Times are of the database's clock, since 1970.
+CREATE TABLE {schema}.rate_window (
+    resource_id varchar(255) COLLATE "C" NOT NULL,  -- 'rate:' and the rate's name
+    window_ms   bigint NOT NULL CHECK (window_ms >= 1),
+    rate_limit  bigint NOT NULL CHECK (rate_limit >= 1),  -- in one window, as it was declared last
+    seen_ms     bigint NOT NULL,                          -- when it was last taken from
+    full_us     bigint,                                   -- with a burst: when the whole burst is there again
+    promised_ms bigint,                                   -- the last moment that is promised to a request
+    -- Counted since the window is known; they only grow. (In the row that is written anyhow, so that counting costs nothing.)
+    taken       bigint NOT NULL DEFAULT 0,
+    returned    bigint NOT NULL DEFAULT 0,                -- of that, where the cost was less in the end
+    waits       bigint NOT NULL DEFAULT 0,                -- requests that were not granted at once
+    PRIMARY KEY (resource_id, window_ms)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE {schema}.rate_window IS 'sqlsem: rates, and the windows that they have';
+
+-- The use of a rate in a hundredth part of a window. It counts until all of that part is out of the window.
+CREATE TABLE {schema}.rate_slot (
+    resource_id varchar(255) COLLATE "C" NOT NULL,
+    window_ms   bigint NOT NULL,
+    slot        bigint NOT NULL,  -- since 1970
+    used        bigint NOT NULL CHECK (used >= 0),
+    PRIMARY KEY (resource_id, window_ms, slot)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE {schema}.rate_slot IS 'sqlsem: what was used of each rate';
+
+-- The last run of each name that runs once per period (once.sql).
+CREATE TABLE {schema}.once_run (
+    once_name      varchar(250) COLLATE "C" PRIMARY KEY,
+    granted_at     timestamptz NOT NULL,  -- when that run was granted, which tells the period; it never goes back
+    done_at        timestamptz NOT NULL,
+    queue_position bigint NOT NULL,       -- of that run: its fence
+    requesting_id  varchar(255) COLLATE "C" NOT NULL,
+    login          name NOT NULL
+);
+COMMENT ON TABLE {schema}.once_run IS 'sqlsem: what runs once per period, and when it was done last';
+
+-- Locks that go with a transaction, and locks that travel -----------------------------------------------------------
+
+-- A transaction that releases a lock leaves a row here, which is there once the transaction is committed. Only the owner of
+-- the lock knows the word.
+CREATE TABLE {schema}.departure (
+    word    varchar(64) COLLATE "C" PRIMARY KEY,
+    left_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE {schema}.departure IS 'sqlsem: transactions that have given a lock back, until its owner has seen it';
+
+-- From hand_over to adopt the rows belong to a member of their own, in transit, which lives by a lease of ttl_ms: member_id.
+-- The token itself is nowhere. Rows of the past are kept for a day, to say why a token cannot be adopted.
+CREATE TABLE {schema}.handover (
+    token_hash     varchar(64) COLLATE "C" PRIMARY KEY,  -- SHA-256, in hexadecimal digits
+    member_id      bigint NOT NULL,
+    row_count      integer NOT NULL,                     -- how many rows it has
+    resource_id    varchar(255) COLLATE "C" NOT NULL,    -- the first of them, for messages
+    queue_position bigint NOT NULL,
+    given_by       name NOT NULL,                        -- the giver's login
+    given_to       name NOT NULL,                        -- the login that may adopt it, beside the giver
+    given_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ttl_ms         integer NOT NULL CHECK (ttl_ms > 0),
+    adopted_at     timestamptz,
+    adopted_by     bigint,                               -- the member that adopted it
+    adopted_uid    varchar(64),                          -- made by the client: a repeated call finds what it did
+    adopter        varchar(600)                          -- host:pid and program, for messages
+);
+CREATE INDEX handover_given ON {schema}.handover (given_at);
+COMMENT ON TABLE {schema}.handover IS 'sqlsem: locks handed over, and what became of them; kept for a day';
+
+-- The secret with which pin seals its notes (guards.sql). Only the owner of the schema reads it.
+CREATE TABLE {schema}.guard_key (secret text NOT NULL);
+INSERT INTO {schema}.guard_key (secret) SELECT concat(gen_random_uuid(), gen_random_uuid());
+
+-- The work queue ----------------------------------------------------------------------------------------------------
+
+-- One row a task, in whatever state. A task is open while it is pending, running, or failed and holding up later orders.
+CREATE TABLE {schema}.task (
+    task_id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue_name        varchar(255) COLLATE "C" NOT NULL,
+    task_order        integer NOT NULL DEFAULT 0,    -- a task waits for every open task of a lower order
+    -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
+    -- NULL: no key, in any other queue.
+    task_key          varchar(255) COLLATE "C",
+    task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; lower ones first
+    task_turn         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (turn_of): in no order that anyone chose
+    unique_key        varchar(255) COLLATE "C",      -- of the open tasks of a queue one has it
+    kind              varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
+    body              text NOT NULL,
+    note              varchar(1000),
+    status            varchar(16) NOT NULL DEFAULT 'pending'
+        CHECK (status IN ('pending', 'running', 'finished', 'failed', 'cancelled')),
+    is_open           boolean NOT NULL DEFAULT true,
+    on_failure        varchar(8) NOT NULL DEFAULT 'stop' CHECK (on_failure IN ('stop', 'continue')),
+    max_attempts      integer NOT NULL DEFAULT 1 CHECK (max_attempts >= 1),
+    backoff_ms        integer NOT NULL DEFAULT 1000 CHECK (backoff_ms >= 0),
+    time_limit_ms     bigint CHECK (time_limit_ms > 0),  -- an attempt that runs for longer is ended, and has failed
+    attempt           integer NOT NULL DEFAULT 0,    -- how often it was claimed: a worker that ends an attempt must name it
+    failures          integer NOT NULL DEFAULT 0,
+    losses            integer NOT NULL DEFAULT 0,    -- attempts whose worker died
+    put_uid           varchar(64),                   -- made by the client: a repeated put finds its rows
+    put_at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    put_by            name,
+    ready_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    member_id         bigint,                        -- the member that runs it now
+    owner             varchar(255),
+    host              varchar(255),                  -- of the member that runs it, or ran it last, as are pid and login
+    pid               integer,
+    login             name,
+    claim_uid         varchar(64),                   -- made by the client: a repeated claim finds its row
+    claimed_at        timestamptz,
+    signalled_attempt integer,                       -- the attempt whose session was told to end, as it is told once
+    cancel_asked_at   timestamptz,                   -- its worker ends it, and then it is cancelled
+    cancel_asked_by   name,
+    ended_at          timestamptz,
+    error             text,
+    result            text,
+    -- Of a task with locks (parked.sql): its ready_at is the end of time, so that claims of tasks without locks pass it by.
+    lock_count        integer,                       -- how many; NULL: none
+    locks_left        integer,                       -- how many are not granted yet; NULL: it waits in no line
+    asks_at           timestamptz,                   -- when it may wait in the lines
+    CONSTRAINT task_turn_of_key CHECK ((task_key IS NULL) = (task_turn IS NULL))
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+-- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
+CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
+CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
+CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority, task_id)
+    WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
+-- (Without is_open: else the planner may take task_open instead.)
+CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority, task_id)
+    WHERE status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
+-- (With the column that is NULL: else the planner may take task_open instead, and walk past all tasks with a key.)
+CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
+    WHERE is_open AND status = 'pending' AND task_key IS NULL AND lock_count IS NULL;
+-- Only tasks that were put for later, or wait for their next attempt: other tasks cost nothing here.
+CREATE INDEX task_later ON {schema}.task (queue_name, task_order, ready_at)
+    WHERE status = 'pending' AND lock_count IS NULL AND ready_at > put_at;
+CREATE INDEX task_ended ON {schema}.task (ended_at) WHERE NOT is_open;
+CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
+CREATE UNIQUE INDEX task_unique ON {schema}.task (queue_name, unique_key) WHERE is_open AND unique_key IS NOT NULL;
+COMMENT ON TABLE {schema}.task IS 'sqlsem: the work queue, one row a task';
+
+-- One row an attempt that ended.
+CREATE TABLE {schema}.task_log (
+    task_id    bigint NOT NULL,
+    attempt    integer NOT NULL,
+    outcome    varchar(16) NOT NULL,  -- finished, failed, lost (the worker died), returned (given back)
+    member_id  bigint,
+    owner      varchar(255),
+    host       varchar(255),
+    pid        integer,
+    login      name,
+    session_id integer,               -- the database session of the worker's member
+    started_at timestamptz,
+    ended_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    error      text,
+    result     text,
+    PRIMARY KEY (task_id, attempt)
+);
+COMMENT ON TABLE {schema}.task_log IS 'sqlsem: who ran which task when, and how it ended; one row an attempt';
+
+-- As low_water, for the work queue: nothing is open in orders below task_order; of that order, below `mark` only the survivors
+-- may be. The newest, by serial, counts; without any, nothing is known.
+CREATE TABLE {schema}.task_low_water (
+    queue_name varchar(255) COLLATE "C" NOT NULL,
+    serial     bigint GENERATED ALWAYS AS IDENTITY,
+    task_order integer NOT NULL,
+    mark       bigint NOT NULL,
+    survivors  bigint[] NOT NULL,
+    made_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (queue_name, serial)
+);
+COMMENT ON TABLE {schema}.task_low_water IS 'sqlsem: the same for the tasks of each queue; only spares time';
+
+-- How many tasks of a queue may run at a time. There is a row where anything is set, of the queue or of a key.
+CREATE TABLE {schema}.queue_setting (
+    queue_name varchar(255) COLLATE "C" PRIMARY KEY,
+    task_limit integer CHECK (task_limit >= 0),  -- of all
+    key_limit  integer CHECK (key_limit >= 0),   -- of each key
+    -- How many may be started in so many milliseconds: of all, and of each key.
+    task_rate  integer CHECK (task_rate >= 1),
+    task_ms    integer CHECK (task_ms >= 1),
+    key_rate   integer CHECK (key_rate >= 1),
+    key_ms     integer CHECK (key_ms >= 1),
+    set_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    set_by     name NOT NULL DEFAULT session_user,
+    CHECK ((task_rate IS NULL) = (task_ms IS NULL) AND (key_rate IS NULL) = (key_ms IS NULL))
+);
+COMMENT ON TABLE {schema}.queue_setting IS 'sqlsem: how many tasks of a work queue may run at a time, and be started in so long';
+
+CREATE TABLE {schema}.queue_key (
+    queue_name varchar(255) COLLATE "C" NOT NULL,
+    task_key   varchar(255) COLLATE "C" NOT NULL,
+    task_limit integer CHECK (task_limit >= 0),  -- of this key, instead of key_limit
+    weight     integer CHECK (weight >= 1),      -- its share of the workers; NULL: 1
+    task_rate  integer CHECK (task_rate >= 1),   -- of this key, instead of key_rate
+    task_ms    integer CHECK (task_ms >= 1),
+    set_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    set_by     name NOT NULL DEFAULT session_user,
+    PRIMARY KEY (queue_name, task_key),
+    CHECK ((task_rate IS NULL) = (task_ms IS NULL))
+);
+-- The heavy keys, which every claim reads, at whatever key it begins.
+CREATE INDEX queue_key_heavy ON {schema}.queue_key (queue_name, weight DESC) WHERE weight > 1;
+COMMENT ON TABLE {schema}.queue_key IS 'sqlsem: limits, rates and weights of single keys of a work queue';
+
+-- A queue or key whose rate a claim found used up: claims pass it by until then. (The use itself is in rate_slot.)
+CREATE TABLE {schema}.queue_wait (
+    queue_name varchar(255) COLLATE "C" NOT NULL,
+    task_key   varchar(255) COLLATE "C" NOT NULL,  -- '': the queue itself
+    since_ms   bigint NOT NULL,                    -- by the server's clock, since 1970
+    free_ms    bigint NOT NULL,
+    PRIMARY KEY (queue_name, task_key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE {schema}.queue_wait IS 'sqlsem: work queues, and keys of them, whose rate is used up until then';
+
+-- The locks that tasks are put with.
+CREATE TABLE {schema}.task_lock (
+    task_id           bigint NOT NULL REFERENCES {schema}.task ON DELETE CASCADE,
+    number            integer NOT NULL,
+    queue_name        varchar(255) COLLATE "C" NOT NULL,
+    resource_id       varchar(255) COLLATE "C" NOT NULL,
+    access_type       varchar(64) COLLATE "C" NOT NULL,
+    concurrency_limit integer,
+    weight            integer NOT NULL,
+    queue_position    bigint,                          -- of its row in the line; NULL: none
+    waits             boolean NOT NULL DEFAULT false,  -- that row is not granted yet
+    PRIMARY KEY (task_id, number)
+);
+CREATE INDEX task_lock_waits ON {schema}.task_lock (queue_name, resource_id, access_type, weight, concurrency_limit, queue_position)
+    WHERE waits;
+COMMENT ON TABLE {schema}.task_lock IS 'sqlsem: the locks that tasks are put with, and where these stand in their lines';
+
+-- The member in whose name the parked tasks of a queue wait in the lines of their locks.
+CREATE TABLE {schema}.parking (
+    queue_name varchar(255) COLLATE "C" PRIMARY KEY,
+    member_id  bigint
+);
+COMMENT ON TABLE {schema}.parking IS 'sqlsem: the member of each queue to which the rows of its parked tasks belong';
+
+-- Tasks that are put again and again, at the times of a cron expression: by any process that watches, and by one of them.
+CREATE TABLE {schema}.schedule (
+    schedule_name varchar(255) COLLATE "C" PRIMARY KEY,
+    queue_name    varchar(255) COLLATE "C" NOT NULL,
+    cron          varchar(255) NOT NULL,
+    time_zone     varchar(64) NOT NULL DEFAULT 'UTC',  -- a name of the IANA database
+    kind          varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
+    body          text NOT NULL,
+    options       jsonb NOT NULL DEFAULT '{}',  -- of each task: order, note, max_attempts, …
+    next_due      timestamptz,                  -- the next one; NULL: never, as no process understands the expression
+    last_due      timestamptz,                  -- the latest time for which a task was put
+    put_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    put_by        name NOT NULL DEFAULT session_user,
+    paused_at     timestamptz,
+    paused_by     name
+);
+COMMENT ON TABLE {schema}.schedule IS 'sqlsem: tasks that are put at the times of a cron expression';
+
+-- Batches ------------------------------------------------------------------------------------------------------------
+
+-- One row a batch: a set of parts that run side by side, and the callback that the last part to succeed starts.
+CREATE TABLE {schema}.batch (
+    batch_id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    batch_name       varchar(255) COLLATE "C" NOT NULL,
+    window_ms        bigint NOT NULL CHECK (window_ms BETWEEN 1 AND 315360000000),
+    status           varchar(16) NOT NULL DEFAULT 'open'
+        CHECK (status IN ('open', 'failed', 'succeeded', 'expired', 'abandoned')),
+    opened_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    opened_by        name,
+    ended_at         timestamptz,
+    callback_status  varchar(16) NOT NULL DEFAULT 'none'
+        CHECK (callback_status IN ('none', 'pending', 'running', 'finished', 'failed')),
+    callback_kind    varchar(8),
+    callback_body    text,
+    callback_attempt integer NOT NULL DEFAULT 0,  -- a member that ends an attempt must name it
+    callback_uid     varchar(64),                 -- made by the client: a repeated claim finds its row
+    callback_member  bigint,
+    callback_owner   varchar(255),
+    callback_kept_by name,                        -- the login that kept what is run; and the login that ran it last
+    callback_login   name,
+    callback_started timestamptz,
+    callback_ended   timestamptz,
+    callback_error   text
+);
+CREATE INDEX ON {schema}.batch (batch_name, batch_id);
+CREATE INDEX batch_callback ON {schema}.batch (batch_name, batch_id) WHERE callback_status IN ('pending', 'running');
+COMMENT ON TABLE {schema}.batch IS 'sqlsem: batches of parts that run side by side, and their callbacks';
+
+CREATE TABLE {schema}.batch_part (
+    batch_id   bigint NOT NULL REFERENCES {schema}.batch ON DELETE CASCADE,
+    part       varchar(255) COLLATE "C" NOT NULL,
+    status     varchar(16) NOT NULL DEFAULT 'expected'
+        CHECK (status IN ('expected', 'running', 'succeeded', 'failed')),
+    attempt    integer NOT NULL DEFAULT 0,      -- how often it was started in this batch
+    start_uid  varchar(64),                     -- made by the client for each start: a call that ends the part must name it
+    is_last    boolean NOT NULL DEFAULT false,  -- its success was the batch's
+    member_id  bigint,
+    owner      varchar(255),
+    host       varchar(255),
+    pid        integer,
+    login      name,
+    started_at timestamptz,
+    ended_at   timestamptz,
+    error      text,
+    PRIMARY KEY (batch_id, part)
+);
+CREATE INDEX batch_part_running ON {schema}.batch_part (batch_id) WHERE status = 'running';
+COMMENT ON TABLE {schema}.batch_part IS 'sqlsem: the parts of each batch';

@@ -109,8 +109,7 @@ BEGIN
 END
 $$;
 
--- Tasks that are not put by these routines (by those of an earlier version, which were waiting while the tables were upgraded;
--- by hand; from a dump) have their numbers before they come here.
+-- Tasks that are not put by these routines (by hand; from a dump) have their numbers before they come here.
 CREATE OR REPLACE FUNCTION {schema}.number_bare_task() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1348,33 +1347,17 @@ AS $$
     LIMIT p_most OFFSET p_skip
 $$;
 
--- The same for programs of version 5.
-CREATE OR REPLACE FUNCTION {schema}.page_tasks(p_queue varchar, p_status varchar, p_most integer, p_skip integer)
-RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
-               on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
-               ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
-               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
-               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
-           t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
-           t.error, t.result, t.put_by, t.login, t.time_limit, t.unique_key, t.cancel_asked_at, t.cancel_asked_by
-    FROM {schema}.show_tasks(p_queue, p_status, p_most, p_skip) AS t
-$$;
-
 -- The first page of them.
 CREATE OR REPLACE FUNCTION {schema}.list_tasks(p_queue varchar DEFAULT NULL, p_status varchar DEFAULT NULL, p_most integer DEFAULT 100)
 RETURNS TABLE (task_id bigint, queue_name varchar, task_order integer, kind varchar, body text, note varchar, status varchar,
                on_failure varchar, attempt integer, failures integer, losses integer, max_attempts integer, put_at timestamptz,
                ready_at timestamptz, claimed_at timestamptz, ended_at timestamptz, seconds float, member_id bigint,
-               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name)
+               owner varchar, host varchar, pid integer, error text, result text, put_by name, login name,
+               time_limit float, unique_key varchar, cancel_asked_at timestamptz, cancel_asked_by name, task_key varchar,
+               task_priority integer, locks text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT t.task_id, t.queue_name, t.task_order, t.kind, t.body, t.note, t.status, t.on_failure, t.attempt, t.failures, t.losses,
-           t.max_attempts, t.put_at, t.ready_at, t.claimed_at, t.ended_at, t.seconds, t.member_id, t.owner, t.host, t.pid,
-           t.error, t.result, t.put_by, t.login
-    FROM {schema}.show_tasks(p_queue, p_status, p_most, 0) AS t
+    SELECT t.* FROM {schema}.show_tasks(p_queue, p_status, p_most, 0) AS t
 $$;
 
 -- Each queue as counts: what is open, what is kept of the rest, how long the oldest that may run has been waiting (NULL: there

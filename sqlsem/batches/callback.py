@@ -1,0 +1,124 @@
+"""What comes after a batch: claimed by one process, run there, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable
+
+from sqlsem import bodies
+from sqlsem.batches.declaration import Declaration, brief
+from sqlsem.core.claims import Claim, owner_name
+from sqlsem.core.options import Alarm
+from sqlsem.core.process import Process
+from sqlsem.engines.base import Session
+from sqlsem.errors import BatchFailed, SqlsemError
+from sqlsem.model import Callback
+
+__all__ = ["CallbackClaim", "carry_out", "claim_callback", "resume", "take_over"]
+
+log = logging.getLogger("sqlsem")
+
+
+class CallbackClaim(Claim):
+    """A callback that is ours to run. Until it has run, its end is that others may."""
+
+    def __init__(self, process: Process, callback: Callback, uid: str) -> None:
+        self._process = process
+        self.callback = callback
+        self.title = f"The callback of batch {callback.batch_id} of {callback.name!r}"
+        self.opened(process.claims, lambda session, me: session.return_callback(me, uid))
+
+    def run(self, function: Callable[[], object] | None, alarm: Alarm) -> None:
+        """Run it, as kept or as this function, and record how it ended. Raises `BatchFailed` when it failed."""
+        try:
+            try:
+                self._run(function)
+            except BaseException as exc:
+                if self.is_inherited:
+                    raise  # a child that was forked in it: its parent has it
+                failure = self._record_failure(exc)
+                alarm(failure)
+                if not isinstance(exc, Exception):
+                    raise
+                raise failure from exc
+            self.require_open()
+            if not self._record(None):
+                failure = self._failure(
+                    "has ended, but this process had been out of the database's reach for longer than its grace: "
+                    "another may have run it too"
+                )
+                alarm(failure)
+                raise failure
+        except BaseException:
+            self.leave()
+            raise
+
+    def _run(self, function: Callable[[], object] | None) -> None:
+        if function is not None:
+            function()
+        else:
+            bodies.run(self.callback.kind, self.callback.body or "", self._process)
+
+    def _record_failure(self, exc: BaseException) -> BatchFailed:
+        words = bodies.format_error(exc)
+        try:
+            self._record(words)
+        except SqlsemError as struck:
+            log.warning("%s: %s", self.title, struck)
+        failure = self._failure(
+            f"has failed: {brief(words)}; mend that and run: sqlsem batches resume {self.callback.batch_id}"
+        )
+        failure.__cause__ = exc
+        return failure
+
+    def _record(self, error: str | None) -> bool:
+        """How it ended; False when it was given up meanwhile."""
+        batch_id, attempt = self.callback.batch_id, self.callback.attempt
+        return self.end_by("end of a callback", lambda session, me: session.end_callback(me, batch_id, attempt, error))
+
+    def _failure(self, what: str) -> BatchFailed:
+        return BatchFailed(f"{self.title} {what}", resource=self.callback.name, batch_id=self.callback.batch_id)
+
+
+def claim_callback(process: Process, name: str | None, batch_id: int | None, *, own: bool) -> CallbackClaim | None:
+    """A callback that nobody runs, of a batch of this name or number. ``own``: this process declares it."""
+    uid, owner = uuid.uuid4().hex, owner_name()
+
+    def claim(session: Session, me: int) -> CallbackClaim | None:
+        found = session.claim_callback(me, name, batch_id, owner, uid, own)
+        return None if found is None else CallbackClaim(process, found, uid)
+
+    try:
+        return process.member.call("resuming a batch", claim, sign=True)
+    except BaseException:
+        process.member.later(lambda session, me: session.return_callback(me, uid))
+        raise
+
+
+def carry_out(declaration: Declaration, claim: CallbackClaim) -> None:
+    """Run it as this process declares it. (What is kept is for those who declare nothing themselves.)"""
+    kind, body = declaration.kept
+    if kind is not None:
+        claim.callback = dataclasses.replace(claim.callback, kind=kind, body=body)
+    claim.run(declaration.function, declaration.alarm)
+
+
+def resume(declaration: Declaration) -> bool:
+    """See `Batch.resume`."""
+    declaration.recover()
+    claim = claim_callback(declaration.process, declaration.name, None, own=declaration.kept[0] is not None)
+    if claim is None:
+        return False
+    log.warning("Taking over: %s", claim.title)
+    carry_out(declaration, claim)
+    return True
+
+
+def take_over(declaration: Declaration) -> None:
+    """What others have left undone must not keep us from our own."""
+    try:
+        resume(declaration)
+    except SqlsemError as exc:
+        log.warning("Looking after earlier batches of %r: %s", declaration.name, exc)

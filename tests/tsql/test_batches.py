@@ -1,0 +1,235 @@
+"""Batches from T-SQL, as Agent jobs take part in them: what is special to SQL Server (the rest is in ``routines``)."""
+
+import contextlib
+import secrets
+
+import pytest
+from support import PATIENCE, remains
+
+import sqlsem
+from sqlsem import batches, sql
+
+pytestmark = pytest.mark.engines("mssql")
+
+START = "EXEC {s}.batch_part_start ?, ?, ?, ?"
+
+
+def start(session, name, part, parts="a, b", window=60.0):
+    ((number,),) = session.rows(START, name, part, parts, window)
+    return number
+
+
+def done(session, name, part):
+    ((is_last, outcome),) = session.rows("EXEC {s}.batch_part_done ?, ?", name, part)
+    return is_last, outcome
+
+
+def test_answers_by_output_parameters(session, name):
+    one = session()
+    start(one, name, "a", "a")
+    rows = one.rows(
+        "DECLARE @last bit; DECLARE @o nvarchar(16); EXEC {s}.batch_part_done ?, 'a', @last OUTPUT, @o OUTPUT; "
+        "SELECT CAST(@last AS int), @o; EXEC {s}.batch_callback_ended ?",
+        *(name, name),
+    )
+    assert rows[:2] == [(1, "succeeded"), (1, "succeeded")]
+
+
+def test_refused_in_a_transaction(session, name, refused):
+    one = session()
+    one.rows("BEGIN TRANSACTION")
+    with refused(50001, "open transaction"):
+        start(one, name, "b")
+
+
+def test_what_was_taken_over_meanwhile_is_left_alone(session, new_session, database, name, connect, held_member):
+    """The recovery is kept waiting between its look at the batches and its decision."""
+    victim, one, live = new_session(), session(), session()
+    start(victim, name, "a")
+    start(live, name, "b")
+    row = f"SELECT member_id FROM {database.beside('batch_part')} WHERE part = ? AND batch_id = ?"
+    (entry,) = batches.list_batches(connect(), name)
+    ((dead,),), ((member,),) = (database.rows(row, part, entry.batch_id) for part in ("a", "b"))
+    with held_member(dead):
+        victim.die()
+        recovering = one.later(one.call, "recover_batches", name, None)
+        remains(lambda: not recovering.done(), 1, "the recovery waits for the member's row")
+        database.rows(
+            f"UPDATE {database.beside('batch_part')} SET attempt = 2, member_id = ? WHERE part = 'a' AND batch_id = ?",
+            *(member, entry.batch_id),
+        )
+    recovering.result(PATIENCE)
+    one.call("recover_batches", name, None)
+    (entry,) = batches.list_batches(connect(), name)
+    assert [(part.status, part.attempt) for part in entry.parts] == [("running", 2), ("running", 1)]
+    assert [done(live, name, part) for part in ("a", "b")] == [(0, "succeeded"), (1, "succeeded")]
+    live.rows("EXEC {s}.batch_callback_ended ?", name)
+
+
+@pytest.mark.parametrize("settings", ["IMPLICIT_TRANSACTIONS", "ROWCOUNT"])
+def test_the_sessions_own_settings_do_no_harm(new_session, session, name, connect, settings):
+    """As a driver in manual commit has them, or a script that wants to see few rows."""
+    one, other = new_session(), session()
+    set_them, undo = {
+        "IMPLICIT_TRANSACTIONS": ("SET IMPLICIT_TRANSACTIONS ON", "SET IMPLICIT_TRANSACTIONS OFF"),
+        "ROWCOUNT": ("SET ROWCOUNT 1", "SET ROWCOUNT 0"),
+    }[settings]
+    one.rows(set_them)
+    start(one, name, "a", "a, b, c")
+    (entry,) = batches.list_batches(connect(), name)
+    assert [part.part for part in entry.parts] == ["a", "b", "c"], "all of them"
+    assert one.rows("EXEC {s}.batch_part_failed ?, 'a', 'no file'", name) == [(0, "failed")]
+    start(one, name, "a", "a, b, c")
+    start(one, name, "b", "a, b, c")
+    start(other, name, "c", "a, b, c")
+    assert [done(one, name, part) for part in "ab"] == [(0, "succeeded")] * 2
+    assert done(other, name, "c") == (1, "succeeded")
+    assert one.rows("EXEC {s}.batch_resume ?", name) == [(0,)]
+    other.rows("EXEC {s}.batch_callback_ended ?, 'no'", name)
+    assert one.rows("SELECT @@TRANCOUNT") == [(0,)]
+    one.rows(undo)
+    (entry,) = batches.list_batches(connect(), name)
+    assert (entry.status, entry.callback_status) == ("succeeded", "failed")
+
+
+def test_sql_as_callback(database, session, connect, name):
+    database.rows(f"CREATE TABLE made_{name} (n int)")
+    made = batches.batch(name, ["a", "b"], window=60, coordinator=connect())
+    made._declaration.declare_callback(sqlsem.Sql(f"INSERT INTO made_{name} (n) VALUES (1)"))
+    one = session()
+    start(one, name, "b")
+    with made.part("a"):
+        pass
+    start_again = batches.list_batches(connect(), name)[0]
+    assert start_again.callback_kind == "sql"
+    one.rows("EXEC {s}.batch_part_failed ?, 'b'", name)
+    with made.part("b") as last:
+        pass
+    assert last.is_last
+    assert database.rows(f"SELECT n FROM made_{name}") == [(1,)]
+
+
+@pytest.fixture
+def plain(database):
+    """``plain(text, …)``: the first value that a login gets that is no operator, and has all rights to the tables."""
+    import pyodbc
+
+    from sqlsem.engines.mssql.odbc import join, words_of_odbc
+
+    user, password = f"sqlsem_{secrets.token_hex(5)}", f"Aa1_{secrets.token_hex(10)}"
+    rights = [f"UPDATE ON {database.schema}.beacon"]
+    for kind, words in (("procedures", ["EXECUTE"]), ("tables", ["SELECT", "INSERT", "UPDATE", "DELETE"])):
+        for (one,) in database.rows(f"SELECT name FROM sys.{kind} WHERE schema_id = SCHEMA_ID(?)", database.schema):
+            rights += [f"{word} ON {database.schema}.[{one}]" for word in words]
+    with contextlib.ExitStack() as undo:
+        admin = undo.enter_context(contextlib.closing(database.raw()))
+        try:
+            admin.execute(f"CREATE LOGIN {user} WITH PASSWORD = '{password}'")
+        except pyodbc.Error as exc:
+            pytest.skip(f"this login may not create logins: {exc}")
+        undo.callback(admin.execute, f"DROP LOGIN {user}")
+        admin.execute(f"CREATE USER {user} FOR LOGIN {user}")
+        undo.callback(admin.execute, f"DROP USER {user}")
+        for right in rights:
+            admin.execute(f"GRANT {right} TO {user}")
+            undo.callback(admin.execute, f"REVOKE {right} FROM {user}")
+        words = words_of_odbc(database.make_engine().odbc_string)
+        words = {key: value for key, value in words.items() if key.lower() not in ("uid", "pwd", "trusted_connection")}
+        connection = pyodbc.connect(join({**words, "UID": user, "PWD": password}), autocommit=True)
+        undo.callback(connection.close)
+
+        def plain(text, *parameters):
+            cursor = connection.cursor()
+            cursor.execute(text.replace("{s}", database.schema), parameters)
+            while cursor.description is None:
+                cursor.nextset()
+            return cursor.fetchone()[0]
+
+        yield plain
+
+
+def test_a_plain_user_does_not_undo_what_an_operator_has_kept(plain, connect, name):
+    made = batches.batch(name, ["a", "b", "c"], window=60, coordinator=connect(), on_success=sqlsem.Sql("SELECT 1"))
+    with made.part("a"):
+        pass
+    member = plain("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+    text = "EXEC {s}.start_part ?, ?, N'b', N'a\nb\nc', 60000, N'me', N'uid', N'shell', N'rm', @answer = 1"
+    assert plain(text, member, name) == "started"
+    text = "EXEC {s}.end_part ?, ?, N'b', N'uid', N'succeeded', NULL, N'me', N'shell', N'rm', @answer = 1"
+    assert plain(text, member, name) == "succeeded"
+    entry = made.entry()
+    assert (entry.callback_kind, entry.callback_body) == ("sql", "SELECT 1")
+    with made.part("c"):
+        pass
+    assert made.entry().callback_status == "finished"
+    plain("EXEC {s}.resign ?; SELECT 1", member)
+
+
+def test_an_end_that_is_neither_ends_nothing(session, name, connect, refused):
+    one = session()
+    number = start(one, name, "a", "a")
+    ((member, uid),) = one.rows("SELECT member_id, start_uid FROM {s}.batch_part WHERE batch_id = ?", number)
+    for outcome in (None, "", "late"):
+        with refused(50000, "ends as succeeded or failed"):
+            one.rows("EXEC {s}.end_part ?, ?, 'a', ?, ?, NULL, 'me'", member, name, uid, outcome)
+    assert batches.list_batches(connect(), name)[0].parts[0].status == "running"
+    one.rows("EXEC {s}.batch_part_failed ?, 'a'", name)
+
+
+class Clock:
+    """A copy of start_part whose clock stands still."""
+
+    def __init__(self, session, name):
+        self.session, self.name = session, name
+        self.table, self.routine = f"clock_{name}", f"start_part_{name}"
+        script = sql.script("mssql", "batches", schema=session.schema)
+        before = f"ALTER PROCEDURE {session.schema}.start_part\n"
+        (batch,) = (one for one in script.split("\nGO\n") if before in one)
+        assert batch.count("SYSUTCDATETIME()") == 2  # (and of a lease)
+        batch = batch.replace("SYSUTCDATETIME()", f"(SELECT now FROM {session.schema}.{self.table})")
+        session.rows(f"CREATE TABLE {{s}}.{self.table} (now datetime2(6) NOT NULL)")
+        # (A day ahead: what ends by the real clock is in time.)
+        session.rows(f"INSERT INTO {{s}}.{self.table} (now) VALUES (DATEADD(day, 1, SYSUTCDATETIME()))")
+        session.rows(batch.replace(before, f"CREATE PROCEDURE {session.schema}.{self.routine}\n"))
+        ((self.member,),) = session.rows("EXEC {s}.enrol N'host', 1, N'program', 60000, @answer = 1")
+
+    def step(self, seconds):
+        self.session.rows(f"UPDATE {{s}}.{self.table} SET now = DATEADD(second, ?, now)", seconds)
+
+    def start(self, part, uid, parts="abc"):
+        ((code, number, _, previous),) = self.session.rows(
+            f"EXEC {{s}}.{self.routine} ?, ?, ?, ?, 60000, N'me', ?, @answer = 1",
+            *(self.member, self.name, part, "\n".join(parts), uid),
+        )
+        assert code == "started"
+        return number, previous
+
+    def end(self, part, uid):
+        ((code, *_),) = self.session.rows(
+            "EXEC {s}.end_part ?, ?, ?, ?, N'succeeded', NULL, N'me', @answer = 1", self.member, self.name, part, uid
+        )
+        assert code == "succeeded"
+
+    def close(self):
+        self.session.rows("EXEC {s}.resign ?", self.member)
+        self.session.rows(f"DROP PROCEDURE {{s}}.{self.routine}; DROP TABLE {{s}}.{self.table}")
+
+
+def test_what_has_expired_is_told_once_however_slow_the_clock(new_session, name):
+    """All that begins in one tick has the same time, as where it ticks in milliseconds."""
+    with contextlib.closing(Clock(new_session(), name)) as clock:
+        old, previous = clock.start("a", "1")
+        assert previous is None
+        clock.step(60)
+        new, previous = clock.start("b", "2")
+        assert new > old
+        assert previous == old
+        assert clock.start("a", "3") == (new, None)
+        assert clock.start("b", "2") == (new, old)  # (a lost reply)
+        assert clock.start("a", "3") == (new, None)
+        assert clock.start("c", "4") == (new, None)
+        for part, uid in (("b", "2"), ("a", "3"), ("c", "4")):
+            clock.end(part, uid)
+        newest, previous = clock.start("a", "5")
+        assert newest > new
+        assert previous is None, "the one before has succeeded, and what expired has been told"
