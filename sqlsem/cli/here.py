@@ -39,7 +39,9 @@ def require_own_database(coordinator: Coordinator, shared: bool) -> None:
     if file is None or shared:
         return
     file = file.resolve()
-    why = files.writable_by_others(file if file.exists() else file.parent)
+    if not file.exists():
+        coordinator.resources()  # makes it
+    why = files.writable_by_others(file)
     if why is not None:
         raise ConfigurationError(
             f"What stands in {file} would be run as this user, and {why}. If that is meant, say --shared; else name a "
