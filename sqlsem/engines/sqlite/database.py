@@ -80,6 +80,7 @@ class SqliteDatabase(Engine):
 
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
+        identify(self.path)
         try:
             if not (self.creates or self.path.exists()):
                 raise SchemaError(f"{self.where} is not there; check the path, or create it with: sqlsem init")
@@ -88,7 +89,6 @@ class SqliteDatabase(Engine):
                 self._private_since = os.getpid()
             elif self.creates:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            identify(self.path)
             place: Any = self.path
             if not self.creates:
                 place = f"{self.path.as_uri()}?mode={self._mode.removesuffix('c')}"

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from sqlsem.engines.base import Disconnected, Replaced
 from sqlsem.engines.sqlite.values import user_name
-from sqlsem.errors import ConfigurationError
+from sqlsem.errors import ConfigurationError, Unavailable
 
 try:
     import fcntl
@@ -181,6 +181,8 @@ def identify(path: Path) -> Identity | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise Unavailable(f"Cannot open SQLite file {path}: {exc}; check the path and its permissions") from exc
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{path} is {_kind(found)}, not an SQLite database; name another file")
     _require_one_name(str(path), found)
