@@ -45,20 +45,28 @@ class Pair:
         return self.acquire + self.release
 
 
+#: Seconds for which the uncontended pairs do not count: so new a folder is looked at more closely (SQLite).
+WARM_SECONDS = 1.6
+
+
 def uncontended(engine: str, url: str, rounds: int) -> dict[str, Pair]:
     """Acquire and release with nobody else there. The subjects take turns, pair by pair: a processor that changes its
     pace, or another program, then disturbs all alike.
     """
     made = {name: make(url) for name, make in subjects.UNCONTENDED[engine].items()}
     times: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in made}
-    for number in range(rounds + 20):
+    began, warm, counted = time.perf_counter(), 0, 0
+    while counted < rounds:
+        warm += 1
+        if warm > 20 and time.perf_counter() - began > WARM_SECONDS:
+            counted += 1
         for name, subject in made.items():
             before = time.perf_counter_ns()
             subject.acquire()
             between = time.perf_counter_ns()
             subject.release()
             after = time.perf_counter_ns()
-            if number >= 20:
+            if counted:
                 times[name][0].append(between - before)
                 times[name][1].append(after - between)
     for subject in made.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import sqlsem
@@ -110,7 +111,10 @@ class FileLock:
     def __init__(self, url: str) -> None:
         import filelock
 
-        lock = filelock.FileLock(url.removeprefix("sqlite:///") + ".lock")
+        # (In a folder of its own: a file that comes and goes beside a database makes sqlsem look more closely.)
+        folder = Path(url.removeprefix("sqlite:///") + "-beside")
+        folder.mkdir(exist_ok=True)
+        lock = filelock.FileLock(folder / "lock")
         self.acquire, self.release = lock.acquire, lock.release
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ import click
 from sqlsem import batches
 from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.group import Listing
-from sqlsem.cli.here import folders_to_import_from, same_database
-from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option
+from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
+from sqlsem.cli.options import json_option, most_option, name_of, pass_url_option, shared_option
 from sqlsem.errors import BatchFailed, ConfigurationError
 from sqlsem.printable import clean
 from sqlsem.terminal import output
@@ -60,9 +60,10 @@ def batches_(options: Connecting, name: str | None, also: str | None, most: int,
 @batches_.command("resume", short_help="Run what a batch's dead process left undone.")
 @click.argument("which", required=False, metavar="[NAME|ID]")
 @click.option("--name", type=_batch_name, metavar="NAME", help="The name, should it be a number.")
+@shared_option
 @pass_url_option
 @connecting
-def batches_resume(options: Connecting, which: str | None, name: str | None, pass_url: bool) -> int:
+def batches_resume(options: Connecting, which: str | None, name: str | None, shared: bool, pass_url: bool) -> int:
     """Run the callback of a batch whose process died before its end; of the batch with that number also one that
     has failed. Left out which: of all batches.
 
@@ -78,11 +79,13 @@ def batches_resume(options: Connecting, which: str | None, name: str | None, pas
 
     \b
     Exit codes: 0 done, or nothing was left to do; 1 it failed; 78 there is
-      no such batch, or its callback is not kept.
+      no such batch, its callback is not kept, or others can write the
+      SQLite file.
     """
     if which is not None and name is not None:
         raise click.UsageError("Say which batch once.")
     with options.coordinator(runs="callbacks") as coordinator, same_database(options, pass_url):
+        require_own_database(coordinator, shared)
         coordinator.resources()  # the driver is there before anything can be imported from here
         sys.path.extend(one for one in folders_to_import_from() if one not in sys.path)
         wanted: list[int | str]

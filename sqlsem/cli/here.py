@@ -10,10 +10,12 @@ from pathlib import Path
 
 from sqlsem import chosen, config, files
 from sqlsem.cli.connecting import Connecting
+from sqlsem.coordinator import Coordinator
 from sqlsem.credentials import has_secret
+from sqlsem.errors import ConfigurationError
 from sqlsem.terminal import output
 
-__all__ = ["folders_to_import_from", "same_database"]
+__all__ = ["folders_to_import_from", "require_own_database", "same_database"]
 
 
 def folders_to_import_from() -> Sequence[str]:
@@ -29,6 +31,22 @@ def folders_to_import_from() -> Sequence[str]:
         output.say(f"warning: Nothing is imported from the current folder, as {why}; if it shall be: --path {here}")
         return ()
     return (here,)
+
+
+def require_own_database(coordinator: Coordinator, shared: bool) -> None:
+    """Raise `ConfigurationError` where others can write what is run here, unless that is meant (``shared``)."""
+    file = coordinator.engine.local_file
+    if file is None or shared:
+        return
+    file = file.resolve()
+    if not file.exists():
+        coordinator.resources()  # makes it
+    why = files.writable_by_others(file)
+    if why is not None:
+        raise ConfigurationError(
+            f"What stands in {file} would be run as this user, and {why}. If that is meant, say --shared; else name a "
+            f"database of your own"
+        )
 
 
 @contextlib.contextmanager

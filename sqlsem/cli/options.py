@@ -28,6 +28,7 @@ __all__ = [
     "rated",
     "refusing",
     "resource_name",
+    "shared_option",
     "staged",
     "whole_number",
 ]
@@ -154,6 +155,11 @@ pass_url_option = click.option(
     is_flag=True,
     help="Hand the database's URL on in $SQLSEM_URL, though there is a password in it. (Else what is started does not "
     "find it, and is told so when it asks sqlsem for a lock.)",
+)
+shared_option = click.option(
+    "--shared",
+    is_flag=True,
+    help="Run what stands in an SQLite file that belongs to others or can be written by them, as it is meant to.",
 )
 
 

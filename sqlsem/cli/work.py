@@ -22,9 +22,9 @@ from rich.text import Text
 import sqlsem
 from sqlsem import bodies, model, tasks
 from sqlsem.cli.connecting import Connecting, connecting
-from sqlsem.cli.here import folders_to_import_from, same_database
+from sqlsem.cli.here import folders_to_import_from, require_own_database, same_database
 from sqlsem.cli.known import unknown_queue
-from sqlsem.cli.options import duration, name_of, pass_url_option
+from sqlsem.cli.options import duration, name_of, pass_url_option, shared_option
 from sqlsem.core.threads import Kept, spawn
 from sqlsem.errors import SqlsemError
 from sqlsem.model import TaskEntry
@@ -94,6 +94,7 @@ def _modules(value: str) -> Sequence[str]:
 )
 @click.option("--fail-on-error", is_flag=True, help="Exit with 1 when a task that ran here has failed for good.")
 @click.option("--new", is_flag=True, help="Nothing has ever been put into this queue: do not warn of it.")
+@shared_option
 @pass_url_option
 @connecting
 def work(
@@ -106,6 +107,7 @@ def work(
     paths: Sequence[str],
     fail_on_error: bool,
     new: bool,
+    shared: bool,
     pass_url: bool,
 ) -> int:
     """Carry out the tasks of a work queue, in the order in which they stand there.
@@ -129,14 +131,15 @@ def work(
     \b
     Exit codes: 0 it left in order (failed tasks are in the queue, see
       `sqlsem tasks`), 1 with --fail-on-error: a task that ran here has
-      failed and is tried no more, 69 the database is out of reach, 130 or
-      143 stopped by a second signal.
+      failed and is tried no more, 69 the database is out of reach, 78 others
+      can write the SQLite file, 130 or 143 stopped by a second signal.
     """
     allowed = bodies.Allowed(kinds, modules, paths or folders_to_import_from())
     console = output.console()
     live = console.is_terminal and not options.verbose
     events: SimpleQueue[int | None] = SimpleQueue()
     with options.coordinator(runs="tasks") as coordinator, same_database(options, pass_url), _signals(events):
+        require_own_database(coordinator, shared)
         if not new:
             words = unknown_queue(coordinator, queue)
             if words is not None:

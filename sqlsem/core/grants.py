@@ -20,6 +20,8 @@ from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
 from sqlsem.core.threads import voice
+from sqlsem.engines.base import Replaced
+from sqlsem.errors import Unavailable
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking", "give_back"]
@@ -30,7 +32,11 @@ log = voice
 def checking(process: Process, holding: Holding) -> Operations[None]:
     """Ask the database whether it is still held; raises `LockLost` or `NotHeld` when not."""
     holding.require()
-    yield from process.member.pinging()
+    try:
+        yield from process.member.pinging()
+    except Unavailable:
+        holding.require()
+        raise
     holding.require()
 
 
@@ -42,6 +48,10 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
     for ticket in holding.tickets:
         try:
             there = yield from process.engine.pinning(cursor, ticket)
+        except Replaced as exc:
+            process.member.lose_all(str(exc))
+            holding.require()
+            raise
         except Exception as exc:
             refusal = refused(exc)
             if refusal is None:

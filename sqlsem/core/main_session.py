@@ -27,6 +27,7 @@ from sqlsem.engines.base import (
     Disconnected,
     Engine,
     Refused,
+    Replaced,
     Session,
     Unanswered,
     bounded,
@@ -60,8 +61,8 @@ class Member(Protocol):
     def prove(self, since: float) -> None:
         """The database has a sign of life of ours that is not older than this."""
 
-    def lose_all(self, why: str) -> None:
-        """Nothing is ours any more."""
+    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
+        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
 
 
 class MainSession:
@@ -84,6 +85,8 @@ class MainSession:
         self._calling: float | None = None  # when the call that is under way began
         self._overdue = Allowance(max(trust, OVERDUE_SECONDS))  # what it may take
         self._unanswered: Session | None = None  # was cut off by the watch
+        #: Why the database is not the one that our numbers come from: nothing can be done any more.
+        self.displaced: str | None = None
 
     def require_open(self) -> None:
         """Raise `ConfigurationError` after `leave`, and as soon as ``closing`` is set."""
@@ -164,14 +167,26 @@ class MainSession:
             self._drop()
             raise self.given_up()
         # Of rows that are there an operator may have taken one away. (Asked first, as the call may bring some.)
-        proves = sign and not self._member.has_any()
+        had = self._member.has_any()
+        proves = sign and not had
         began = self._calling = monotonic()
         try:
-            result = call(self.session, self.member_id)
+            try:
+                result = call(self.session, self.member_id)
+            except SqlsemError:
+                self.session.require_in_place()  # which says more than what it leads to
+                raise
+            self.session.require_in_place()
         except BaseException as exc:
             # An exception out of a signal handler may leave a connection in the middle of something; and a
             # member that was given up must enter again.
             self.session.recover()
+            if isinstance(exc, Replaced):
+                # Told before the beacon goes out, for which programs wait that come to the new database. Its numbers
+                # mean other rows than the same ones of the old database: a process that has some must not go on there.
+                self.member_id = None
+                if self._member.lose_all(str(exc), for_good=True) or had:
+                    self.displaced = str(exc)
             if not self.session.usable or self.member_id is None:
                 session, self._unanswered = self._unanswered, None
                 late = session is not None and session is self.session
@@ -196,6 +211,8 @@ class MainSession:
     def _enter(self) -> None:
         """Holding ``_lock``: a new main session, as the member we were or, failing that, as a new one."""
         self.require_open()
+        if self.displaced is not None:
+            raise Unavailable(f"{self.displaced}. Start this program again, it had locks or tasks in the old one")
         session = self._engine.connect("main")
         try:
             # Not under the eyes of the watch yet, and the server may fall silent here too.

@@ -52,9 +52,6 @@ T = TypeVar("T")
 
 #: Seconds that threads get to end when a coordinator is closed.
 CLOSE_JOIN_SECONDS = 10.0
-#: A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this often.
-#: (Not so with a lease, which nobody renews meanwhile.)
-REST_SECONDS = 60.0
 #: Woken later than this many seconds, a thread was paused together with the whole process.
 PAUSED_SECONDS = 0.25
 #: Between two looks at a thread that is late and may be stuck; and how much later than it said a thread may be that is
@@ -163,7 +160,9 @@ class Membership:
         self.trust = self._certain if watched else 0.0
         self._ping_every = max(0.2, life / 3) if life else 0.5
         self._ping_budget = min(retry, self._ping_every)
-        self._rest = REST_SECONDS if options.lease is None else self._ping_every
+        # A ping costs the server little, but not nothing: with nothing held or wanted, keep the connection warm this
+        # often. (Not so with a lease, which nobody renews meanwhile.)
+        self._rest = engine.rest_seconds if options.lease is None else self._ping_every
 
         self.state_lock = threading.Lock()
         self.tickets: dict[int, Ticket] = {}  # our rows, as far as we know
@@ -330,6 +329,8 @@ class Membership:
                 continue
             self._urgent = False
             self.watch.mend()
+            if self.main.displaced is not None:
+                continue  # all is lost, and nothing of it can be given back
             try:
                 self._owner.tidy()
                 self.ping()
@@ -412,7 +413,8 @@ class Membership:
                 raise  # later still
             except Exception as exc:  # never in the way of what comes after it
                 log.warning("What was left to do cannot be done: %s", exc, exc_info=not isinstance(exc, SqlsemError))
-            self.leftovers.popleft()
+            if self.leftovers:  # (nothing is left to do in a database that was replaced)
+                self.leftovers.popleft()
         for ticket in list(self._late):
 
             def release(session: Session, member_id: int, ticket: Ticket = ticket) -> None:
@@ -489,13 +491,19 @@ class Membership:
         self.lose_all(why or f"nothing was heard of {self.engine.where} for {self.trust:.1f} s")
         self.main.interrupt_overdue()
 
-    def lose_all(self, why: str) -> None:
-        """Nothing is ours any more."""
+    def lose_all(self, why: str, *, for_good: bool = False) -> bool:
+        """Nothing is ours any more; ``for_good``: nor is anything to be done later. Whether there was."""
+        left = bool(self.leftovers or self._late)
+        if for_good:
+            self.leftovers.clear()
         with self.state_lock:
+            if for_good:
+                self._late.clear()
             self.tickets.clear()
         self._disowned = True
         self._owner.lose(None, why)
         self.forget(())
+        return left
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,9 @@ class Process:
                 with bounded(session, self._look_limit):
                     try:
                         session.check_schema()
-                        return call(session)
+                        found = call(session)
+                        session.require_in_place()
+                        return found
                     finally:
                         session.close()
         raise AssertionError("unreachable")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from sqlsem import runtime, sql
@@ -32,6 +33,7 @@ __all__ = [
     "Options",
     "Plan",
     "Refused",
+    "Replaced",
     "Session",
     "Unanswered",
     "Wire",
@@ -51,6 +53,10 @@ class Disconnected(Unavailable):
 
 class Refused(Disconnected):
     """The server has answered, and makes no connection now: its address is right."""
+
+
+class Replaced(Disconnected):
+    """The database of this session is not the one that other programs find: nothing in it counts any more."""
 
 
 class Unanswered(Disconnected):
@@ -131,6 +137,8 @@ class Engine(abc.ABC):
     #: Seconds for the statements that make a new connection ready: the server may fall silent there too. None: a file
     #: does not.
     setup_timeout: ClassVar[float | None] = 5.0
+    #: Seconds between two pings of a member that holds nothing and waits for nothing.
+    rest_seconds: ClassVar[float] = 60.0
     #: Whether a database that is not there is created (SQLite). Set to False by who only looks.
     creates: bool = True
     #: What `LeavingSession.whereabouts` has said last.
@@ -155,6 +163,11 @@ class Engine(abc.ABC):
     def place(self) -> str:
         """Where in the database the tables are, in words."""
         return f"schema {self.options.schema}"
+
+    @property
+    def local_file(self) -> Path | None:
+        """The file of this host in which the database is, if it is one."""
+        return None
 
     # -- roles --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from sqlsem.engines.ranking import RankedSession
 from sqlsem.engines.rating import RateSession
 from sqlsem.engines.scheduling import ScheduleSession
 from sqlsem.engines.settings import SettingSession, setting_number
-from sqlsem.engines.sparing import Sparing
+from sqlsem.engines.sparing import InPlace, Sparing
 from sqlsem.engines.travelling import Travelling
 from sqlsem.errors import SchemaError
 from sqlsem.insight.overview import Overview
@@ -98,7 +98,7 @@ class Wire(abc.ABC):
         """Close the connection; never raises."""
 
 
-class LockSession(Wire, Sparing):
+class LockSession(Wire, Sparing, InPlace):
     """One connection. Not for two threads at once. The coordinator keeps one *main* session (the member's beacon,
     registration, release, pings) and borrows others to wait in; the engine decides only how each step is done.
 

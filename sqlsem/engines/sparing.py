@@ -1,4 +1,4 @@
-"""What those who wait are woken by, where that has a price for each row."""
+"""What most engines need not do: sparing locks on which waiters sleep, and looking whether their files are in place."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ class Sparing:
 
     def keep_entries(self, member_id: int, tickets: Sequence[Ticket]) -> None:
         """Give these rows back such a lock: their turn is near, or they are about to leave. May be repeated."""
+
+
+class InPlace:
+    """The database that a session has open, and the one that other programs find. (A server has no other one.)"""
+
+    def require_in_place(self) -> None:
+        """Raise `Replaced` unless both are the same. Called after each call on the main session, whose result is
+        believed only then.
+        """

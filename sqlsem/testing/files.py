@@ -83,7 +83,7 @@ class FileSession(Calling, SqliteSession):
         if (self.cut or self.interrupted) and not self._fibers.ended:
             raise Disconnected(f"The connection to {self.engine.where} is broken")
 
-    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+    def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         if not is_busy(failure):
             return super()._try_again(failure, statement, parameters, fetch)
         deadline = self._fibers.now + self.options.patience
@@ -217,6 +217,7 @@ class FileEngine(SqliteEngine):
     def open(self) -> sqlite3.Connection:
         connection = super().open()
         clock = _clock_of(self.server)
+        connection.execute("PRAGMA trusted_schema = ON")  # with a clock of ours in its defaults
         connection.create_function("julianday", 1, clock)
         connection.execute("PRAGMA synchronous = OFF")  # nothing has to outlive this process
         return connection

@@ -1032,7 +1032,7 @@ def test_the_current_folder_comes_last(bench: Bench, tmp_path: Path) -> None:
 
     def worked(**options: Any) -> str:
         found = subprocess.run(
-            [sys.executable, script, "work", "q", "--idle-exit", "0", *options.pop("arguments", [])],
+            [sys.executable, script, "work", "q", "--idle-exit", "0", "--shared", *options.pop("arguments", [])],
             **{"env": bench.environment, "cwd": tmp_path, "check": True, "timeout": PATIENCE, "text": True, **options},
             capture_output=True,
         )

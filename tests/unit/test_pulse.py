@@ -8,9 +8,8 @@ import pytest
 from support import until
 
 import sqlsem.testing
-from sqlsem.core import membership
 from sqlsem.engines.base import Busy
-from sqlsem.engines.memory import MemorySession
+from sqlsem.engines.memory import MemoryEngine, MemorySession
 
 #: Seconds of the members here: they ping three times in them.
 GRACE, LEASE = 0.6, 1.0
@@ -19,7 +18,7 @@ GRACE, LEASE = 0.6, 1.0
 @pytest.fixture
 def pings(monkeypatch):
     """One for each ping. Who rests does so for longer than any test takes."""
-    monkeypatch.setattr(membership, "REST_SECONDS", 1e6)
+    monkeypatch.setattr(MemoryEngine, "rest_seconds", 1e6)
     made, ping = [], MemorySession.ping
 
     def counted(self, member_id):
@@ -122,9 +121,9 @@ def test_who_lives_by_a_lease_does_not_rest(pings):
 @pytest.mark.parametrize(
     ("options", "every", "rest"),
     [
-        ({"grace": 6.0}, 2.0, membership.REST_SECONDS),
-        ({"grace": 0.3}, 0.2, membership.REST_SECONDS),
-        ({"grace": 0.0}, 0.5, membership.REST_SECONDS),
+        ({"grace": 6.0}, 2.0, MemoryEngine.rest_seconds),
+        ({"grace": 0.3}, 0.2, MemoryEngine.rest_seconds),
+        ({"grace": 0.0}, 0.5, MemoryEngine.rest_seconds),
         ({"grace": 6.0, "lease": 30.0}, 10.0, 10.0),
         ({"lease": 3.0}, 1.0, 1.0),
     ],

@@ -89,6 +89,14 @@ class Beacon:
         if isinstance(lock, int):
             os.close(lock)
 
+    def let_go(self) -> None:
+        """Let go of it, and leave the file: whoever finds it knows that its member is dead."""
+        lock, self._lock = self._lock, None
+        if isinstance(lock, int):
+            os.close(lock)
+        elif lock is not None:
+            lock.release()
+
     def abandon(self) -> None:
         """In a forked child: close what was inherited. The parent's lock stays what it is."""
         lock, self._lock = self._lock, None
@@ -287,6 +295,15 @@ class Beacons:
         except filelock.Timeout:
             return Look(True, found.st_mtime)
         return _FreeByPath(path, lock, found)
+
+    def held(self) -> list[str]:
+        """The beacons that a living process holds, whether a table names them or not."""
+        found = []
+        for name in self.names():
+            with self.look(name) as look:
+                if look.held:
+                    found.append(name)
+        return found
 
     def names(self) -> list[str]:
         """The beacons that are there, held or not."""

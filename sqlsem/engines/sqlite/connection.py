@@ -6,18 +6,23 @@ import contextlib
 import random
 import sqlite3
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
-from sqlsem.engines.base import Busy, Disconnected
+from sqlsem.engines.base import Busy, Disconnected, Replaced
 from sqlsem.engines.roles import LockSession
-from sqlsem.engines.sqlite import fork, wal
+from sqlsem.engines.sqlite import files, fork, wal
 from sqlsem.engines.sqlite.beacons import Beacon
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.values import as_text
-from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
+from sqlsem.errors import ConfigurationError, SchemaError, SqlsemError, Unavailable
 
+FIRST_READ = "PRAGMA schema_version"
 WRITE_BACK = "PRAGMA wal_checkpoint(PASSIVE)"
+#: So many steps SQLite's machine does (some hundredths of a second) before signals are looked for.
+STEPS = 1_000_000
+#: What a statement raises. (The second: SQLite's message quotes a name that is no text.)
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
 #: What each connection needs that calls a routine (see client.sql).
 ROUTINES = ("leaving", "leaving_alone")
 
@@ -25,11 +30,16 @@ ROUTINES = ("leaving", "leaving_alone")
 class SqliteConnection(LockSession):
     """One connection. Statements that find the file locked are tried again for as long as ``patience``."""
 
+    #: Whether this session works for the member of another one, and must see what that one sees.
+    is_second = False
+
     def __init__(self, engine: SqliteDatabase) -> None:
         self.engine = engine
+        self._displaced: str | None = None  # why what it has open counts no more
         self.options = engine.options
         self._queries = engine.queries()
         self.connection: sqlite3.Connection | None = None
+        self.files: files.OpenFiles | None = None  # of the connection, also after it was closed for now
         self.beacon: Beacon | None = None
         self.member_id: int | None = None  # of the main session: whose it is
         self._has_routines: sqlite3.Connection | None = None
@@ -37,6 +47,7 @@ class SqliteConnection(LockSession):
         self._changed = 0  # rows, up to then
         self._writer_back: sqlite3.Connection | None = None  # where this one has to keep others off
         self.interrupted = False
+        self._struck: list[BaseException] = []  # what a signal handler has raised in the middle of a statement
         self.given_up = False
         self.executing_in = 0  # which thread runs the SQL of a task
         fork.sessions.add(self)
@@ -46,20 +57,62 @@ class SqliteConnection(LockSession):
         if self.connection is None:
             if self.interrupted:
                 raise Disconnected(f"The connection to {self.engine.where} was closed")
-            connection = self.engine.open()
-            self.connection = connection
-            if self.engine.creates:
-                # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
-                self.run_text("PRAGMA page_size = 1024")
-                # One host only, so several may read while one writes.
-                self.rows_of_text("PRAGMA journal_mode = WAL")
-            # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
-            self.rows_of_text("PRAGMA synchronous = NORMAL")
-            if not wal.MUST_BE_ALONE:
-                self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
-            self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
-            self._changed = 0
-        return self.connection
+            if self._displaced is not None:
+                raise Replaced(self._displaced)
+            try:
+                self._set_up()
+            except BaseException:  # one that is ready in part only must not be used
+                self.let_go()
+                raise
+        return cast("sqlite3.Connection", self.connection)
+
+    def _set_up(self) -> None:
+        """Open the connection, and remember which files it has opened."""
+        before = files.identify(self.engine.path)
+        self.connection = self.engine.open()
+        self.connection.set_progress_handler(watch_signals(self._struck).__next__, STEPS)
+        with files.no_journal(self.engine.path, before):
+            self.rows_of_text(FIRST_READ)
+        if self.engine.creates:
+            # A quarter of the usual: whole pages are written, and here the rows are short. (In new files only.)
+            self.run_text("PRAGMA page_size = 1024")
+            # One host only, so several may read while one writes.
+            self.rows_of_text("PRAGMA journal_mode = WAL")
+        # Against a crash of this process the file system's cache is enough; one of the host ends every holder.
+        self.rows_of_text("PRAGMA synchronous = NORMAL")
+        if not wal.MUST_BE_ALONE:
+            self.rows_of_text(f"PRAGMA wal_autocheckpoint = {wal.MOST_PAGES}")
+        self.rows_of_text(f"PRAGMA journal_size_limit = {wal.MOST_BYTES}")
+        self._changed = 0
+        mode = self.rows_of_text("PRAGMA journal_mode")[0][0]
+        self.rows_of_text(FIRST_READ)  # which opens the log
+        known, read_only = self.files, not self.engine.writable
+        self.files = files.OpenFiles(self.engine.path, before, wal=mode == "wal", read_only=read_only)
+        if self.is_second:
+            known = known or self.engine.files
+        if known is not None and known.database != self.files.database:
+            raise Replaced(f"{self.engine.where} is another file than before")
+        files.keep(self.files, self)
+        self.engine.follow_link()
+
+    def require_in_place(self) -> None:
+        self._check_files(files.OpenFiles.require_in_place)
+
+    def compare_files(self) -> None:
+        """As `require_in_place`, file by file."""
+        self._check_files(files.OpenFiles.compare)
+
+    def _check_files(self, compare: Callable[[files.OpenFiles], None]) -> None:
+        if self._displaced is not None:
+            raise Replaced(self._displaced)
+        if self.files is not None and self.connection is not None:
+            try:
+                compare(self.files)
+                if self.is_second and self.engine.files is not None:
+                    self.files.require_same(self.engine.files)
+            except Replaced as exc:
+                displace(self.engine, exc)
+                raise
 
     # -- statements ---------------------------------------------------------------------------------------------
 
@@ -68,8 +121,10 @@ class SqliteConnection(LockSession):
             cursor = (self.connection or self._open()).execute(statement, parameters)
             return cursor.fetchall() if fetch else cursor
 
-    def _try_again(self, failure: sqlite3.Error, statement: str, parameters: Any, fetch: bool) -> Any:
+    def _try_again(self, failure: Exception, statement: str, parameters: Any, fetch: bool) -> Any:
         """A statement has failed: try again for as long as the file is locked, or say what is wrong."""
+        if self._struck:
+            raise self._struck.pop() from None
         if "Could not decode" in str(failure) and fetch and self.connection is not None:
             # Somebody else's bytes that are no text: one such row must not blind everybody for the others.
             self.connection.text_factory = as_text
@@ -85,7 +140,7 @@ class SqliteConnection(LockSession):
             pause = min(pause * 1.3, 0.01)
             try:
                 return self._execute(statement, parameters, fetch)
-            except sqlite3.Error as exc:
+            except FAILURES as exc:
                 if not is_busy(exc):
                     raise self.translate(exc) from exc
                 if time.monotonic() > deadline:
@@ -99,7 +154,7 @@ class SqliteConnection(LockSession):
         cursor: sqlite3.Cursor
         try:
             cursor = self._execute(statement, parameters, False)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             cursor = self._try_again(exc, statement, parameters, False)
         return cursor
 
@@ -108,7 +163,7 @@ class SqliteConnection(LockSession):
         found: list[Any]
         try:
             found = self._execute(statement, parameters, True)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             found = self._try_again(exc, statement, parameters, True)
         return found
 
@@ -121,7 +176,7 @@ class SqliteConnection(LockSession):
         try:
             with fork.held_off:
                 self._open().executemany(self._queries[name], parameters)
-        except sqlite3.Error as exc:
+        except FAILURES as exc:
             raise self.translate(exc) from exc
 
     def run_routine(self, name: str, parameters: Any) -> int:
@@ -168,7 +223,8 @@ class SqliteConnection(LockSession):
         if self._written < most or connection is None or connection.in_transaction:
             return
         self._changed = connection.total_changes
-        with contextlib.suppress(sqlite3.Error, Unavailable), fork.held_off:
+        with contextlib.suppress(sqlite3.Error, SqlsemError), fork.held_off:
+            self.compare_files()  # (a truncated file would not be empty any more)
             if wal.MUST_BE_ALONE:
                 self._write_back_alone(connection)
             else:
@@ -177,7 +233,11 @@ class SqliteConnection(LockSession):
 
     def _write_back_alone(self, connection: sqlite3.Connection) -> None:
         if self._writer_back is None:
+            before = files.identify(self.engine.path)
             self._writer_back = self.engine.open()
+            with files.no_journal(self.engine.path, before):
+                self._writer_back.execute(FIRST_READ).fetchall()
+            self.require_in_place()
         connection.execute("BEGIN IMMEDIATE")  # (where somebody writes just now, the next call tries again)
         try:
             self._written = 0
@@ -193,8 +253,12 @@ class SqliteConnection(LockSession):
             with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
                 self.connection.execute("ROLLBACK")
 
-    def translate(self, exc: sqlite3.Error) -> Exception:
+    def translate(self, exc: Exception) -> Exception:
         text, where = str(exc), self.engine.where
+        try:
+            self.compare_files()
+        except Replaced as replaced:
+            return replaced
         if self.interrupted or (isinstance(exc, sqlite3.ProgrammingError) and "closed" in text):
             return Disconnected(f"The connection to {where} was closed")
         if "no such table" in text or "no such column" in text:
@@ -205,6 +269,9 @@ class SqliteConnection(LockSession):
             return Unavailable(f"{where} is read-only; make the file and its folder writable")
         if "full" in text:
             return Unavailable(f"{where}: the disk is full; free some room ({text})")
+        if ("disk I/O" in text or "malformed" in text) and self.engine.beacons.held():
+            # The database was replaced while other processes have the old log open: until they notice.
+            return Disconnected(f"{where}: {text}")
         if "unable to open" in text:
             return Unavailable(f"Cannot open {where}: {text}; check the path and its permissions")
         return Unavailable(f"{where}: {text}")
@@ -233,17 +300,40 @@ class SqliteConnection(LockSession):
         """Give the beacon up."""
         if self.beacon is not None:
             beacon, self.beacon = self.beacon, None
-            beacon.put_out()
+            if self._displaced is None:
+                beacon.put_out()
+            else:  # the new files may have a copy of the member, which nobody can end in order
+                beacon.let_go()
 
     def let_go(self) -> None:
         """Close the connection for now."""
         with fork.held_off:
+            files.unkeep(self)
+            if self.files is not None and self.engine.files is self.files:
+                self.engine.files = self.files.without_log()
             connections = self.connection, self._writer_back
             self.connection = self._writer_back = None
             for connection in connections:
                 if connection is not None:
                     with contextlib.suppress(sqlite3.Error):
                         connection.close()
+            files.close_unused()
+
+
+def displace(engine: SqliteDatabase, exc: Replaced) -> None:
+    """Close all connections of this process to files that are not in place. (While one is open SQLite gives each new
+    one the same ``-shm``.)
+    """
+    with fork.held_off:
+        for session in list(fork.sessions):
+            if isinstance(session, SqliteConnection) and session.engine.path == engine.path:
+                try:
+                    if session.files is not None and session.connection is not None:
+                        session.files.compare()
+                except Replaced:
+                    session._displaced = str(exc)  # every further use raises it
+                    session.given_up = True
+                    session.let_go()
 
 
 class Reading:
@@ -285,7 +375,26 @@ class Writing(Reading):
             self._session.roll_back()
 
 
-def is_busy(exc: sqlite3.Error) -> bool:
+def watch_signals(struck: list[BaseException]) -> Iterator[int]:
+    """Have a statement end when a signal handler raises something: for each ``next`` 0 to go on, 1 to end.
+
+    (A generator: Python looks for signals as soon as a function begins, where it could not catch anything yet, and
+    SQLite's caller drops what a callback raises.)
+    """
+    while True:
+        end = 0
+        while True:
+            try:
+                yield end
+                end = 0
+            except GeneratorExit:
+                return
+            except BaseException as exc:
+                struck.append(exc)
+                end = 1
+
+
+def is_busy(exc: Exception) -> bool:
     """Whether another connection has the file locked."""
     text = str(exc)
     return "database is locked" in text or "database table is locked" in text or "database schema is locked" in text

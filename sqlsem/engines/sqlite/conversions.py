@@ -71,13 +71,16 @@ class SqliteConversions(SqliteLocks, Convertible):
                         if row is not None and row["access"] == UPGRADE:
                             self.give_sign(row["member_id"], known=True)
                             self._convert(key, WRITE, "upgraded")
-                            return True
+                    if row is not None and row["access"] == UPGRADE:
+                        self.require_in_place()
+                        return True
                     seen = None
                     continue
             if now >= deadline:
                 return False
             if now - tested >= TEST_EVERY:
                 tested = now
+                self.require_in_place()
                 if self._test_inside(ticket, row["member_id"]):
                     seen = None
                     continue

@@ -17,6 +17,7 @@ import platformdirs
 from sqlsem.engines.base import Creator, Engine, Options, setting_number
 from sqlsem.engines.sqlite import wal
 from sqlsem.engines.sqlite.beacons import Beacons
+from sqlsem.engines.sqlite.files import OpenFiles, identify
 from sqlsem.engines.sqlite.values import user_name
 from sqlsem.errors import ConfigurationError, SchemaError, Unavailable
 from sqlsem.model import Ticket
@@ -30,6 +31,7 @@ class SqliteDatabase(Engine):
     name = "sqlite"
     beacon_may_fail = False
     setup_timeout = None
+    rest_seconds = 5.0  # (a deleted file is noticed no later, see SqliteUpkeep.install)
 
     def __init__(self, url: str, options: Options, creator: Creator | None = None) -> None:
         super().__init__(url, options, creator)
@@ -51,11 +53,17 @@ class SqliteDatabase(Engine):
         #: Whether it is in this user's own folder, and so nobody else's business.
         self.private = self.path.parent == platformdirs.user_state_path("sqlsem").absolute()
         self._private_since: int | None = None  # checked by this process
+        #: The files of the main session: those in which the rows of this process stand.
+        self.files: OpenFiles | None = None
         self.beacons = Beacons(self.path, private=self.private)
 
     @property
     def where(self) -> str:
         return f"SQLite file {self.path}"
+
+    @property
+    def local_file(self) -> Path | None:
+        return self.path
 
     @property
     def place(self) -> str:
@@ -72,6 +80,7 @@ class SqliteDatabase(Engine):
 
     def open(self) -> sqlite3.Connection:
         """A connection that waits for nothing by itself."""
+        identify(self.path)
         try:
             if not (self.creates or self.path.exists()):
                 raise SchemaError(f"{self.where} is not there; check the path, or create it with: sqlsem init")
@@ -86,12 +95,19 @@ class SqliteDatabase(Engine):
             connection = sqlite3.connect(
                 place, timeout=0, isolation_level=None, check_same_thread=False, uri=not self.creates
             )
+            connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers may come from somebody else
             if wal.MUST_BE_ALONE:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")
         except (OSError, sqlite3.Error) as exc:
             raise Unavailable(f"Cannot open {self.where}: {exc}; check the path and its permissions") from exc
         connection.row_factory = sqlite3.Row
         return connection
+
+    def follow_link(self) -> None:
+        """Look for beacons beside the file that is open: a link may lead to another one since this object was made."""
+        beacons = Beacons(self.path, private=self.private)
+        if beacons.folder != self.beacons.folder:
+            self.beacons = beacons
 
     def _make_private(self) -> None:
         """The default database is its user's alone, whatever the umask: those who can read it see what is locked and
@@ -130,6 +146,7 @@ class SqliteDatabase(Engine):
         if not self.path.exists():
             return 0
         queries = self.queries()
+        identify(self.path)
         try:
             uri = f"file:{urllib.parse.quote(str(self.path))}?mode=ro"
             with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
@@ -140,8 +157,12 @@ class SqliteDatabase(Engine):
             raise Unavailable(f"Cannot read {self.where}: {exc}; check the path and its permissions") from exc
 
     def pinning(self, cursor: Any, ticket: Ticket) -> Generator[Any, Any, bool]:
-        yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
-        return bool(cursor.rowcount == 1)
+        try:
+            yield cursor.execute(self.queries()["pin"], (ticket.resource, ticket.position, ticket.requesting_id))
+            return bool(cursor.rowcount == 1)
+        finally:
+            if self.files is not None:
+                self.files.require_in_place()
 
     def same_place(self, one: str, other: str) -> bool:
         try:

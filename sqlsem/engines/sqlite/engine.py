@@ -62,7 +62,9 @@ class SqliteEngine(SqliteDatabase):
     session_class = SqliteSession
 
     def reach(self, purpose: str) -> SqliteSession:
-        return SqliteSession(self)
+        session = SqliteSession(self)
+        session.is_second = purpose in ("wait", "work")
+        return session
 
     def lend(self, cursor: Any) -> Session:
         return cast("Session", LentSqliteSession(self, cursor))

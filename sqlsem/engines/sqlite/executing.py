@@ -9,8 +9,8 @@ import sqlite3
 import threading
 import time
 
-from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.connection import is_busy
+from sqlsem.engines.sqlite import files, fork
+from sqlsem.engines.sqlite.connection import FIRST_READ, is_busy
 from sqlsem.engines.sqlite.database import SqliteDatabase
 from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.errors import Unavailable
@@ -37,7 +37,10 @@ class SqliteExecuting(SqliteMembers):
 
     def _execute_text(self, text: str) -> None:
         # Not through _open: a connection of its own, whose transactions are the text's.
+        before = files.identify(self.engine.path)
         self._working = connection = self.engine.open()
+        with fork.held_off, contextlib.suppress(sqlite3.Error), files.no_journal(self.engine.path, before):
+            connection.execute(FIRST_READ).fetchall()
         asked = 0
 
         def allow(*_: object) -> int:

@@ -36,6 +36,8 @@ FAR = 256
 #: or as many as may be inside.
 TEST_EVERY, TEST_SELDOM = 0.25, 8.0
 TESTED = 32
+#: How often a waiter looks whether its files are still those of others.
+COMPARE_SECONDS = 0.1
 #: So many resources a session remembers as tested.
 MOST_TESTS = 1000
 #: So many rows of a queue are read at a time, at first and at the most.
@@ -206,6 +208,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         if timeout > 0:
             self.rings.listen(ticket.position)
         answer = self._wait(ticket, timeout, nudge)
+        self.require_in_place()
         if timeout > 0 and not answer:
             # The next slice may be waited for in another session, which cannot hear what this one does. (Who is let in
             # does not wait for a socket to be closed: that goes with the next wait.)
@@ -224,7 +227,7 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
         seen, known, quiet_since = None, None, monotonic()
         if self._left is not None and self._left[0] == ticket.position:
             _, known, quiet_since = self._left  # one long wait comes in slices
-        place, rung = Place(), False
+        place, rung, compared = Place(), False, quiet_since
         while True:
             if rung and self._is_let_in(key):
                 self.rings.trusted = True
@@ -249,6 +252,9 @@ class SqliteLocks(SqliteMembers, DeadlockSearch):
             if now >= deadline:
                 self._left = (ticket.position, known, quiet_since)
                 return False
+            if now - compared > COMPARE_SECONDS:
+                compared = now
+                self.require_in_place()
             if self._tests.due(ticket.resource, now):
                 if self.row("row", key) is None:
                     return None

@@ -41,15 +41,21 @@ class SqliteMembers(SqliteConnection):
             number = self.run("enrol", values).lastrowid
         assert number is not None
         self.member_id = number
+        self.engine.files = self.files
         return number
 
     def resume(self, member_id: int) -> bool:
         beacon = self._light()
         self.member_id = member_id
         with fork.held_off, self.writing():
-            return self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+            there = self.run("resume_member", {"beacon": beacon, "member": member_id}).rowcount == 1
+        known, self.engine.files = self.engine.files, self.files
+        # (In another file a member of that number need not be this one, and what it holds was not asked of this file.)
+        same = known is None or self.files is None or known.database == self.files.database
+        return there and same
 
     def ping(self, member_id: int) -> Pulse:
+        self.compare_files()
         # Where somebody cleaned up, light a new one: nobody can test a file that is not there.
         if self.beacon is not None:
             self.beacon.touch()

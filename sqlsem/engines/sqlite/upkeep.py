@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlsem.engines.answers import RIGHTS, granted_rights
-from sqlsem.engines.base import setting_number
+from sqlsem.engines.base import Disconnected, setting_number
 from sqlsem.engines.roles import Administration, Check, Plan, Tables
 from sqlsem.engines.sqlite import fork
 from sqlsem.engines.sqlite.batches import SqliteBatches
@@ -167,11 +167,26 @@ class SqliteUpkeep(SqliteBatches, Administration, Tables):
         with fork.held_off, self.writing():
             # Under the lock: somebody may just have done it.
             current = self.settings()
+            if current is None and self.row("is_empty")["is_empty"]:
+                self._require_nobody()
             for version, text in plan(0 if current is None else setting_number(current, "schema_version")):
                 for statement in _statements(text):
                     self.run_text(statement)
                 if version is not None:
                     self.run("set_version", (str(version),))
+
+    def _require_nobody(self) -> None:
+        """Raise `Disconnected` while living processes have another file open that stood here: they hold what is in it,
+        until they notice at their next ping.
+        """
+        held = self.engine.beacons.held()
+        if held:
+            number = f"{len(held)} process{'es' if len(held) > 1 else ''}"
+            raise Disconnected(
+                f"{self.engine.where} is empty, but {number} still use the file that was here before; it was deleted, "
+                f"moved or truncated under them. They notice at their next ping; end those that do not, as paused ones "
+                f"(fuser -v {self.engine.beacons.folder}/*)"
+            )
 
     def diagnose(self) -> list[Check]:
         return SqliteDoctor(self).examine()

@@ -12,6 +12,9 @@
 -- name: version
 SELECT name FROM sqlite_master WHERE type = 'table' AND name = '{schema}_setting'
 
+-- name: is_empty
+SELECT NOT EXISTS (SELECT 1 FROM sqlite_master) AS is_empty
+
 -- name: settings
 SELECT name, value FROM {schema}_setting
 

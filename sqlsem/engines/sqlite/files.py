@@ -1,0 +1,340 @@
+"""The files that a connection has open: the database, its ``-wal`` and its ``-shm``.
+
+SQLite coordinates by locks on these files. Two connections exclude each other only while both have the same three
+files open. A file that is deleted, renamed, replaced or truncated divides the connections into those that opened it
+before and those that open it later, and SQLite tells neither. So `OpenFiles` remembers the device and inode of each
+file, and compares them with the paths after each transaction.
+
+A process loses all its POSIX locks on a file when it closes any descriptor of that file, for example by
+``open(path).read()``. The next process that closes the database would take itself for the last one, and delete ``-wal``
+and ``-shm``. `keep` holds locks that no close of another descriptor drops (open file description locks, on Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import math
+import os
+import stat
+import struct
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from sqlsem.engines.base import Disconnected, Replaced
+from sqlsem.engines.sqlite.values import user_name
+from sqlsem.errors import ConfigurationError, Unavailable
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open can be neither deleted nor renamed
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["OpenFiles", "close_unused", "keep", "unkeep"]
+
+log = logging.getLogger("sqlsem")
+
+#: What SQLite opens, follows or deletes beside a database, by its name.
+BESIDE = ("-journal", "-wal", "-shm")
+#: SQLite takes a journal for one that a process is still writing, and leaves it alone, while this byte is locked.
+_RESERVED_BYTE = (0x40000000 + 1, 1)
+#: Device and inode.
+Identity = tuple[int, int]
+_SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None) if sys.platform == "linux" else None
+#: By the suffix of the file: the bytes (first, number) that SQLite itself locks in shared mode for as long as a
+#: connection is open. Of the database those that keep others from deleting ``-wal``; of ``-shm`` the one that keeps a
+#: process that opens it from initialising it anew.
+_KEPT_BYTES = {"": (0x40000000 + 2, 510), "-shm": (128, 1)}
+#: A folder that was not changed for so long has times that differ from those of its next change: where a file system
+#: counts parts of a millisecond, and on every other one.
+_SETTLED_NS, _SETTLED_COARSE_NS = 1_000_000_000, 5_000_000_000
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class OpenFiles:
+    """The files of one connection, which must have read before. ``before``: `identify`, before it was opened."""
+
+    __slots__ = ("_folder", "_folder_asked", "_folder_when_compared", "_is_link", "_known", "database", "names", "path")
+
+    #: The files of the latest connection to each path that were found among the descriptors of this process.
+    _verified: ClassVar[dict[str, tuple[tuple[str, int, int, int], ...]]] = {}
+
+    def __init__(self, path: Path, before: Identity | None, *, wal: bool, read_only: bool) -> None:
+        self.path = path
+        real = os.path.realpath(path)
+        # Each change of a name in a folder changes the folder's times. So a folder that has the times that it had when
+        # the files were compared has the same files, provided that it had not been changed just before.
+        self._folder = os.path.dirname(real)
+        self._folder_when_compared: tuple[int, int, int, int] | None = None
+        self._folder_asked = -math.inf
+        self._is_link = os.path.islink(path)  # whose own folder is another one
+        #: By their suffixes.
+        self.names = {"": str(path), "-wal": f"{real}-wal", "-shm": f"{real}-shm"} if wal else {"": str(path)}
+        if os.name != "posix":
+            self.names = {}
+        known = []
+        for suffix, name in self.names.items():
+            try:
+                found = os.stat(name)
+            except FileNotFoundError:
+                if suffix and read_only:  # they cannot be created
+                    continue
+                raise Disconnected(f"{name} was removed while it was opened") from None
+            known.append((name, found.st_ino, found.st_dev, int(suffix != "-wal")))
+        self._known = tuple(known)
+        #: Device and inode of the database.
+        self.database: Identity | None = (known[0][2], known[0][1]) if known else None
+        if before not in (None, self.database) or not self._are_open():
+            raise Disconnected(f"SQLite file {path} was replaced while it was opened")
+
+    def require_in_place(self) -> None:
+        """Raise `Replaced` unless the paths still lead to the files that are open."""
+        if self._folder_when_compared is None or _stamp(self._folder) != self._folder_when_compared:
+            self.compare()
+
+    def compare(self) -> None:
+        """As `require_in_place`, file by file: also where one was truncated."""
+        self._folder_when_compared = stamp = None
+        now = time.monotonic()
+        if now - self._folder_asked > _SETTLED_NS / 2e9 and not self._is_link:  # seldom, where the folder is busy
+            self._folder_asked = now
+            stamp = _settled(self._folder)
+        name = ""
+        try:
+            for name, inode, device, size in self._known:
+                found = os.stat(name)
+                if found.st_ino != inode or found.st_dev != device:
+                    raise self._replaced(f"{name} is another file now")
+                if found.st_size < size:
+                    raise self._replaced(f"{name} was truncated")
+        except Replaced:
+            raise
+        except OSError as exc:
+            raise self._replaced(f"{name} cannot be found any more ({exc.strerror})") from None
+        self._folder_when_compared = stamp
+
+    def require_same(self, others: OpenFiles) -> None:
+        """Raise `Replaced` unless these are the files of another connection, too."""
+        known = {name: found for name, *found in others._known}
+        for name, *found in self._known:
+            if known.get(name, found) != found:
+                raise self._replaced(f"{name} is another file now")
+
+    def without_log(self) -> OpenFiles:
+        """These, when the connection is closed: the log may go then, and the database may not."""
+        files = copy.copy(self)
+        files._known = self._known[:1]
+        return files
+
+    def identity(self, suffix: str) -> Identity | None:
+        """Device and inode of one of the files."""
+        name = self.names.get(suffix)
+        return next(((device, inode) for one, inode, device, _ in self._known if one == name), None)
+
+    def _replaced(self, what: str) -> Replaced:
+        return Replaced(
+            f"SQLite file {self.path} was replaced, truncated or moved while it was in use: {what}. Stop every "
+            f"program that uses a database before its files are touched"
+        )
+
+    def _are_open(self) -> bool:
+        """True if this process has all of them open, as far as the system tells."""
+        if self._verified.get(str(self.path)) == self._known or not os.path.isdir(_DESCRIPTORS):
+            return True
+        found = {(one.st_ino, one.st_dev) for one in _stats_of_descriptors().values()}
+        if not found.issuperset((inode, device) for _, inode, device, _ in self._known):
+            return False
+        self._verified[str(self.path)] = self._known
+        return True
+
+
+def _stamp(folder: str) -> tuple[int, int, int, int] | None:
+    """What changes when a name in a folder does; None where it cannot be told."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _settled(folder: str) -> tuple[int, int, int, int] | None:
+    """The stamp of a folder that had the same names for long enough."""
+    stamp = _stamp(folder)
+    if stamp is None:
+        return None
+    settled = _SETTLED_NS if all(moment % 1_000_000 for moment in stamp[2:]) else _SETTLED_COARSE_NS
+    return stamp if time.time_ns() - max(stamp[2:]) > settled else None
+
+
+def identify(path: Path) -> Identity | None:
+    """Return device and inode of a database; None where it is not there. Raises `ConfigurationError` where the path, or
+    that of a file beside it, leads to something that cannot be what SQLite has made.
+    """
+    if os.name != "posix":
+        return None
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise Unavailable(f"Cannot open SQLite file {path}: {exc}; check the path and its permissions") from exc
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{path} is {_kind(found)}, not an SQLite database; name another file")
+    _require_one_name(str(path), found)
+    real = os.path.realpath(path)
+    for suffix in BESIDE:
+        _require_ours(f"{real}{suffix}", found, suffix)
+    return found.st_dev, found.st_ino
+
+
+def _require_ours(name: str, database: os.stat_result, suffix: str) -> None:
+    try:
+        found = os.lstat(name)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{name} is {_kind(found)}; SQLite would follow or wait for it. Remove it")
+    _require_one_name(name, found)
+    # SQLite believes a journal: it writes what stands there into the database, and deletes the file that it names.
+    if suffix == "-journal" and found.st_uid not in (os.geteuid(), database.st_uid, 0):
+        raise ConfigurationError(
+            f"{name} belongs to {user_name(found.st_uid)}, who does not own the database: SQLite would do what stands "
+            f"in it, and delete any file that it names. Remove it"
+        )
+
+
+def _require_one_name(name: str, found: os.stat_result) -> None:
+    if found.st_nlink > 1:
+        raise ConfigurationError(
+            f"{name} has {found.st_nlink} names (hard links); programs that open a database by different names do not "
+            f"exclude each other. Remove the other names (find {os.path.dirname(name)} -xdev -inum {found.st_ino})"
+        )
+
+
+def _kind(found: os.stat_result) -> str:
+    """What that is, in words."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+
+
+# -- keeping the files ---------------------------------------------------------------------------------------------
+# To close a descriptor of ours would drop the POSIX locks of every connection of this process, those of the program's
+# own connections among them. So it is closed only where no other descriptor of that file is open. All of this is called
+# with `fork.held_off` held.
+
+
+class _Kept:
+    """A descriptor of a file, and the sessions for which it is locked."""
+
+    def __init__(self, fd: int, place: tuple[int, int]) -> None:
+        self.fd = fd
+        self._place = place
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        self.is_locked = False
+
+    def lock(self, kind: int, place: tuple[int, int] | None = None) -> None:
+        """Lock bytes (`fcntl.F_RDLCK`), or unlock them (`fcntl.F_UNLCK`); those for good if left out."""
+        assert _SET_LOCK is not None
+        fcntl.fcntl(self.fd, _SET_LOCK, struct.pack("hhqqi4x", kind, os.SEEK_SET, *(place or self._place), 0))
+        if place is None:
+            self.is_locked = kind == fcntl.F_RDLCK
+
+
+_kept: dict[Identity, _Kept] = {}
+
+
+def keep(files: OpenFiles, user: object) -> bool:
+    """Keep other programs from deleting ``-wal`` and ``-shm`` until `unkeep`; True if the system can do that."""
+    if _SET_LOCK is None:
+        return False
+    try:
+        for suffix, place in _KEPT_BYTES.items():
+            identity = files.identity(suffix)
+            if identity is None:
+                return False
+            kept = _kept_of(files.names[suffix], identity, place)
+            if kept is None:
+                return False  # replaced just now, which the next transaction finds
+            if not kept.is_locked:
+                kept.lock(fcntl.F_RDLCK)
+            kept.users.add(user)
+    except OSError as exc:
+        log.debug("Cannot keep %s and %s from being deleted: %s", *list(files.names.values())[1:], exc)
+        return False
+    return True
+
+
+def _kept_of(name: str, identity: Identity, place: tuple[int, int]) -> _Kept | None:
+    """The descriptor of a file; None where the name leads to another one now."""
+    if identity not in _kept:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(fd)
+        _kept[found.st_dev, found.st_ino] = _Kept(fd, place)
+    return _kept.get(identity)
+
+
+@contextlib.contextmanager
+def no_journal(path: Path, identity: Identity | None) -> Iterator[None]:
+    """Have SQLite leave a journal alone that comes into the folder after `identify`, while a connection reads for the
+    first time. A database of ours has none: what is there already was allowed, and is what a dead process has left.
+    """
+    kept = None
+    if _SET_LOCK is not None and identity is not None and not os.path.lexists(f"{os.path.realpath(path)}-journal"):
+        with contextlib.suppress(OSError):
+            kept = _kept_of(str(path), identity, _KEPT_BYTES[""])
+            if kept is not None:
+                kept.lock(fcntl.F_RDLCK, _RESERVED_BYTE)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            kept.lock(fcntl.F_UNLCK, _RESERVED_BYTE)
+
+
+def unkeep(user: object) -> None:
+    """Let the last connection clean up, which ``user`` is about to close."""
+    for kept in _kept.values():
+        kept.users.discard(user)
+        if kept.is_locked and not kept.users:
+            with contextlib.suppress(OSError):
+                kept.lock(fcntl.F_UNLCK)
+
+
+def close_unused() -> None:
+    """Close the descriptors that no session needs."""
+    unused = {identity: kept for identity, kept in _kept.items() if not kept.users}
+    if not unused:
+        return
+    others = _stats_of_descriptors(without={kept.fd for kept in _kept.values()})
+    still_open = {(one.st_dev, one.st_ino) for one in others.values()}
+    for identity, kept in unused.items():
+        if identity not in still_open:
+            del _kept[identity]
+            os.close(kept.fd)
+
+
+def _stats_of_descriptors(without: frozenset[int] | set[int] = frozenset()) -> dict[int, os.stat_result]:
+    """What this process has open, by the descriptors."""
+    found = {}
+    for name in os.listdir(_DESCRIPTORS):
+        if int(name) not in without:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found[int(name)] = os.fstat(int(name))
+    return found
+
+
+def _after_fork_in_child() -> None:
+    # The locks are the parent's, for as long as it has its descriptors. A child has no POSIX locks to lose.
+    for kept in _kept.values():
+        with contextlib.suppress(OSError):
+            os.close(kept.fd)
+    _kept.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

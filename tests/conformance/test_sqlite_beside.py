@@ -1,0 +1,293 @@
+"""Everything that SQLite or sqlsem opens, follows or deletes beside a database, with something else in its place that
+another user of the host could have put there.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import PATIENCE, until
+
+import sqlsem
+from sqlsem.engines.sqlite import files
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs the files of POSIX")
+root_only = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+
+#: All names beside a database, by what is added to its own. Another one fails `test_nothing_else_is_opened`.
+NAMES = ["", "-journal", "-wal", "-shm", "-members"]
+#: A user who exists nowhere.
+SOMEBODY = 54321
+
+
+def link(place, victim):
+    place.symlink_to(victim)
+
+
+def link_to_nothing(place, victim):
+    place.symlink_to(victim.with_name("nothing"))
+
+
+def pipe(place, victim):
+    os.mkfifo(place)
+
+
+def folder(place, victim):
+    place.mkdir()
+
+
+def local_socket(place, victim):
+    before = os.getcwd()
+    os.chdir(place.parent)  # such a name must be short
+    try:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+            bound.bind(place.name)
+    finally:
+        os.chdir(before)
+
+
+def second_name(place, victim):
+    os.link(victim, place)
+
+
+KINDS = [link, link_to_nothing, pipe, folder, local_socket, second_name]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "db" / "locks.db"
+    path.parent.mkdir()
+    with sqlsem.connect(f"sqlite:///{path}") as coordinator, coordinator.mutex("a"):
+        pass
+    return path
+
+
+@pytest.fixture
+def victim(tmp_path):
+    victim = tmp_path / "outside" / "thesis"
+    victim.parent.mkdir()
+    victim.write_text("years of work")
+    victim.chmod(0o600)
+    return victim
+
+
+def run_cli(*words, timeout=PATIENCE):
+    return subprocess.run(
+        [sys.executable, "-m", "sqlsem", *map(str, words)], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def unharmed(victim):
+    return victim.read_text() == "years of work" and os.listdir(victim.parent) == [victim.name]
+
+
+def test_the_tables_name_what_the_engine_knows():
+    assert set(files.BESIDE) | {"", "-members"} == set(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", NAMES)
+def test_something_else_in_its_place(path, victim, name, kind):
+    place = Path(f"{path}{name}")
+    if place.is_dir():
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    kind(place, victim)
+    found = run_cli("--url", f"sqlite:///{path}", "ls")
+    used = run_cli(
+        "--url", f"sqlite:///{path}", "--retry", "1s", "run", "--mutex", "m", "--timeout", "1s", "--", "true"
+    )
+    assert "Traceback" not in found.stderr + used.stderr
+    assert victim.read_text() == "years of work"
+    assert name == "" or unharmed(victim)  # (what the path itself leads to is created, as it says)
+    if name != "-members":
+        allowed = name == "" and kind in (link, link_to_nothing)  # what a path leads to is the user's to say
+        refused = f"{path}{name}" in found.stderr + used.stderr and used.returncode in (69, 78)
+        assert refused or allowed, (used.returncode, found.stderr + used.stderr)
+    elif kind is not folder:
+        assert used.returncode == 69
+        assert "Cannot lock a file in" in used.stderr
+
+
+def hot_journal(path, names):
+    """A journal without pages that names a super-journal, which SQLite deletes when it has rolled back."""
+    pages = path.stat().st_size // 1024
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">IIIII", 0, 1, pages, 512, 1024)
+    name = os.fsencode(names)
+    return (
+        header.ljust(512, b"\0")
+        + struct.pack(">I", 0x40000000 // 1024 + 1)
+        + name
+        + struct.pack(">II", len(name), sum(name))
+        + bytes.fromhex("d9d505f920a163d7")
+    )
+
+
+def test_a_hot_journal_deletes_what_it_names(path, victim):
+    """(SQLite alone: what follows tests nothing if this does not hold.)"""
+    Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    assert not victim.exists()
+
+
+@root_only
+def test_a_journal_of_somebody_else_is_refused(path, victim):
+    journal = Path(f"{path}-journal")
+    journal.write_bytes(hot_journal(path, victim))
+    os.chown(journal, SOMEBODY, SOMEBODY)
+    for words in (["ls"], ["doctor"], ["init"], ["run", "--mutex", "m", "--", "true"]):
+        found = run_cli("--url", f"sqlite:///{path}", *words)
+        assert found.returncode != 0
+        told = "".join((found.stdout + found.stderr).split())  # in a table it is broken anywhere
+        assert "belongsto54321,whodoesnotownthedatabase" in told
+        assert unharmed(victim)
+
+
+@pytest.mark.skipif(files._SET_LOCK is None, reason="this system has no locks of open file descriptions")
+def test_a_journal_that_comes_after_the_look_is_left_alone(path, victim, monkeypatch):
+    """Between the look and SQLite's own anybody may be quick."""
+    first = files.no_journal
+
+    @contextlib.contextmanager
+    def planted(*given):
+        with first(*given):
+            Path(f"{path}-journal").write_bytes(hot_journal(path, victim))
+            yield
+        Path(f"{path}-journal").unlink(missing_ok=True)
+
+    monkeypatch.setattr(files, "no_journal", planted)
+    with sqlsem.connect(f"sqlite:///{path}") as coordinator, coordinator.mutex("b"):
+        assert unharmed(victim)
+
+
+def test_a_database_of_somebody_elses_is_not_worked_for(path):
+    """What stands in it is code."""
+    path.chmod(0o666)
+    for words in (["work", "q", "--idle-exit", "0.1s"], ["batches", "resume"]):
+        url = ["--url", f"sqlite:///{path}"]
+        refused = run_cli(*url, *words)
+        assert refused.returncode == 78
+        assert f"everybody can write to {path}" in refused.stderr
+        assert "--shared" in refused.stderr
+        assert run_cli(*url, *words, "--shared").returncode == 0
+
+
+@root_only
+def test_root_does_not_work_for_the_database_of_a_user(path):
+    os.chown(path, SOMEBODY, SOMEBODY)
+    refused = run_cli("--url", f"sqlite:///{path}", "work", "q", "--idle-exit", "0.1s")
+    assert refused.returncode == 78
+    assert f"{path} belongs to user 54321" in refused.stderr
+
+
+def test_a_look_that_does_not_end_is_ended_by_a_signal(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "ALTER TABLE sqlsem_member RENAME TO old;"
+            "DROP TABLE ProcessControl;"
+            "CREATE VIEW ProcessControl AS WITH RECURSIVE n(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM n)"
+            " SELECT a AS queue_position, 'x' AS resource_id, 'x' AS requesting_id, 'write' AS access_type,"
+            " 1 AS concurrency_limit, 1 AS weight, NULL AS member_id, 'x' AS owner, 'x' AS request_uid,"
+            " 0.0 AS requested_at, NULL AS granted_at, NULL AS note, NULL AS revoked_at, NULL AS revoked_by FROM n;"
+            "ALTER TABLE old RENAME TO sqlsem_member;"
+        )
+    program = (
+        "import sys\n"
+        "from sqlsem.engines import of_url\n"
+        "from sqlsem.engines.base import Options\n"
+        "session = of_url(sys.argv[1])(sys.argv[1], Options()).connect('look')\n"
+        "print('looks', flush=True)\n"
+        "session.rows_of_text('SELECT count(*) FROM ProcessControl')\n"
+    )
+    words = [sys.executable, "-c", program, f"sqlite:///{path}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "looks\n"
+        spent = time.process_time()
+        until(lambda: burns(process.pid), "the endless look")
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=PATIENCE)[1]
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert time.process_time() >= spent
+
+
+def burns(pid):
+    """Whether a process has used the processor for a while."""
+    if sys.platform != "linux":
+        time.sleep(1.0)
+        return True
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) > 1.5 * os.sysconf("SC_CLK_TCK")
+
+
+def test_a_broken_name_is_an_error_of_ours(path):
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = CAST(replace(CAST(sql AS BLOB), 'resource_id', X'72FF') AS TEXT)"
+            " WHERE name = 'ProcessControl'"
+        )
+        connection.commit()
+    found = run_cli("--url", f"sqlite:///{path}", "ls")
+    assert found.returncode in (69, 78)
+    assert "Traceback" not in found.stderr
+
+
+class Opened:
+    """The names in a folder that anybody opens, makes, removes or renames, as inotify tells them."""
+
+    ALL = 0x20 | 0x100 | 0x200 | 0x40 | 0x80  # OPEN, CREATE, DELETE, MOVED_FROM, MOVED_TO
+
+    def __init__(self, folder):
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        assert self._fd >= 0
+        assert self._libc.inotify_add_watch(self._fd, os.fsencode(folder), self.ALL) >= 0
+
+    def names(self):
+        found = set()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 1 << 16):
+                at = 0
+                while at < len(data):
+                    (length,) = struct.unpack_from("I", data, at + 12)
+                    found.add(data[at + 16 : at + 16 + length].rstrip(b"\0").decode())
+                    at += 16 + length
+        return found
+
+    def close(self):
+        os.close(self._fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_nothing_else_is_opened(tmp_path):
+    """A file of another kind belongs into the tables above first."""
+    path = tmp_path / "locks.db"
+    opened = Opened(tmp_path)
+    with contextlib.closing(opened):
+        url = f"sqlite:///{path}"
+        run_cli("--url", url, "init")
+        with sqlsem.connect(url) as one, sqlsem.connect(url) as other:
+            with one.mutex("a"), other.limit("b", 2), other.read("c"):
+                assert not other.mutex("a").acquire(timeout=0.05)
+            queue = one.queue("q")
+            queue.put("x")
+            queue.try_claim().finish()
+            with one.batch("r", ["p"], window="1h").part("p"):
+                pass
+            with one.leader("l"), one.once("o", "1h"):
+                pass
+        for words in (["doctor"], ["ls"], ["reap"], ["history"], ["work", "q", "--idle-exit", "0.1s"]):
+            run_cli("--url", url, *words)
+        found = opened.names()
+    assert found - {""} <= {f"locks.db{name}" for name in NAMES}
+    assert {"locks.db", "locks.db-wal", "locks.db-shm", "locks.db-members"} <= found
