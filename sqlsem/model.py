@@ -394,7 +394,9 @@ class Operation:
     host: str | None
     pid: int | None
     program: str | None
-    action: str  # 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'reap'; of a task 'retry' or 'cancel'
+    #: 'pause', 'resume', 'cap', 'stale_after', 'ageing', 'revoke', 'revoke_members', 'reap', 'forget'; of a rate 'reset'
+    #: or 'rate_limit'; of a task 'retry' or 'cancel'
+    action: str
     resource: str | None  # what it was done to: a resource, and a row of its queue;
     position: int | None
     queue: str | None  # or a work queue, and a task of it

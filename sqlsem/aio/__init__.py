@@ -291,7 +291,7 @@ def stage(name: Name, order: int, **options: Unpack[ModuleLockOptions]) -> Lock:
 
 def rate(
     name: Name,
-    limit: int | Windows,
+    limit: int | Windows | None = None,
     per: Duration | None = None,
     *,
     cost: int = 1,
@@ -380,7 +380,7 @@ class AsyncLocks:
     def rate(
         self,
         name: Name,
-        limit: int | Windows,
+        limit: int | Windows | None = None,
         per: Duration | None = None,
         *,
         cost: int = 1,

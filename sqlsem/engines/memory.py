@@ -402,6 +402,18 @@ class MemorySession(RankedSession, DeadlockSearch, SettingSession, PeriodicSessi
         with self._open() as store:
             store.rates[resource].use(more, int(monotonic() * 1_000_000), taken_ms)
 
+    def reset_rate(self, resource: str) -> bool:
+        with self._open() as store:
+            known = resource in store.rates
+            if known:
+                store.rates[resource].reset()
+            return known
+
+    def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
+        with self._open() as store:
+            before = store.rates[resource].set_cap(window_ms, limit, int(monotonic() * 1000))
+            return before is not None or limit is not None
+
     def rates(self, resource: str | None) -> list[RateEntry]:
         with self._open() as store:
             now_ms = int(monotonic() * 1000)

@@ -284,6 +284,12 @@ class Administration(LockSession, SettingSession):
         """Take a row away: 0 it is gone, 1 its living owner has been told and has ``grace``, -1 no such row."""
 
     @abc.abstractmethod
+    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
+        """Take all rows from a member, or from all members of a login, as `revoke` does, and remove the members that
+        have none left; how many members are gone.
+        """
+
+    @abc.abstractmethod
     def reap(self) -> int:
         """Test everybody now and remove the dead; the number of rows removed."""
 

@@ -42,4 +42,8 @@ class SqlitePeriods(SqliteConnection, PeriodicSession):
 
     def once_forget(self, name: str) -> bool:
         with fork.held_off, self.writing():
-            return self.run("once_forget", (name,)).rowcount > 0
+            row = self.row("once_last", (name,))
+            if row is not None:
+                self.run("once_forget", (name,))
+                self.note_operation("forget", resource=f"once:{name}", old=str(row["done_at"]))
+        return row is not None

@@ -93,7 +93,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.overview_rates() RETURNS json
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-    SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in)
+    SELECT json_agg(json_build_array(r.resource_id, r.window_ms, r.rate_limit, r.used, r.idle, r.taken, r.returned, r.waits, r.free_in,
+                                      r.cap)
                     ORDER BY r.resource_id, r.window_ms)
     FROM (SELECT w.resource_id FROM {schema}.rate_window AS w
           LEFT JOIN (SELECT t.resource_id, count(*) AS waiting FROM {schema}.{table} AS t

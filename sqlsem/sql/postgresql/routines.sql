@@ -619,6 +619,20 @@ END
 $$;
 
 
+-- Refuses more members than an operator allows a login (setting max_members).
+CREATE OR REPLACE FUNCTION {schema}.check_members() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_most bigint := (SELECT value::bigint FROM {schema}.setting WHERE name = 'max_members');
+BEGIN
+    IF (SELECT count(*) >= v_most FROM (SELECT FROM {schema}.member AS m WHERE m.login = session_user LIMIT v_most) AS m) THEN
+        RAISE EXCEPTION 'sqlsem: login % has % members, and no more are allowed (setting max_members)', session_user, v_most
+            USING ERRCODE = '54000', HINT = format('An operator removes them: sqlsem release --login %s.', session_user);
+    END IF;
+END
+$$;
+
 -- Takes a beacon that nobody has. Should somebody hold locks with the next numbers, to be in the way, they are passed over.
 CREATE OR REPLACE FUNCTION {schema}.take_beacon() RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -649,6 +663,7 @@ BEGIN
     PERFORM {schema}.guard('enrol');
     PERFORM {schema}.check_life('grace', p_grace_ms);
     PERFORM {schema}.check_life('lease', p_lease_ms);
+    PERFORM {schema}.check_members();
     PERFORM set_config('synchronous_commit', 'off', true);  -- what needs this to last is durable itself (and below)
     PERFORM {schema}.check_origin();
     IF p_lease_ms IS NULL THEN
@@ -1527,7 +1542,8 @@ $$;
 
 -- Pins a row to the caller's own transaction: nobody can be granted in its stead before that ends.
 -- True when it is there. Only for the login whose row it is, for those that were granted that login, and for operators: the
--- row cannot be given back, or taken away, before the transaction ends. Under REPEATABLE READ a row that went away meanwhile
+-- row cannot be given back, or taken away, before the transaction ends. The row of a member that was given up is nobody's: it is
+-- kept on by a transaction that has kept it before, and else is as good as gone. Under REPEATABLE READ a row that went away meanwhile
 -- raises a serialization failure.
 CREATE OR REPLACE FUNCTION {schema}.pin(p_resource varchar, p_position bigint, p_requesting_id varchar) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1536,12 +1552,21 @@ DECLARE
     v_login  name;
     v_member bigint;
 BEGIN
-    SELECT m.login, m.member_id INTO v_login, v_member
-    FROM {schema}.{table} AS t JOIN {schema}.member AS m ON m.member_id = t.member_id
+    SELECT m.login, t.member_id INTO v_login, v_member
+    FROM {schema}.{table} AS t LEFT JOIN {schema}.member AS m ON m.member_id = t.member_id
     WHERE t.resource_id = p_resource AND t.queue_position = p_position AND t.requesting_id = p_requesting_id;
-    IF v_login <> session_user AND NOT {schema}.may_keep(v_login) THEN
-        RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
-            USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+    IF NOT FOUND THEN
+        RETURN false;
+    ELSIF v_login IS DISTINCT FROM session_user AND NOT {schema}.may_keep(v_login) THEN
+        IF v_login IS NOT NULL THEN
+            RAISE EXCEPTION 'sqlsem: position % on % is login %''s; % may not keep it', p_position, quote_literal(p_resource), v_login, session_user
+                USING ERRCODE = '42501', HINT = format('Use a connection of that login, or GRANT %I TO %I.', v_login, session_user);
+        ELSIF (CASE WHEN v_member IS NULL  -- of a bare participant
+                   THEN NOT has_table_privilege(session_user, '{schema}.{table}'::regclass, 'DELETE')
+                   ELSE strpos(coalesce(current_setting('sqlsem.{schema}_pinned', true), ''),
+                               format(' %s:%s', p_position, {schema}.pin_seal(p_position, v_member))) = 0 END) THEN
+            RETURN false;
+        END IF;
     END IF;
     PERFORM FROM {schema}.{table}
     WHERE resource_id = p_resource AND queue_position = p_position AND requesting_id = p_requesting_id
@@ -1830,6 +1855,35 @@ BEGIN
 END
 $$;
 
+-- Takes away all rows of a member, or of all members of a login, and the members themselves: waiting rows at once, and a live
+-- holder is told first, unless p_force, as revoke does; its member then stays until it has given its rows back. The number of
+-- members that are gone.
+CREATE OR REPLACE FUNCTION {schema}.revoke_members(p_member bigint, p_login text, p_force boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_member {schema}.member;
+    v_gone   integer := 0;
+    v_rows   integer := 0;
+BEGIN
+    IF (p_member IS NULL) = (p_login IS NULL) OR p_login = '' THEN
+        RAISE EXCEPTION 'sqlsem: revoke_members needs either a member or a login' USING ERRCODE = '22023';
+    END IF;
+    FOR v_member IN SELECT * FROM {schema}.member AS m WHERE m.member_id = p_member OR m.login::text = p_login ORDER BY m.member_id LOOP
+        SELECT v_rows + count(*) INTO v_rows
+        FROM (SELECT {schema}.revoke(r.queue_position, coalesce(p_force, false)) FROM {schema}.rows_of(v_member.member_id) AS r) AS r;
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.rows_of(v_member.member_id));
+        DELETE FROM {schema}.member AS m WHERE m.member_id = v_member.member_id;
+        v_gone := v_gone + 1;
+    END LOOP;
+    IF v_gone + v_rows > 0 THEN
+        PERFORM {schema}.note_operation('revoke_members', NULL, NULL, NULL, NULL, coalesce('login ' || p_login, 'member ' || p_member),
+                                        concat(v_gone, ' members, ', v_rows, ' rows', CASE WHEN p_force THEN ', force' END));
+    END IF;
+    RETURN v_gone;
+END
+$$;
+
 -- Tests every member now; the number of members and stale rows removed.
 CREATE OR REPLACE FUNCTION {schema}.reap() RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1883,7 +1937,7 @@ AS $$
     DELETE FROM {schema}.rate_window WHERE ctid = ANY (ARRAY(
         SELECT w.ctid FROM {schema}.rate_window AS w
         WHERE (SELECT random() < 0.1)
-          AND CASE WHEN w.seen_ms + 2 * w.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
+          AND CASE WHEN w.cap IS NULL AND w.seen_ms + 2 * w.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
                         AND NOT EXISTS (SELECT FROM {schema}.rate_slot AS s
                                         WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
                    THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
