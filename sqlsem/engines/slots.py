@@ -228,7 +228,8 @@ class RateState:
                     known.full_us = min(debt, now_us + DEBT_WINDOWS * ms * 1000)
                 else:
                     # (Of what has leaked since nothing is left that could be returned.)
-                    known.full_us -= max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
+                    back = max(0, advance // known.limit - max(0, now_us - then_ms * 1000))
+                    known.full_us = max(min(known.full_us, now_us), known.full_us - back)
             if more > 0:
                 burst = request.burst if request is not None and ms in declared else None
                 here = now_ms // _slot_ms(ms)

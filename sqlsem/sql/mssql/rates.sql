@@ -202,7 +202,8 @@ BEGIN
                        THEN @now_us + 10000 * w.window_ms
                        WHEN @used > 0 THEN CASE WHEN w.full_us < @now_us THEN @now_us ELSE w.full_us END + CAST(u.advance AS bigint)
                        -- (Of what has leaked since nothing is left that could be returned.)
-                       WHEN u.advance > @leaked THEN w.full_us - CAST(u.advance AS bigint) + @leaked
+                       WHEN u.advance > @leaked AND w.full_us - u.advance + @leaked > @now_us THEN w.full_us - CAST(u.advance AS bigint) + @leaked
+                       WHEN u.advance > @leaked AND w.full_us > @now_us THEN @now_us
                        ELSE w.full_us END
     FROM {schema}.rate_window AS w JOIN @use AS u ON u.window_ms = w.window_ms
     WHERE w.resource_id = @resource;

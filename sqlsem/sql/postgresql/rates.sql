@@ -193,8 +193,8 @@ BEGIN
                            THEN least(greatest(w.full_us, p_at_us) + ceil(v_row.used::numeric * w.window_ms * 1000 / w.rate_limit),
                                       p_at_us + 10 * w.window_ms * 1000)::bigint
                            -- (Of what has leaked since nothing is left that could be returned.)
-                           ELSE w.full_us - greatest(0, floor(-v_row.used::numeric * w.window_ms * 1000 / w.rate_limit)
-                                                        - greatest(0, p_now_us - least(p_then, v_now) * 1000))::bigint END
+                           ELSE greatest(least(w.full_us, p_now_us), w.full_us - greatest(0, floor(-v_row.used::numeric * w.window_ms * 1000 / w.rate_limit)
+                                                        - greatest(0, p_now_us - least(p_then, v_now) * 1000)))::bigint END
         WHERE w.resource_id = p_resource AND w.window_ms = v_row.window_ms;
         IF v_row.used > 0 THEN
             INSERT INTO {schema}.rate_slot AS s (resource_id, window_ms, slot, login, used, rate_limit, burst)

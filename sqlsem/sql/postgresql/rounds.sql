@@ -126,7 +126,7 @@ BEGIN
     SELECT * INTO v_round FROM {schema}.round AS r WHERE r.round_name = p_name ORDER BY r.round_id DESC LIMIT 1;
     id := v_round.round_id;
     -- A round's window is what the login says that has opened it: another one's must not end it early.
-    v_window := CASE WHEN v_round.opened_by <> session_user AND v_round.status IN ('open', 'failed') THEN v_round.window_ms ELSE p_window_ms END;
+    v_window := CASE WHEN v_round.opened_by IS DISTINCT FROM session_user AND v_round.status IN ('open', 'failed') THEN v_round.window_ms ELSE p_window_ms END;
     SELECT * INTO v_part FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id AND p.part = p_part;
     v_same := ARRAY(SELECT p.part::text FROM {schema}.round_part AS p WHERE p.round_id = v_round.round_id
                     ORDER BY p.part COLLATE "C")
@@ -341,7 +341,7 @@ AS $$
            r.opened_by, p.login
     FROM (SELECT * FROM {schema}.round AS o
           WHERE (p_name IS NULL OR o.round_name = p_name) AND (p_round IS NULL OR o.round_id = p_round)
-          ORDER BY o.round_id DESC LIMIT p_most) AS r
+          ORDER BY o.round_id DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END) AS r
     JOIN {schema}.round_part AS p ON p.round_id = r.round_id
     LEFT JOIN {schema}.look_at_members() AS l ON l.member_id = p.member_id AND p.status = 'running'
     ORDER BY r.round_id DESC, p.part

@@ -612,8 +612,8 @@ BEGIN
     IF p_ms > v_most::double precision * 1000 THEN
         RAISE EXCEPTION 'sqlsem: a % of % s is longer than the % s that are allowed here', p_what, p_ms / 1000.0::float, v_most
             USING ERRCODE = '22023', HINT = format('Ask for less; the limit is setting max_%s.', p_what);
-    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 THEN
-        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, p_ms USING ERRCODE = '22023';
+    ELSIF p_ms < 0 OR p_what = 'lease' AND p_ms = 0 OR p_what = 'grace' AND p_ms IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: a % of % ms makes no sense', p_what, coalesce(p_ms::text, 'NULL') USING ERRCODE = '22023';
     END IF;
 END
 $$;
@@ -670,7 +670,7 @@ BEGIN
         v_beacon := {schema}.take_beacon();
     END IF;
     INSERT INTO {schema}.member (beacon, backend_pid, host, pid, program, grace_ms, lease_ms, lease_until)
-    VALUES (v_beacon, pg_backend_pid(), {schema}.plain(p_host), p_pid, {schema}.plain(p_program), p_grace_ms, p_lease_ms,
+    VALUES (v_beacon, pg_backend_pid(), left({schema}.plain(p_host), 255), p_pid, left({schema}.plain(p_program), 255), p_grace_ms, p_lease_ms,
             clock_timestamp() + p_lease_ms * interval '1 millisecond')
     RETURNING {schema}.member.member_id INTO member_id;
 END
@@ -1660,11 +1660,11 @@ BEGIN
            h.concurrency_limit, h.host, h.pid, h.program, h.login, h.ended_by
     FROM {schema}.history AS h
     WHERE (p_resource IS NULL OR h.resource_id = p_resource)
-      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - p_since * interval '1 second')
-      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - p_until * interval '1 second')
+      AND (p_since IS NULL OR h.ended_at >= statement_timestamp() - least(greatest(p_since, 0), 3e9) * interval '1 second')
+      AND (p_until IS NULL OR h.ended_at <= statement_timestamp() - least(greatest(p_until, 0), 3e9) * interval '1 second')
       AND (p_outcome IS NULL OR h.outcome = p_outcome)
       AND (p_who IS NULL OR p_who IN (h.login, h.host, h.host || ':' || h.pid, h.program, h.requesting_id, h.ended_by))
-    ORDER BY h.ended_at DESC LIMIT p_most;
+    ORDER BY h.ended_at DESC LIMIT CASE WHEN p_most < 0 THEN 0 ELSE p_most END;
 END
 $$;
 
@@ -1925,7 +1925,7 @@ AS $$
           AND (l.made_at < clock_timestamp() - interval '1 day'
                OR l.made_at < clock_timestamp() - interval '1 minute'
                   AND EXISTS (SELECT FROM {schema}.low_water AS o WHERE o.resource_id = l.resource_id AND o.mark > l.mark))
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     -- (What was used of rates more than a day before, which counts no more; and rates that nobody has used for so long, when nothing
     -- of that is left, as nobody would find it again; under their gates, as who takes has seen a window, and writes down there what
     -- it took. may_start has a lock on the window instead.)
@@ -1933,7 +1933,7 @@ AS $$
         SELECT s.ctid FROM {schema}.rate_slot AS s
         WHERE (SELECT random() < 0.1)
           AND (s.slot + 1) * ((s.window_ms + 99) / 100) + s.window_ms < (extract(epoch FROM clock_timestamp()) - 86400) * 1000
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     DELETE FROM {schema}.rate_window WHERE ctid = ANY (ARRAY(
         SELECT w.ctid FROM {schema}.rate_window AS w
         WHERE (SELECT random() < 0.1)
@@ -1941,9 +1941,9 @@ AS $$
                         AND NOT EXISTS (SELECT FROM {schema}.rate_slot AS s
                                         WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms)
                    THEN pg_try_advisory_xact_lock({schema}.lock_class(0), hashtext(w.resource_id)) END
-        LIMIT p_most FOR UPDATE SKIP LOCKED));
+        LIMIT greatest(p_most, 0) FOR UPDATE SKIP LOCKED));
     WITH oldest AS MATERIALIZED (
-        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT p_most),
+        SELECT h.ctid AS place, h.ended_at, h.queue_position FROM {schema}.history AS h ORDER BY h.ended_at LIMIT greatest(p_most, 0)),
     gone AS (
         DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
             SELECT h.ctid FROM {schema}.history AS h
