@@ -445,6 +445,8 @@ def in_words(error):
 LEFT_TO_TABLES = {
     "check_guard": {"0A000", "42804"},  # a trigger's function, which cannot be called
     "put_tasks_once": {"23505"},  # it was put before: the client counts on this
+    **dict.fromkeys(["register", "register_all"], {"22001", "22023", "23505"}),  # called at every lock; a uid is the client's own
+    "time_left": {"22008"},  # PostgreSQL before 17 subtracts no infinite times
     "save_schedule": {"22001", "23502", "23514"},
 }
 

@@ -1768,8 +1768,14 @@ DECLARE
     v_before {schema}.resource;
     v_after  {schema}.resource;
 BEGIN
-    IF p_what NOT IN ('cap', 'stale_after', 'paused', 'ageing') THEN
-        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', p_what USING ERRCODE = '22023';
+    PERFORM {schema}.check_name('resource', p_resource);
+    IF (p_what IN ('cap', 'stale_after', 'paused', 'ageing')) IS NOT TRUE THEN
+        RAISE EXCEPTION 'sqlsem: % cannot be set; cap, stale_after, paused and ageing can', coalesce({schema}.plain(p_what), 'NULL') USING ERRCODE = '22023';
+    ELSIF (p_value BETWEEN CASE WHEN p_what = 'paused' THEN 0 ELSE 1 END
+                       AND CASE p_what WHEN 'paused' THEN 1 WHEN 'stale_after' THEN 315360000000 ELSE 2147483647 END) IS FALSE
+          OR p_what = 'paused' AND p_value IS NULL THEN
+        RAISE EXCEPTION 'sqlsem: % of % cannot be %', p_what, quote_literal({schema}.plain(p_resource)), coalesce(p_value::text, 'NULL')
+            USING ERRCODE = '22023';
     ELSIF p_what = 'ageing' AND right(p_resource, 1) = '*' THEN
         RAISE EXCEPTION 'sqlsem: priorities are set for one resource, not for a pattern' USING ERRCODE = '22023';
     ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority):' THEN
