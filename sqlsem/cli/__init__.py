@@ -26,7 +26,7 @@ log = logging.getLogger("sqlsem")
 COMMANDS = {
     **{"init": "schema:init", "run": "run:run", "ls": "locks:ls", "why": "why:why", "history": "locks:history"},
     **{"put": "tasks:put", "work": "work:work", "queues": "queues:queues", "tasks": "tasks:tasks_"},
-    **{"schedules": "tasks:schedules", "rounds": "rounds:rounds_", "rates": "rates:rates"},
+    **{"schedules": "tasks:schedules", "batches": "batches:batches_", "rates": "rates:rates"},
     **{"set": "locks:set_", "pause": "locks:pause", "resume": "locks:resume"},
     **{"release": "locks:release", "reap": "locks:reap", "guard": "guarding:guard"},
     **{"top": "watch:top", "dashboard": "watch:dashboard", "metrics": "metrics:metrics"},

@@ -1,4 +1,4 @@
-"""What is carried out here, tasks and continuations: the database and the folder that it finds."""
+"""What is carried out here, tasks and callbacks: the database and the folder that it finds."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _require(module: str, extra: str) -> None:
 @every_option
 @connecting
 def top(options: Connecting, every: float) -> int:
-    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, rounds, times.
+    """Show what goes on, live: queues and why each one waits, block leaders, members, work queues, batches, times.
 
     Press ? for the keys. What changes something (p pause, r resume, c cap, x release, t retry) first says what would
     come of it, and is done only when you say y. It takes the role sqlsem_reader to look, sqlsem_operator to change.

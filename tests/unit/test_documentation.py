@@ -43,7 +43,7 @@ def test_nothing_is_wrong(capsys):
         (lambda text: check.links(check.README, text), "[a](docs/nowhere.md)", "no such file"),
         (lambda text: check.links(check.README, text), "[a](docs/concepts.md#nowhere)", "no such heading"),
         (check.reached, "[a](LICENSE)", "no link leads to docs/glossary.md"),
-        (lambda text: check.missing(["rounds.sql"], text, "script"), "`tasks.sql`", "script rounds.sql"),
+        (lambda text: check.missing(["batches.sql"], text, "script"), "`tasks.sql`", "script batches.sql"),
         (check.glossary, "| word | |\n| gate | a |\n| beacon | b |\n", "alphabetical"),
         (check.glossary, "| word | |\n| gate | a |\n", "'beacon'"),
     ],
