@@ -61,8 +61,8 @@ def _words(ms: int) -> str:
 
 
 def windows_of(limit: object, per: object) -> tuple[Window, ...]:
-    """What ``rate(name, limit, per=…)`` means; ``limit`` may be a mapping of windows to limits, and none where neither is
-    given. Raises `ConfigurationError`.
+    """What ``rate(name, limit, per=…)`` means; ``limit`` may be a mapping of windows to limits, and no window where
+    neither is given. Raises `ConfigurationError`.
 
     >>> [str(window) for window in windows_of({"1s": 10, "1m": 100}, None)]
     ['10/1s', '100/1m']
@@ -215,8 +215,8 @@ class RateEntry:
             window, a day after that was last used.
         returned: How much of that was given back, by settling less.
         waits: How often it was not there at once.
-        free_in: Seconds until there is room in it for 1 more, also in the bucket of a burst; 0 where there is now. Requests
-            that wait have that first.
+        free_in: Seconds until there is room in it for 1 more, also in the bucket of a burst; 0 where there is now.
+            Requests that wait have that first.
         cap: The limit that an operator has set for windows of this length, or None.
     """
 

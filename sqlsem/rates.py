@@ -46,10 +46,10 @@ class RateGrant(BaseRateGrant):
     def settle(self, actual: int) -> None:
         """Say what it has cost in the end, where that is known only afterwards.
 
-        What was too much is given back, as far as it counts still and this login has taken it (and counts as used where the answer to that is lost,
-        as it must not be given back twice); 0 gives back all. What was too little counts as used
-        now. That may go beyond the limit: then nobody gets anything until enough is out of the window again. May be
-        called again.
+        What was too much is returned, as far as it counts still and this login has taken it (and counts as used where
+        the answer to that is lost, as it must not be returned twice); 0 returns all. What was too little counts as used
+        now. That may go beyond the limit: then nobody gets anything until enough is out of the window again, with a
+        burst after ten windows at the latest. May be called again.
 
         Raises `Unavailable` when the database is out of reach, and `ConfigurationError` for what is no whole number.
 
@@ -148,10 +148,10 @@ def rate(
     """At most ``limit`` in any stretch of time as long as ``per``, by everybody together, in the order of asking.
 
     Time is the database's, and nobody's clock else. Who waits stands in the line of the resource ``rate:NAME``, visible
-    to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. Where programs declare different limits
-    for the same rate, all of them hold: the lowest limit of a window counts, and windows of different lengths count
-    together. A declared limit counts until the last request that has declared it is out of its window. An operator's
-    limit (`Coordinator.set_rate`, ``sqlsem rates set``) always counts.
+    to all (``sqlsem ls``), and is not overtaken, also not by one who wants less. Where programs declare different
+    limits for the same rate, all of them hold: the lowest limit of a window counts, and windows of different lengths
+    count together. A declared limit counts until the last request that has declared it is out of its window. An
+    operator's limit (`Coordinator.set_rate`, ``sqlsem rates set``) always counts.
 
     Args:
         name: The rate's, 1 to 250 characters; or, for a decorator, a function of the call's arguments that gives it.

@@ -124,12 +124,14 @@ def _engine(session: Tables) -> list[Check]:
 def _members(options: Connecting) -> Check:
     """The login with the most members: a program that enrols without end slows everything that lists them."""
     with options.coordinator(looks=True, told=True) as coordinator:
-        number = Counter(one.login for one in coordinator.overview().members)
+        number = Counter(one.login or "" for one in coordinator.overview().members)
     login, most = number.most_common(1)[0] if number else ("", 0)
     told = f"{number.total()} members"
     if most > MANY_MEMBERS:
         told += f", {most} of them of login {clean(login)}"
-        return Check("members", True, told, f"If these are no processes of yours: sqlsem release --login {clean(login)}")
+        return Check(
+            "members", True, told, f"If these are no processes of yours: sqlsem release --login {clean(login)}"
+        )
     return Check("members", True, told)
 
 

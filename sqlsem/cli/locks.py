@@ -289,9 +289,7 @@ def _by(login: str | None) -> str:
 @click.option("--login", metavar="NAME", help="All rows of all members of this login, and the members themselves.")
 @click.option("--force", is_flag=True, help="At once: others may be let in before the holder knows.")
 @connecting
-def release(
-    options: Connecting, position: int | None, member: int | None, login: str | None, force: bool
-) -> None:
+def release(options: Connecting, position: int | None, member: int | None, login: str | None, force: bool) -> None:
     """Take a row away from its owner, by its position (see `sqlsem ls`); or all rows of a member, or of a login, with
     its members.
 
@@ -314,9 +312,10 @@ def release(
         with options.coordinator(looks=True) as coordinator:
             number = coordinator.revoke_members(member=member, login=login, force=force)
         output.echo(
-            f"{number} members are gone, with their rows." if force else
-            f"{number} members are gone; members that still hold something have been told, and have their grace to stop. "
-            f"Not to wait: --force"
+            f"{number} members are gone, with their rows."
+            if force
+            else f"{number} members are gone; members that still hold something have been told, and have their grace to "
+            f"stop. Not to wait: --force"
         )
         return
     with options.coordinator(looks=True) as coordinator:

@@ -138,15 +138,15 @@ class Operators:
         resource = RateRequest(name, ()).resource
         if limit is None:
             (window,) = windows_of(1, per)
-            changes = [(window.ms, None)]
+            changes: list[tuple[int, int | None]] = [(window.ms, None)]
         else:
             changes = [(window.ms, window.limit) for window in windows_of(limit, per)]
         for window_ms, number in changes:
             self.process.look(partial(_set_rate, resource, window_ms, number), RateSession)
 
     def reset_rate(self, name: str) -> bool:
-        """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where nothing
-        is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
+        """Begin a rate anew: forget all use of it, debts, and the limits that programs have declared. False where
+        nothing is known of it. An operator's limits stay. Programs may use the whole limit once more at once.
         """
         resource = RateRequest(name, ()).resource
         return self.process.look(lambda session: session.reset_rate(resource), RateSession)
@@ -226,12 +226,10 @@ class Operators:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
 
-    def revoke_members(
-        self, *, member: int | None = None, login: str | None = None, force: bool = False
-    ) -> int:
+    def revoke_members(self, *, member: int | None = None, login: str | None = None, force: bool = False) -> int:
         """Take all rows away from a member, or from all members of a login, as `revoke` does, and remove the members. A
-        living holder is told first, and its member stays until it has given up its rows, unless ``force``. The number of
-        members removed.
+        living holder is told first, and its member stays until it has given up its rows, unless ``force``. The number
+        of members removed.
 
         Args:
             member: The member's number.

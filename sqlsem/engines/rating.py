@@ -51,8 +51,8 @@ class RateSession(abc.ABC):
 
     @abc.abstractmethod
     def set_rate(self, resource: str, window_ms: int, limit: int | None) -> bool:
-        """For operators: set the most that may be used in windows of this length, or lift that (None). False where there
-        was nothing to lift.
+        """For operators: set the most that may be used in windows of this length, or lift that (None). False where
+        there was nothing to lift.
         """
 
     @abc.abstractmethod

@@ -181,8 +181,8 @@ class RateState:
         for ms, known in self.windows.items():
             if known.seen_ms > now_ms:
                 here = now_ms // _slot_ms(ms)
-                for slot in [slot for slot in known.slots if slot > here]:
-                    ahead = known.slots.pop(slot)
+                for number in [number for number in known.slots if number > here]:
+                    ahead = known.slots.pop(number)
                     known.slots[here] = known.slots.get(here, Slot(0)) + ahead
                 if known.full_us is not None:
                     known.full_us -= (known.seen_ms - now_ms) * 1000
@@ -212,7 +212,7 @@ class RateState:
             )
 
     def use(self, used: int, now_us: int, then_ms: int, request: RateRequest | None = None) -> None:
-        """So much was used now, by this request (or, negative, is returned of what was used then: no more than that)."""
+        """So much was used now, by this request (or, negative, is returned of what was used then, and no more)."""
         now_ms = now_us // 1000
         declared = {} if request is None else {window.ms: window.limit for window in request.windows}
         for ms, known in self.windows.items():

@@ -112,7 +112,10 @@ def test_what_is_done_after_a_release_is_durable(user, name):
 
 def test_caps_on_grace_and_lease(user, database, name):
     before = database.rows("SELECT name, value FROM sqlsem.setting WHERE name IN ('max_grace', 'max_lease')")
-    database.rows("UPDATE sqlsem.setting SET value = CASE name WHEN 'max_grace' THEN '60' ELSE '3600' END WHERE name IN ('max_grace', 'max_lease')")
+    database.rows(
+        "UPDATE sqlsem.setting SET value = CASE name WHEN 'max_grace' THEN '60' ELSE '3600' END "
+        "WHERE name IN ('max_grace', 'max_lease')"
+    )
     try:
         with user.raw() as connection:
             enrol(connection, grace=60_000)

@@ -58,7 +58,7 @@ class Machine(RuleBasedStateMachine):
         before = self.now()
         for length in windows:
             self.known.setdefault(length, before)
-        # A window counts as long as something that has declared it is inside. (By what slots round up, longer than that.)
+        # A window counts as long as something that has declared it is inside; by what slots round up, longer.
         certain = {*windows, *(length for length in WINDOWS if self.counts(length, before, 0))}
         possible = {*windows, *(length for length in WINDOWS if self.counts(length, before, 2 * SLOT_SECONDS + 2))}
         wait = self.take_now(request)
@@ -77,7 +77,9 @@ class Machine(RuleBasedStateMachine):
             assert any(counted[length] + cost > WINDOWS[length] for length in possible)
 
     def counts(self, length, now, slack):
-        return any(length in one.windows and now - (one.counts_from if slack else one.at) < length + slack for one in self.used)
+        return any(
+            length in one.windows and now - (one.counts_from if slack else one.at) < length + slack for one in self.used
+        )
 
     def inside(self, length):
         now = self.now()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlsem.engines.periodic import OnceEntry, PeriodicSession
 from sqlsem.engines.sqlite import fork
-from sqlsem.engines.sqlite.connection import SqliteConnection
+from sqlsem.engines.sqlite.members import SqliteMembers
 from sqlsem.engines.sqlite.values import shown, user_name
 from sqlsem.model import Ticket
 
 
-class SqlitePeriods(SqliteConnection, PeriodicSession):
+class SqlitePeriods(SqliteMembers, PeriodicSession):
     """Runs, and when they were done."""
 
     def once_due(self, name: str, ticket: Ticket | None, per_ms: int, offset_ms: int) -> bool | None:
