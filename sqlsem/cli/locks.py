@@ -314,8 +314,8 @@ def release(options: Connecting, position: int | None, member: int | None, login
         output.echo(
             f"{number} members are gone, with their rows."
             if force
-            else f"{number} members are gone; members that still hold something have been told, and have their grace to "
-            f"stop. Not to wait: --force"
+            else f"{number} members are gone; members that still hold something have been told, and have their "
+            f"grace to stop. Not to wait: --force"
         )
         return
     with options.coordinator(looks=True) as coordinator:
