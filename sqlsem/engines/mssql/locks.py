@@ -208,9 +208,6 @@ class SqlServerLocks(SqlServerConnection, Convertible, Travelling, RankedSession
     def revoke(self, position: int, force: bool) -> int:
         return int(self.value("revoke", position, int(force)))
 
-    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        return int(self.value("revoke_members", member, login, int(force)))
-
     def reap(self) -> int:
         return int(self.value("reap"))
 

@@ -224,9 +224,6 @@ class PostgresLocks(EntryLocks, Convertible, Travelling, RankedSession, Deadlock
     def revoke(self, position: int, force: bool) -> int:
         return int(self.row("revoke", here(), position, force)[1])
 
-    def revoke_members(self, member: int | None, login: str | None, force: bool) -> int:
-        return int(self.row("revoke_members", here(), member, login, force)[1])
-
     def reap(self) -> int:
         return int(self.row("reap", here())[1])
 

@@ -90,7 +90,8 @@ BEGIN
     DECLARE @ahead TABLE (window_ms bigint NOT NULL, login nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL, used bigint NOT NULL,
                           rate_limit bigint NULL, burst bigint NULL);
     INSERT INTO @ahead (window_ms, login, used, rate_limit, burst)
-    SELECT window_ms, login, SUM(used), MIN(rate_limit), MIN(burst) FROM {schema}.rate_slot
+    SELECT window_ms, login, SUM(used), NULLIF(MIN(COALESCE(rate_limit, 9223372036854775807)), 9223372036854775807),
+           NULLIF(MIN(COALESCE(burst, 9223372036854775807)), 9223372036854775807) FROM {schema}.rate_slot
     WHERE resource_id = @resource AND slot >= @now / ((window_ms + 99) / 100) GROUP BY window_ms, login;
     DELETE FROM {schema}.rate_slot WHERE resource_id = @resource AND slot >= @now / ((window_ms + 99) / 100);
     INSERT INTO {schema}.rate_slot (resource_id, window_ms, slot, login, used, rate_limit, burst)
@@ -156,7 +157,9 @@ CREATE FUNCTION {schema}.windows_in_force(@resource nvarchar(255), @windows nvar
                  CASE WHEN d.ms IS NOT NULL THEN @burst END AS own_burst, t.lowest, t.lowest_burst, w.full_us
           FROM {schema}.rate_window AS w
           LEFT JOIN OPENJSON(@windows) WITH (most bigint '$.limit', ms bigint '$.ms') AS d ON d.ms = w.window_ms
-          CROSS APPLY (SELECT MIN(s.rate_limit) AS lowest, MIN(s.burst) AS lowest_burst FROM {schema}.rate_slot AS s
+          CROSS APPLY (SELECT NULLIF(MIN(COALESCE(s.rate_limit, 9223372036854775807)), 9223372036854775807) AS lowest,
+                              NULLIF(MIN(COALESCE(s.burst, 9223372036854775807)), 9223372036854775807) AS lowest_burst
+                       FROM {schema}.rate_slot AS s
                        WHERE s.resource_id = @resource AND s.window_ms = w.window_ms
                          AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)) AS t
           WHERE w.resource_id = @resource) AS f
@@ -243,8 +246,8 @@ CREATE FUNCTION {schema}.window_use(@resource nvarchar(255), @window_ms bigint, 
     FROM (SELECT s.slot, s.used,
                  -- With this slot and all that leave after it.
                  SUM(s.used) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS staying,
-                 MIN(s.lowest) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS lowest
-          FROM (SELECT slot, SUM(used) AS used, MIN(rate_limit) AS lowest FROM {schema}.rate_slot
+                 MIN(COALESCE(s.lowest, 9223372036854775807)) OVER (ORDER BY s.slot DESC ROWS UNBOUNDED PRECEDING) AS lowest
+          FROM (SELECT slot, SUM(used) AS used, MIN(COALESCE(rate_limit, 9223372036854775807)) AS lowest FROM {schema}.rate_slot
                 WHERE resource_id = @resource AND window_ms = @window_ms AND slot >= (@now - @window_ms) / ((@window_ms + 99) / 100)
                 GROUP BY slot) AS s) AS f
 );
@@ -302,12 +305,12 @@ BEGIN
             @window_ms, N' ms that ', @by, N' has set');
         EXEC {schema}.refuse 50000, @message;
     END;
-    SELECT @wait_ms = MAX(CASE WHEN u.wait_ms > b.wait_ms THEN u.wait_ms ELSE b.wait_ms END)
+    SELECT @wait_ms = MAX(COALESCE(CASE WHEN u.wait_ms > b.wait_ms THEN u.wait_ms ELSE b.wait_ms END, 0))
     FROM @force AS f
     CROSS APPLY {schema}.window_use(@resource, f.window_ms, f.fixed, @cost, @taken_ms) AS u
     CROSS APPLY (SELECT COALESCE(CASE
         WHEN f.burst < @cost THEN (
-            SELECT (MAX(s.slot) + 1) * ((f.window_ms + 99) / 100) + f.window_ms - @taken_ms FROM {schema}.rate_slot AS s
+            SELECT (MAX(COALESCE(s.slot, 0)) + 1) * ((f.window_ms + 99) / 100) + f.window_ms - @taken_ms FROM {schema}.rate_slot AS s
             WHERE s.resource_id = @resource AND s.window_ms = f.window_ms AND s.burst < @cost)
         -- How far before the moment at which the bucket is empty again this may be had.
         WHEN f.full_us - CAST(FLOOR(CAST(f.burst - @cost AS decimal(19, 0)) * f.window_ms * 1000 / f.rate_limit) AS bigint) > @us
@@ -459,7 +462,7 @@ BEGIN
         EXEC @got = sys.sp_getapplock @gate, N'Exclusive', N'Transaction', 10000, @principal;
         IF @got < 0
             THROW 50002, N'sqlsem: busy: somebody keeps the gate of this rate in an open transaction', 1;
-        SELECT @used = MAX(u.used) FROM (SELECT SUM(used) AS used FROM {schema}.rate_slot WHERE resource_id = @resource GROUP BY window_ms) AS u;
+        SELECT @used = MAX(COALESCE(u.used, 0)) FROM (SELECT SUM(used) AS used FROM {schema}.rate_slot WHERE resource_id = @resource GROUP BY window_ms) AS u;
         DELETE FROM {schema}.rate_slot WHERE resource_id = @resource;
         UPDATE {schema}.rate_window SET full_us = NULL, burst = NULL WHERE resource_id = @resource;
         IF @@ROWCOUNT > 0
@@ -550,7 +553,7 @@ CREATE FUNCTION {schema}.windows_of(@resource nvarchar(255), @now bigint) RETURN
                        CASE WHEN t.lowest < w.rate_limit AND (w.cap IS NULL OR t.lowest < w.cap) THEN t.lowest
                             WHEN w.cap < w.rate_limit THEN w.cap ELSE w.rate_limit END AS rate_limit
                 FROM {schema}.rate_window AS w
-                CROSS APPLY (SELECT MIN(s.rate_limit) AS lowest FROM {schema}.rate_slot AS s
+                CROSS APPLY (SELECT NULLIF(MIN(COALESCE(s.rate_limit, 9223372036854775807)), 9223372036854775807) AS lowest FROM {schema}.rate_slot AS s
                              WHERE s.resource_id = w.resource_id AND s.window_ms = w.window_ms
                                AND s.slot >= (@now - w.window_ms) / ((w.window_ms + 99) / 100)) AS t
                 WHERE w.resource_id = @resource) AS l) AS f

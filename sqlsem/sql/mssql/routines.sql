@@ -1808,7 +1808,8 @@ BEGIN
         WHILE 1 = 1
         BEGIN
             SET @last = @position;
-            SELECT TOP (1) @position = queue_position FROM {schema}.entry WHERE member_id = @one AND queue_position > @last
+            SELECT TOP (1) @position = queue_position FROM {schema}.entry WITH (INDEX (entry_member))
+            WHERE member_id = @one AND queue_position > @last
             ORDER BY queue_position;
             IF @position = @last
                 BREAK;
@@ -1817,7 +1818,7 @@ BEGIN
                 SET @rows = @rows + 1;
         END;
         DELETE FROM {schema}.member
-        WHERE member_id = @one AND NOT EXISTS (SELECT 1 FROM {schema}.entry WHERE member_id = @one);
+        WHERE member_id = @one AND NOT EXISTS (SELECT 1 FROM {schema}.entry WITH (INDEX (entry_member)) WHERE member_id = @one);
         SET @gone = @gone + @@ROWCOUNT;
     END;
     IF @gone + @rows > 0
