@@ -16,7 +16,7 @@ from sqlsem.core.leading import LONGEST_PAUSE_SECONDS, Candidacy, LeaderEntry, S
 from sqlsem.core.pauses import pauses
 from sqlsem.errors import SqlsemError
 from sqlsem.locks import Lock
-from sqlsem.model import Duration
+from sqlsem.model import Duration, check_call
 
 __all__ = ["Leader", "Term", "Told", "leader"]
 
@@ -140,6 +140,9 @@ class Leader:
         self, candidacy: Candidacy, on_started: Told | None, on_stopped: Told | None, handle_sigterm: bool
     ) -> None:
         self._candidacy = candidacy
+        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if told is not None:
+                check_call(what, told)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -169,6 +172,7 @@ class Leader:
         ...         tick(term.fence)
         >>> sqlsem.leader("scheduler").run(schedule)  # doctest: +SKIP
         """
+        check_call("The function of a leader", function)
         self.current()
         waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:

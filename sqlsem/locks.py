@@ -19,7 +19,7 @@ from sqlsem.core.defaults import Coordinated
 from sqlsem.core.grants import Grant, give_back
 from sqlsem.core.handover import Adoption
 from sqlsem.core.holdings import Exit, Hold, Holding, LostCallback, abandon
-from sqlsem.core.loose import LooseGrants
+from sqlsem.core.loose import Holds, LooseGrants
 from sqlsem.core.options import GroupOptions, ModuleLockOptions
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
@@ -79,14 +79,14 @@ class Lock:
             Unavailable: The database is out of reach.
         """
         seconds, stack = self.terms.seconds(blocking, timeout), self._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             grant = self._acquire(self.terms.requests, seconds, stack)
             if grant is not None and self.terms.semaphore:
                 self._loose.add(grant)
             return grant is not None
         except BaseException:
-            self._unwind(stack, depth)
+            self._unwind(stack, mark)
             raise
 
     def locked(self) -> bool:
@@ -136,8 +136,10 @@ class Lock:
             if stack and stack[-1].token is by:
                 del stack[-1]
 
-    def _unwind(self, stack: list[Hold[Grant]], depth: int) -> None:
+    def _unwind(self, stack: Holds[Grant], mark: tuple[int, int]) -> None:
         """Interrupted on the way in: what was had since the stack was so deep is given back."""
+        depth, blocks = mark
+        del stack.blocks[blocks:]
         while len(stack) > depth:
             if stack[-1].ended:
                 stack.pop()
@@ -151,6 +153,7 @@ class Lock:
             if stack and stack[-1] is last:
                 stack.pop()
             abandon(last.grant, last.token)
+        stack.drop_blocks()
 
     @property
     def grant(self) -> Grant:
@@ -164,8 +167,11 @@ class Lock:
         """What this thread acquired last, and neither it nor another one has given back."""
         return self._loose.last(self._stack())
 
-    def _stack(self) -> list[Hold[Grant]]:
-        stack: list[Hold[Grant]] = runtime.namespace(self._mine).setdefault("stack", [])
+    def _stack(self) -> Holds[Grant]:
+        kept = runtime.namespace(self._mine)
+        stack: Holds[Grant] | None = kept.get("stack")
+        if stack is None:
+            stack = kept["stack"] = Holds()
         return stack
 
     def _acquire(self, requests: Sequence[Ask], timeout: float | None, stack: list[Hold[Grant]]) -> Grant | None:
@@ -185,27 +191,31 @@ class Lock:
 
         return carry_out(GroupTaking(acquisition, taking, rates, timeout), process.perform)
 
-    def _enter(self, requests: Sequence[Ask], stack: list[Hold[Grant]]) -> Grant:
+    def _enter(self, requests: Sequence[Ask], stack: Holds[Grant]) -> Grant:
+        depth = len(stack)
         grant = self._acquire(requests, self.terms.timeout, stack)
         if grant is None:
-            raise self.terms.too_late(requests)
+            raise drive(self.terms.too_late(requests, this_thread()), self.terms.process.perform)
+        stack.enter_block(depth)
         return grant
 
     def __enter__(self) -> Grant:
         stack = self._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             return self._enter(self.terms.requests, stack)
         except BaseException:
-            self._unwind(stack, depth)
+            self._unwind(stack, mark)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         last = None
         try:
-            last = self._last()
-            if last is not None and last.grant.holding.handed_over:
-                self._stack().pop()  # it is somebody else's, as it should be
+            last, stack = self._last(), self._stack()
+            if stack.leave_block():
+                return
+            if last is not None and last.grant.holding.is_given_back:
+                stack.pop()  # by another thread, or handed over
             else:
                 self._release()
         except BaseException as struck:
@@ -261,11 +271,11 @@ class _Block:
 
     def __enter__(self) -> Grant:
         lock, stack = self._lock, self._lock._stack()
-        depth = len(stack)
+        mark = stack.mark()
         try:
             return lock._enter(self._requests, stack)
         except BaseException:
-            lock._unwind(stack, depth)
+            lock._unwind(stack, mark)
             raise
 
     def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:

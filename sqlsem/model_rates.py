@@ -9,11 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlsem.errors import ConfigurationError
-from sqlsem.model import MAX_NAME, MAX_SECONDS, Duration, Request, check_count, check_duration, check_name
+from sqlsem.model import (
+    MAX_NAME,
+    MAX_SECONDS,
+    Duration,
+    Request,
+    check_count,
+    check_duration,
+    check_name,
+)
+from sqlsem.names import RATE_PREFIX
 
 __all__ = [
     "AHEAD_MS",
-    "RATE_PREFIX",
     "RateAnswer",
     "RateEntry",
     "RateRequest",
@@ -23,8 +31,6 @@ __all__ = [
     "windows_of",
 ]
 
-#: The waiting line of rate ``api`` is the queue of the resource ``rate:api``.
-RATE_PREFIX = "rate:"
 #: So many windows a rate may have.
 MOST_WINDOWS = 10
 #: So many windows of one rate are known at a time, of all programs.

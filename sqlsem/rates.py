@@ -97,7 +97,7 @@ class Rate:
     def _enter(self, asked: Sequence[Ask]) -> RateGrant:
         grant = self._take(asked, self.terms.timeout)
         if grant is None:
-            raise self.terms.too_late(asked)
+            raise drive(self.terms.too_late(asked, this_thread()), self.terms.process.perform)
         return grant
 
     def __enter__(self) -> RateGrant:

@@ -65,7 +65,7 @@ def this_caller() -> Caller:
     number = _numbers.get(task)
     if number is None:
         number = _numbers[task] = new_number()
-    return Caller("task", number, task.get_name())
+    return Caller("task", number, task.get_name(), weakref.ref(task))
 
 
 async def drive(steps: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
@@ -178,6 +178,14 @@ class Driver:
             driver = process.loops.drivers[loop] = Driver(process, loop)
         assert isinstance(driver, Driver)
         return driver
+
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now; None outside of this loop."""
+        try:
+            task = asyncio.current_task() if asyncio.get_running_loop() is self.loop else None
+        except RuntimeError:
+            return None
+        return None if task is None else _numbers.get(task)
 
     def require_here(self, grant: BaseGrant) -> None:
         """Raise `ConfigurationError` outside of the loop that the grant belongs to."""
@@ -339,7 +347,7 @@ class Driver:
             verb.done()
         for grant in list(self.grants):
             if not grant.holding.released and grant.holding.why_lost is None:
-                log.warning("%r was still held when its event loop ended, and is given back", grant)
+                log.info("%r was still held when its event loop ended, and is released", grant)
                 grant.holding.registry.disown(grant)  # however often it is had
 
 

@@ -21,6 +21,7 @@ from sqlsem.core.leading import (
 from sqlsem.core.pauses import pauses
 from sqlsem.core.terms import Terms
 from sqlsem.errors import SqlsemError
+from sqlsem.model import check_call
 
 if TYPE_CHECKING:
     from sqlsem import aio  # the locks that this is made of; they import it
@@ -184,6 +185,9 @@ class Leader:
     ) -> None:
         self._candidacy = candidacy
         self._make_lock = make_lock
+        for what, told in (("on_started", on_started), ("on_stopped", on_stopped)):
+            if told is not None:
+                check_call(what, told)
         self._on_started = on_started
         self._on_stopped = on_stopped
         self._handle_sigterm = handle_sigterm
@@ -196,6 +200,7 @@ class Leader:
 
     async def run(self, function: Callable[[Term], Awaitable[T]]) -> T:
         """As `sqlsem.Leader.run`, with a coroutine function; that is cancelled when the term is lost."""
+        check_call("The function of a leader", function)
         await self.current()
         waits = pauses(first=0.1, longest=LONGEST_PAUSE_SECONDS)
         while True:

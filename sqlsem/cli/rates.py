@@ -25,7 +25,7 @@ _rate_name = name_of("The rate's name")
 @click.option("--name", "also", type=_rate_name, metavar="NAME", help="The name, should it be that of a command.")
 @json_option
 @connecting
-def rates(options: Connecting, name: str | None, also: str | None, as_json: bool) -> int:
+def rates(options: Connecting, name: str | None, also: str | None, as_json: bool) -> None:
     """Show rates, or one: each window, how much may be used in it and how much is just now, and how many wait in line.
 
     LIMIT is the lowest one that counts: of the programs that use the rate, and of an operator (`sqlsem rates set`).
@@ -39,9 +39,6 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
       sqlsem rates api --json | jq '.[0].used'
       sqlsem rates set api 100 --per 1m
       sqlsem rates reset api
-
-    \b
-    Exit codes: 0 there was something to show, 1 nothing.
     """
     if name is not None and also is not None:
         raise click.UsageError("Name the rate once.")
@@ -54,7 +51,6 @@ def rates(options: Connecting, name: str | None, also: str | None, as_json: bool
     else:
         console = output.console()
         output.show(console, render_rates(found, waiting, console.width, name))
-    return 0 if found else 1
 
 
 @rates.command("set", short_help="Set the limit of a rate, whatever programs declare.")

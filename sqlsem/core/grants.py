@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from sqlsem import runtime
+from sqlsem.core.callers import this_thread
 from sqlsem.core.convert import Upgrade, downgrade
 from sqlsem.core.cursors import cursor_of, refuse_autocommit, refused
 from sqlsem.core.handover import TTL_SECONDS, handing_over
@@ -240,7 +241,7 @@ class Grant(BaseGrant):
         leaves = None
         try:
             leaves = Exit()
-            if not self.holding.handed_over:
+            if not self.holding.is_given_back:
                 give_back(self, leaves)
         except BaseException as struck:
             abandon(self, leaves or Exit())
@@ -254,8 +255,11 @@ class Grant(BaseGrant):
         drive(settling(rate_of(self.rates, rate, self), actual), self._process.perform)
 
     def release(self) -> None:
-        """Give the lock back, from any thread. Raises `NotHeld` when done before, `LockLost` when it was lost."""
-        give_back(self, Exit())
+        """Release the lock, from any thread. The end of its block has then nothing to do.
+
+        Raises `NotHeld` when it was released before, `LockLost` when it was lost.
+        """
+        give_back(self, self.holding.exit_of(this_thread()))
 
 
 def give_back(grant: Grant, by: Token) -> None:

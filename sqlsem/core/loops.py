@@ -25,6 +25,9 @@ class LoopDriver(Protocol):
     def soon(self, call: Callable[[], object]) -> None:
         """Have the loop call something, from any thread."""
 
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now; None outside of its loop."""
+
     def end(self) -> None:
         """Nothing of it can be awaited any more: give back, withdraw, close."""
 
@@ -61,6 +64,11 @@ class Loops:
             driver = self.drivers.pop(loop, None)
             if driver is not None:
                 driver.end()
+
+    def running(self) -> int | None:
+        """The number of the task that this thread runs just now, if any."""
+        numbers = (driver.running() for driver in list(self.drivers.values()))
+        return next((number for number in numbers if number is not None), None)
 
     def close(self) -> None:
         """End the threads, and have each loop end what it has."""

@@ -18,7 +18,18 @@ from typing import Any, Protocol, TypeVar
 import tenacity
 
 from sqlsem import runtime
-from sqlsem.engines.base import Allowance, Busy, Disconnected, Engine, Session, Unanswered, bounded, this_program
+from sqlsem.core import ending
+from sqlsem.engines.base import (
+    Allowance,
+    Busy,
+    Disconnected,
+    Engine,
+    Refused,
+    Session,
+    Unanswered,
+    bounded,
+    this_program,
+)
 from sqlsem.errors import ConfigurationError, SqlsemError, Unavailable
 from sqlsem.model import Ticket, monotonic
 
@@ -201,6 +212,7 @@ class MainSession:
         except BaseException:
             session.close()
             raise
+        ending.watch_child()
         came_back = self.member_id == member_id
         try:
             self.member_id, self.session = member_id, session
@@ -263,7 +275,8 @@ class MainSession:
 def unavailable(what: str, exc: Disconnected, statistics: dict[str, Any]) -> Unavailable:
     """What is raised when the attempts of `MainSession.policy` are used up."""
     attempts = statistics.get("attempt_number", 1)
+    question = "" if isinstance(exc, Refused) else "; is the server up, and the address right?"
     return Unavailable(
         f"{exc} ({what}: {attempts} attempt{'s' if attempts != 1 else ''} in "
-        f"{time.monotonic() - statistics['start_time']:.1f} s; is the server up, and the address right?)"
+        f"{time.monotonic() - statistics['start_time']:.1f} s{question})"
     )

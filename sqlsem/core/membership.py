@@ -309,7 +309,8 @@ class Membership:
             for entry in session.entries(None):
                 if entry.member_id == member_id and entry.position in strangers:
                     log.info("Removing a forgotten row of ours: %r at %d", entry.resource, entry.position)
-                    outcome = "revoked" if entry.position in pulse.revoked else "cancelled"
+                    ended = "cancelled" if entry.granted_at is None else "released"
+                    outcome = "revoked" if entry.position in pulse.revoked else ended
                     session.release(Ticket(entry.resource, entry.position, entry.requesting_id, False), outcome)
         self._disowned = limbo and self._disowned
 
@@ -393,15 +394,16 @@ class Membership:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def close(self, waiting: Iterable[Ticket] = ()) -> None:
-        """End the threads, leave, with all rows: those of ``waiting`` as cancelled."""
+    def close(self, waiting: Iterable[Ticket] = ()) -> bool:
+        """End the threads, leave, with all rows: those of ``waiting`` as cancelled. False when a call does not end."""
         self.closing.set()
         self._beat.set()
         with self._proofs:
             self._proofs.notify_all()
         deadline = monotonic() + CLOSE_JOIN_SECONDS
         if not self.main.leave(waiting, CLOSE_JOIN_SECONDS):
-            return
+            return False
         for thread in list(self._threads.values()):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - monotonic()))
+        return True

@@ -34,9 +34,12 @@ from sqlsem.model import (
     TaskEntry,
     check_count,
     check_duration,
+    check_id,
     check_name,
+    check_some,
 )
-from sqlsem.model_rates import RATE_PREFIX, RateEntry, RateRequest, Windows, windows_of
+from sqlsem.model_rates import RateEntry, RateRequest, Windows, windows_of
+from sqlsem.names import RATE_PREFIX
 
 __all__ = ["Operators"]
 
@@ -55,6 +58,7 @@ class Operators:
 
     def entries(self, resource: str | None = None) -> list[Entry]:
         """The queue as it is now: who holds and who waits, one or all resources."""
+        check_some("The resource name", resource)
         return self.process.look(lambda session: session.entries(resource))
 
     def overview(self) -> Overview:
@@ -87,6 +91,8 @@ class Operators:
                 ``"lost"``.
             who: Of this login, host, ``host:pid``, program or id; or ended by this login.
         """
+        check_some("The resource name", resource)
+        check_count("most", most, 0)
         wanted = _wanted(since, until, outcome=outcome, who=who)
         return self.process.look(lambda session: session.history(resource, most, **wanted), Administration)
 
@@ -116,11 +122,14 @@ class Operators:
         >>> coordinator.operations("etl", action="pause")[0].login  # doctest: +SKIP
         'anna'
         """
+        check_some("The name", name)
+        check_count("most", most, 0)
         wanted = _wanted(since, until, action=action, who=who)
         return self.process.look(lambda session: session.operations(name, most, **wanted), Administration)
 
     def rates(self, name: str | None = None) -> list[RateEntry]:
         """Every window of one rate or all, and how much of it is used just now."""
+        check_some("The rate's name", name)
         resource = None if name is None else RATE_PREFIX + name
         return self.process.look(lambda session: session.rates(resource), RateSession)
 
@@ -221,7 +230,8 @@ class Operators:
         """Take a row away from its owner. True when it is gone, False when a living holder has been told and gets its
         grace to notice (``force=True`` does not wait for that). Raises `NotHeld` when there is no such row.
         """
-        code = self.process.look(lambda session: session.revoke(position, force), Administration)
+        check_id("The position", position)
+        code = self.process.look(lambda session: session.revoke(position, bool(force)), Administration)
         if code < 0:
             raise NotHeld(f"There is no row at position {position}; see: sqlsem ls")
         return code == 0
@@ -263,10 +273,12 @@ class Operators:
         1
         """
         name = check_name("The resource name", resource)
+        check_name("The table", table)
         return self._guarding(lambda session: session.guard_table(table, name))
 
     def unguard_table(self, table: str) -> int:
         """Take the guard off a table, with its partitions; the number of triggers that there were."""
+        check_name("The table", table)
         return self._guarding(lambda session: session.unguard_table(table))
 
     def guarded_tables(self) -> list[GuardedTable]:
@@ -289,12 +301,14 @@ class Operators:
 
         >>> [(one.queue, one.pending) for one in coordinator.queues()]  # doctest: +SKIP
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_counts(queue), TaskSession)
 
     def queue_limits(self, queue: str | None = None) -> list[QueueLimit]:
         """What is set of one work queue, or all: how many tasks run at a time, of each key, rates, weights; see
         `Queue.set_limit`.
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_limits(queue), QueueLimitSession)
 
     def queue_waits(self, queue: str | None = None) -> list[QueueWait]:
@@ -303,6 +317,7 @@ class Operators:
 
         >>> [(one.task_key, one.seconds) for one in coordinator.queue_waits("mails")]  # doctest: +SKIP
         """
+        check_some("The queue's name", queue)
         return self.process.look(lambda session: session.queue_waits(queue), QueueLimitSession)
 
     def tasks(
@@ -312,15 +327,20 @@ class Operators:
 
         ``skip`` leaves out the first ones: a page is ``most=100, skip=200``.
         """
+        check_some("The queue's name", queue)
+        check_some("The status", status)
+        check_count("most", most, 0)
         check_count("skip", skip, 0)
         return self.process.look(lambda session: session.list_tasks(queue, status, most, skip), TaskSession)
 
     def attempts(self, task_id: int) -> list[Attempt]:
         """Every attempt at a task: who, when, how long, how it ended."""
+        check_id("The task's number", task_id)
         return self.process.look(lambda session: session.task_attempts(task_id), TaskSession)
 
     def retry_task(self, task_id: int) -> None:
         """Make a failed or cancelled task pending again. Raises `NotHeld` when it is neither."""
+        check_id("The task's number", task_id)
 
         def change(session: Session) -> int:
             code = session.set_task(task_id, "retry")
@@ -346,6 +366,7 @@ class Operators:
 
         >>> coordinator.cancel_task(17)  # doctest: +SKIP
         """
+        check_id("The task's number", task_id)
         code = self.process.look(lambda session: session.cancel_task(task_id), TaskSession)
         if code < 0:
             raise _cannot("cancel", task_id, code, "pending, running or failed")
@@ -360,6 +381,8 @@ def _set_rate(resource: str, window_ms: int, limit: int | None, session: RateSes
 def _wanted(since: Duration | None, until: Duration | None, **others: Any) -> dict[str, Any]:
     """What is asked for, of ages and others."""
     ages = {"since": since, "until": until}
+    for name, value in others.items():
+        check_some(name, value)
     asked = {name: check_duration(name, age, most=MAX_INT) for name, age in ages.items() if age is not None}
     return asked | {name: value for name, value in others.items() if value is not None}
 

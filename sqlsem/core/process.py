@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import os
@@ -24,7 +23,7 @@ import tenacity
 
 from sqlsem.core import ending, nesting
 from sqlsem.core.bell import Bell
-from sqlsem.core.callers import Caller
+from sqlsem.core.callers import Caller, this_thread
 from sqlsem.core.claims import Claims
 from sqlsem.core.deadlock_watch import DeadlockWatch
 from sqlsem.core.holdings import Holdings
@@ -40,7 +39,7 @@ from sqlsem.core.waiting import WaitingRoom
 from sqlsem.core.wanted import WantedWatch
 from sqlsem.engines.base import Allowance, Engine, Session, Wire, bounded
 from sqlsem.engines.roles import LockSession
-from sqlsem.model import End, Ticket, monotonic
+from sqlsem.model import End, Entry, Ticket, monotonic
 
 __all__ = ["Process", "processes"]
 
@@ -49,6 +48,8 @@ T = TypeVar("T")
 
 #: Seconds that the server may be behind in what it has told us is done, when another one takes over from it.
 UNDONE_SECONDS = 60.0
+#: Why a lock is lost that was held when `Process.close` was called.
+CLOSED = "its coordinator was closed"
 #: At the end of the interpreter, for what happened before to be told.
 TELL_SECONDS = 1.0
 
@@ -65,6 +66,7 @@ class Process:
         holdings: Its grants.
         claims: Its tasks, parts and callbacks.
         recent_ends: Ends of tasks, and when each was recorded: a server that takes over may not know them.
+        looks: What was seen of queues a moment ago, and when (see `sqlsem.core.late`).
         lines: Who of it waits.
         turns: Who of it waits by priority.
         waiting_room: The sessions to wait in.
@@ -98,6 +100,7 @@ class Process:
         self.claims = Claims(self.member)
         self.recent_ends: deque[tuple[float, End]] = deque(maxlen=256)
         self.above = nesting.Above()
+        self.looks: dict[str, tuple[float, list[Entry]]] = {}
         self.lines = Lines(self.state_lock)
         self.turns = Turns(self.state_lock)
         self.waiting_room = WaitingRoom(self.member)
@@ -237,8 +240,8 @@ class Process:
             ending.stay_asleep()
             self.member.main.require_open()
 
-    def close(self) -> None:
-        """Give everything back, close the connections, end the threads."""
+    def close(self, by: int | None = None) -> None:
+        """Release everything, close the connections, end the threads. ``by``: the number of the task that awaits it."""
         if self.closed:
             return
         self.member.closing.set()
@@ -247,13 +250,26 @@ class Process:
         self.waiting_room.dismiss()
         self.news.close()
         self.minder.close()
-        self.member.close(self._waited_for())
+        self.lose(self._held_by_others(by), CLOSED)  # before anybody else can be granted
+        if self.member.close(self._waited_for()):
+            self.holdings.close(CLOSED)
         self.watch.close()
         self.wanted.close()
-        self.lose(None, "its coordinator was closed")
+        self.lose(None, CLOSED)
         self.waiting_room.close()
         self.loops.close()
         _processes.discard(self)
+
+    def _held_by_others(self, by: int | None) -> list[int]:
+        """The positions held by threads and tasks that run on after `close`, and so lose them: not the caller of
+        `close`, and nobody at the end of the interpreter.
+        """
+        if ending.has_begun():
+            return []
+        callers = {this_thread().number, self.loops.running(), by}
+        holdings = [grant.holding for grant in self.holdings.grants()]
+        lost = [one for one in holdings if one.caller.number not in callers and one.caller.is_running]
+        return [ticket.position for one in lost for ticket in one.tickets]
 
     def _waited_for(self) -> list[Ticket]:
         """The rows of those who wait."""
@@ -303,7 +319,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@atexit.register
+@ending.at_end
 def _at_exit() -> None:
     drain(TELL_SECONDS)
     ending.begin()

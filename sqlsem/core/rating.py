@@ -363,7 +363,7 @@ class Taking(Generic[R]):
         keep: list[Hold[BaseGrant]] = []
         self._line = line = Acquisition(
             process,
-            terms.mutex(request.resource, {}, process),
+            terms.own_mutex(request.resource, {}, process),
             [request],
             timeout,
             self._caller,

@@ -162,7 +162,7 @@ class Signals:
 
         >>> undo = sqlsem.on("lost", lambda event: page(event.resource, event.why)).undo  # doctest: +SKIP
         """
-        if kind not in EVENTS:
+        if not isinstance(kind, str) or kind not in EVENTS:
             raise ConfigurationError(f"There is no event {kind!r}; there are {', '.join(map(repr, EVENTS))}")
         subscription: Subscription[Any] = Subscription(self, kind)
         if callback is not None:

@@ -31,6 +31,7 @@ __all__ = [
     "LockSession",
     "Options",
     "Plan",
+    "Refused",
     "Session",
     "Unanswered",
     "Wire",
@@ -46,6 +47,10 @@ Creator = Callable[[], Any]
 
 class Disconnected(Unavailable):
     """This session is gone or never came; another may do better."""
+
+
+class Refused(Disconnected):
+    """The server has answered, and makes no connection now: its address is right."""
 
 
 class Unanswered(Disconnected):

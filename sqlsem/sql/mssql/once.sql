@@ -191,7 +191,7 @@ BEGIN
         RETURN 2;
     SET @resource = CONCAT(N'once:', @name);
     EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @timeout_ms, @note, @requesting_id, @lease_seconds,
-        @position OUTPUT, @fence OUTPUT;
+        @position OUTPUT, @fence OUTPUT, @own = 1;
     IF @code < 0
         RETURN @code;
     EXEC @due = {schema}.once_due @name, @position, @requesting_id, @per_ms, @offset_ms;

@@ -632,7 +632,7 @@ BEGIN
     SET @left = COALESCE(DATEDIFF(millisecond, SYSUTCDATETIME(), @deadline), -1);
     IF @deadline IS NOT NULL AND @left < 1
         SET @left = 1;
-    EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @left, @note, @requesting_id, NULL, @position OUTPUT;
+    EXEC @code = {schema}.acquire @resource, 1, N'write', 1, @left, @note, @requesting_id, NULL, @position OUTPUT, @own = 1;
     IF @code < 0
         RETURN @code;
     BEGIN TRY

@@ -1649,8 +1649,9 @@ BEGIN
         THROW 50000, N'sqlsem: ageing is from 1 ms to 24 days, of one resource and no pattern', 1;
     IF @what = N'ageing' AND @value IS NOT NULL
        AND (@resource COLLATE Latin1_General_100_BIN2 LIKE N'rate:%' OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'once:%'
-            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'priority:%')
-        THROW 50000, N'sqlsem: the queues of rate:, once: and priority: are always first come, first served; priorities cannot be set there', 1;
+            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'priority:%'
+            OR @resource COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%')
+        THROW 50000, N'sqlsem: the queues of rate:, once:, priority: and tasks: are always first come, first served; priorities cannot be set there', 1;
     IF @what = N'stale_after' AND @value > 2147483647000
         THROW 50000, N'sqlsem: stale_after must be below 68 years', 1;
     EXEC {schema}.check_name N'resource', @resource;
@@ -1950,6 +1951,12 @@ BEGIN
         THROW 50000, N'sqlsem: bad row: a name, an id or an access type contains a control character; use printable text', 1;
     IF EXISTS (SELECT 1 FROM inserted WHERE access_type LIKE N'upgrade%')
         THROW 50000, N'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes the writer', 1;
+    SELECT TOP (1) @gate = i.resource_id FROM inserted AS i
+    WHERE i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'rate:%' OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'once:%'
+       OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'priority:%'
+       OR i.resource_id COLLATE Latin1_General_100_BIN2 LIKE N'tasks:%' OR RIGHT(i.resource_id, 1) = N'*';
+    IF @gate IS NOT NULL
+        EXEC {schema}.check_free @gate;
     SELECT @gate = MIN(LEFT(CONCAT(N'sqlsem.{schema}.gate.', COALESCE(resource_id, N'default')), 255)
                        COLLATE Latin1_General_100_BIN2) FROM inserted;
     WHILE @gate IS NOT NULL

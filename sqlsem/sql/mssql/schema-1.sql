@@ -239,7 +239,7 @@ CREATE TABLE {schema}.task (
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key        nvarchar(255) COLLATE Latin1_General_100_BIN2 NULL,
-    task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; lower ones first
+    task_priority   int NOT NULL CONSTRAINT task_task_priority_default DEFAULT 0,  -- among the tasks of its key; higher ones first
     task_turn       nvarchar(263) COLLATE Latin1_General_100_BIN2 NULL,  -- the key behind eight digits of its hash (turn_of)
     -- Of the open tasks of a queue one has it. The routines see to that: an index that is unique for some rows is a filtered
     -- one, which wants QUOTED_IDENTIFIER ON of every client that touches the table.
@@ -292,9 +292,9 @@ CREATE TABLE {schema}.task (
 -- otherwise. The indexes include what is asked of them, so that no reader goes on to the row with a lock on an index, while a
 -- writer comes the other way.
 CREATE INDEX task_open ON {schema}.task (queue_name, is_open, task_order, task_id)
-    INCLUDE (status, ready_at, member_id, claim_uid, attempt);
+    INCLUDE (status, ready_at, member_id, claim_uid, attempt, task_priority);
 -- (With lock_count in front: claims read only tasks where it is NULL, and so do not pass the parked ones.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, status, lock_count, task_order, task_turn, task_priority DESC, task_id)
     INCLUDE (ready_at);
 CREATE INDEX task_ended ON {schema}.task (is_open, ended_at) INCLUDE (queue_name, status);
 CREATE UNIQUE INDEX task_put ON {schema}.task (put_uid);
@@ -388,7 +388,7 @@ CREATE TABLE {schema}.schedule (
     kind          nvarchar(8) NOT NULL CONSTRAINT schedule_kind_check CHECK (kind IN (N'sql', N'shell', N'call', N'json')),
     body          nvarchar(max) NOT NULL,
     options       nvarchar(max) NOT NULL CONSTRAINT schedule_options_default DEFAULT N'{}',  -- JSON; of each task: order, note, …
-    next_due      datetime2(6) NULL,  -- the next one; NULL: never, as no process understands the expression
+    next_due      datetime2(6) NOT NULL,  -- the next one
     last_due      datetime2(6) NULL,  -- the latest time for which a task was put
     put_at        datetime2(6) NOT NULL CONSTRAINT schedule_put_at_default DEFAULT SYSUTCDATETIME(),
     put_by        nvarchar(128) NOT NULL CONSTRAINT schedule_put_by_default DEFAULT ORIGINAL_LOGIN(),

@@ -1778,7 +1778,7 @@ BEGIN
             USING ERRCODE = '22023';
     ELSIF p_what = 'ageing' AND right(p_resource, 1) = '*' THEN
         RAISE EXCEPTION 'sqlsem: priorities are set for one resource, not for a pattern' USING ERRCODE = '22023';
-    ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority):' THEN
+    ELSIF p_what = 'ageing' AND p_value IS NOT NULL AND p_resource ~ '^(rate|once|priority|tasks):' THEN
         RAISE EXCEPTION 'sqlsem: the queue of % is always first come, first served; priorities cannot be set there',
             quote_literal(p_resource) USING ERRCODE = '22023';
     END IF;
@@ -1980,6 +1980,7 @@ BEGIN
     ELSIF NEW.access_type = 'upgrade' THEN
         RAISE EXCEPTION 'sqlsem: bad row: the access type ''upgrade'' is that of a reader which becomes a writer' USING ERRCODE = '22023';
     END IF;
+    PERFORM {schema}.check_free(NEW.resource_id);
     PERFORM pg_advisory_xact_lock({schema}.lock_class(0), hashtext(NEW.resource_id));
     IF {schema}.ageing_of(NEW.resource_id) IS NOT NULL THEN
         PERFORM {schema}.refuse_unranked(NEW.resource_id);

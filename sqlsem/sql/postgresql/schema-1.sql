@@ -237,7 +237,7 @@ CREATE TABLE {schema}.task (
     -- Workers share themselves out between the keys of a queue. '': no key, in a queue that has keys, limits or priorities;
     -- NULL: no key, in any other queue.
     task_key          varchar(255) COLLATE "C",
-    task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; lower ones first
+    task_priority     integer NOT NULL DEFAULT 0,    -- among the tasks of its key; higher ones first
     task_turn         varchar(263) COLLATE "C",      -- the key behind eight digits of its hash (turn_of): in no order that anyone chose
     unique_key        varchar(255) COLLATE "C",      -- of the open tasks of a queue one has it
     kind              varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
@@ -278,11 +278,12 @@ CREATE TABLE {schema}.task (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 -- All that claims read is in these indexes of open tasks, whose keys do not change from the put to the end.
 CREATE INDEX task_open ON {schema}.task (queue_name, task_order, task_id) WHERE is_open;
+CREATE INDEX task_by_priority ON {schema}.task (queue_name, task_order, task_priority DESC, task_id) WHERE is_open AND task_priority <> 0;
 CREATE INDEX task_running ON {schema}.task (queue_name, task_order, task_id) WHERE status = 'running';
-CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority, task_id)
+CREATE INDEX task_parked ON {schema}.task (queue_name, task_order, locks_left, task_priority DESC, task_id)
     WHERE is_open AND status = 'pending' AND lock_count IS NOT NULL;
 -- (Without is_open: else the planner may take task_open instead.)
-CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority, task_id)
+CREATE INDEX task_fair ON {schema}.task (queue_name, task_order, task_turn, task_priority DESC, task_id)
     WHERE status = 'pending' AND task_turn IS NOT NULL AND lock_count IS NULL;
 -- (With the column that is NULL: else the planner may take task_open instead, and walk past all tasks with a key.)
 CREATE INDEX task_plain ON {schema}.task (queue_name, task_order, task_key, task_id)
@@ -402,7 +403,7 @@ CREATE TABLE {schema}.schedule (
     kind          varchar(8) NOT NULL CHECK (kind IN ('sql', 'shell', 'call', 'json')),
     body          text NOT NULL,
     options       jsonb NOT NULL DEFAULT '{}',  -- of each task: order, note, max_attempts, …
-    next_due      timestamptz,                  -- the next one; NULL: never, as no process understands the expression
+    next_due      timestamptz NOT NULL,  -- the next one
     last_due      timestamptz,                  -- the latest time for which a task was put
     put_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     put_by        name NOT NULL DEFAULT session_user,

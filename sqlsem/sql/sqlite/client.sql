@@ -714,7 +714,7 @@ WHERE ({clock} * 1000 >= w.since_ms AND {clock} * 1000 < w.free_ms) IS NOT TRUE
 SELECT task_id, task_priority FROM {schema}_task INDEXED BY {schema}_task_fair
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NULL AND task_turn = :turn AND task_order = :order
   AND ready_at <= max({clock}, put_at)
-ORDER BY task_priority, task_id LIMIT 1
+ORDER BY task_priority DESC, task_id LIMIT 1
 
 -- name: first_without_key
 -- Put before the queue had turns, and so without a priority.
@@ -859,14 +859,14 @@ SELECT coalesce(task_key, '') AS task_key FROM {schema}_task WHERE task_id = ?
 -- name: parked_in_turn
 SELECT task_id, task_order, task_key FROM {schema}_task INDEXED BY {schema}_task_parked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left = 0
-ORDER BY task_order, task_priority, task_id
+ORDER BY task_order, task_priority DESC, task_id
 
 -- name: parked_to_ask
 SELECT task_id, task_key, note FROM {schema}_task INDEXED BY {schema}_task_parked
 WHERE queue_name = :queue AND is_open AND status = 'pending' AND lock_count IS NOT NULL AND locks_left IS NULL
   AND asks_at <= max({clock}, put_at)
   AND task_order = (SELECT min(task_order) FROM {schema}_task INDEXED BY {schema}_task_open WHERE queue_name = :queue AND is_open)
-ORDER BY task_priority, task_id
+ORDER BY task_priority DESC, task_id
 
 -- name: has_room
 SELECT count(t.task_id) < coalesce(q.task_limit, 9223372036854775807)
@@ -1008,10 +1008,16 @@ SELECT t.task_id, t.queue_name AS queue, t.task_order AS "order", t.kind, t.body
            (SELECT json_group_array(json_array(resource_id, queue_position, access_type, concurrency_limit, weight))
             FROM (SELECT * FROM {schema}_task_lock WHERE task_id = t.task_id ORDER BY number)) END AS locks, m.grace_ms / 1000.0 AS grace, t.status = 'running' AS owned, m.beacon, CAST(m.lease_until AS REAL) AS lease_until,
        CAST(m.missing_since AS REAL) AS missing_since, CAST(m.seen_at AS REAL) AS seen_at, {clock} AS now
-FROM (-- A page of those that are open and one of those that have ended, along their indexes.
+FROM (-- A page of those that are open (those with a priority have an index of their own), and one of those that have ended.
       SELECT * FROM (SELECT * FROM {schema}_task
-                     WHERE is_open AND (:queue IS NULL OR queue_name = :queue) AND (:status IS NULL OR status = :status)
+                     WHERE is_open AND task_priority = 0 AND (:queue IS NULL OR queue_name = :queue)
+                       AND (:status IS NULL OR status = :status)
                      ORDER BY queue_name, task_order, task_id LIMIT :most)
+      UNION ALL
+      SELECT * FROM (SELECT * FROM {schema}_task
+                     WHERE is_open AND task_priority <> 0 AND (:queue IS NULL OR queue_name = :queue)
+                       AND (:status IS NULL OR status = :status)
+                     ORDER BY queue_name, task_order, task_priority DESC, task_id LIMIT :most)
       UNION ALL
       SELECT * FROM (SELECT * FROM {schema}_task
                      WHERE :status IS NOT 'pending' AND NOT is_open AND (:queue IS NULL OR queue_name = :queue)
@@ -1019,7 +1025,7 @@ FROM (-- A page of those that are open and one of those that have ended, along t
                      ORDER BY ended_at DESC, task_id DESC LIMIT :most)) AS t
 LEFT JOIN {schema}_member AS m ON m.member_id = t.member_id
 ORDER BY NOT t.is_open, CASE WHEN t.is_open THEN t.queue_name END, CASE WHEN t.is_open THEN t.task_order END,
-         CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
+         CASE WHEN t.is_open THEN t.task_priority END DESC, CASE WHEN t.is_open THEN t.task_id END, t.ended_at DESC, t.task_id DESC
 LIMIT :most
 
 -- name: task_attempts
@@ -1272,8 +1278,9 @@ SET queue_name = :queue, kind = :kind, body = :body, options = :options, cron = 
     next_due = CASE WHEN cron = :cron AND time_zone = :zone AND paused_at IS NULL THEN coalesce(next_due, :due) ELSE :due END
 
 -- name: fire_schedule
-UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN :last ELSE last_due END
-WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock}
+UPDATE {schema}_schedule SET next_due = :next, last_due = CASE WHEN :put THEN min(:last, {clock}) ELSE last_due END
+WHERE schedule_name = :name AND next_due = :due AND paused_at IS NULL AND next_due <= {clock} AND :next > {clock}
+  AND (:put OR json_extract(options, '$.missed') = 'skip')
 
 -- name: pause_schedule
 UPDATE {schema}_schedule SET paused_at = coalesce(paused_at, {clock}), paused_by = coalesce(paused_by, :login)
@@ -1288,7 +1295,8 @@ WHERE schedule_name = :name
 DELETE FROM {schema}_schedule WHERE schedule_name = :name
 
 -- name: list_schedules
-SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options, next_due, last_due, put_at, put_by,
-       paused_at, paused_by, {clock} AS taken_at
+SELECT schedule_name AS name, queue_name AS queue, cron, time_zone, kind, body, options,
+       max(min(next_due, 253402128000.0), -62135424000.0) AS next_due, max(min(last_due, 253402128000.0), -62135424000.0) AS last_due,
+       put_at, put_by, paused_at, paused_by, {clock} AS taken_at
 FROM {schema}_schedule WHERE (:name IS NULL OR schedule_name = :name) AND (:queue IS NULL OR queue_name = :queue)
 ORDER BY schedule_name
