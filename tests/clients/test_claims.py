@@ -48,6 +48,7 @@ batch_resume | uo | name:batch
 begin_upgrade | uo | p_resource:resource p_position:position p_requesting_id:me p_try:flag
 cancel | uo | p_member:member p_uid:uid p_outcome:outcome
 cancel_task | po | p_task:task
+check_free | uo | p_resource:resource
 check_guard | uo |
 check_lease | uo | p_seconds:seconds
 check_name | upwo | p_what:text p_name:text
