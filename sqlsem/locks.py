@@ -6,8 +6,10 @@ The same objects serve tasks: ``async with`` and decorated coroutine functions g
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlsem import runtime
@@ -27,6 +29,7 @@ from sqlsem.core.ranked import kind_of
 from sqlsem.core.rating import GroupTaking, Taking, split
 from sqlsem.core.steps import carry_out, drive
 from sqlsem.core.terms import Ask, Name, Terms
+from sqlsem.core.threads import voice as log
 from sqlsem.errors import ConfigurationError, NotHeld
 from sqlsem.model import Duration
 from sqlsem.model_rates import RateRequest
@@ -220,9 +223,31 @@ class Lock:
                 self._release()
         except BaseException as struck:
             self._abandon(last)
+            if last is None and isinstance(struck, NotHeld):
+                self._left_elsewhere(sys._getframe(1))
             # What went wrong inside matters more; a lost lock has been logged, and called on_lost, when it was lost.
             if exc is None or not isinstance(struck, Exception):
                 raise
+
+    def _left_elsewhere(self, block: FrameType) -> None:
+        """A block was left by a thread that did not enter it, as that of a generator may be: release what it had."""
+        names = {request.resource for request in split(self.terms.requests)[0]}
+        had = [
+            one
+            for one in block.f_locals.values()
+            if isinstance(one, Grant) and not one.holding.released and names == set(one.positions)
+        ]
+        for grant in had:
+            abandon(grant, grant.holding.first)
+        log.warning(
+            "The block of %r at %s:%d (%s) was left by thread %s, which did not enter it; %s",
+            self,
+            block.f_code.co_filename,
+            block.f_lineno,
+            block.f_code.co_name,
+            threading.current_thread().name,
+            "what it had is released" if had else "it stays held: name its grant (as grant), or leave it there",
+        )
 
     # -- with asyncio -------------------------------------------------------------------------------------------
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, Signal, drive, this_caller, this_task
+from sqlsem.aio.driver import Driver, Signal, drive, elsewhere, this_caller, this_task
 from sqlsem.aio.grants import Grant, give_back
 from sqlsem.aio.leading import Leader, Term, Told
 from sqlsem.aio.periodic import Once, Run
@@ -436,7 +437,8 @@ class AsyncLocks:
 
     async def close(self) -> None:
         """`Coordinator.close`, without blocking the loop."""
-        await asyncio.get_running_loop().run_in_executor(None, self._process.close, this_caller().number)
+        if not self._process.closed:
+            await elsewhere(self._process, partial(self._process.close, this_caller().number))
 
     async def adopt(self, token: str, *, on_lost: LostCallback | None = None, cancel_on_lost: bool = False) -> Grant:
         """See `sqlsem.aio.adopt`."""

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import threading
 import weakref
 from collections import deque
@@ -32,14 +31,15 @@ from sqlsem.core.main_session import unavailable
 from sqlsem.core.places import Token
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operation, Sleep, Verb, WaitFor
+from sqlsem.core.threads import voice
 from sqlsem.core.waiting import MOST_IDLE_SESSIONS
 from sqlsem.engines.base import AsyncSession, Busy, Disconnected
 from sqlsem.errors import ConfigurationError
 from sqlsem.model import monotonic
 
-__all__ = ["Driver", "Signal", "awaited", "drive", "this_caller", "this_task"]
+__all__ = ["Driver", "Signal", "awaited", "drive", "elsewhere", "this_caller", "this_task"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -349,6 +349,11 @@ class Driver:
             if not grant.holding.released and grant.holding.why_lost is None:
                 log.info("%r was still held when its event loop ended, and is released", grant)
                 grant.holding.registry.disown(grant)  # however often it is had
+
+
+async def elsewhere(process: Process, call: Callable[[], T]) -> T:
+    """Await a call that blocks, and is no operation, in a thread of its own."""
+    return await asyncio.wrap_future(process.loops.submit("others", call))
 
 
 async def awaited(answer: Any) -> Any:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlsem.aio.driver import Driver, drive, this_caller, this_task
+from sqlsem.aio.driver import Driver, drive, elsewhere, this_caller, this_task
 from sqlsem.core.periodic import Period, Periodic, let_go
 from sqlsem.core.terms import Terms
 from sqlsem.engines.periodic import OnceEntry
@@ -106,11 +106,11 @@ class Once:
 
     async def last(self) -> OnceEntry | None:
         """See `sqlsem.Once.last`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.last)
+        return await elsewhere(self._periodic.terms.process, self._periodic.last)
 
     async def forget(self) -> bool:
         """See `sqlsem.Once.forget`."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._periodic.forget)
+        return await elsewhere(self._periodic.terms.process, self._periodic.forget)
 
     async def __aenter__(self) -> Run | None:
         run, late = await self._begin(self._periodic.terms.timeout)

@@ -15,6 +15,7 @@ from typing import IO
 from sqlsem import guard
 from sqlsem.bodies.texts import MOST_KEPT_CHARACTERS, keepable
 from sqlsem.core.pauses import pauses
+from sqlsem.core.threads import spawn
 from sqlsem.errors import TaskFailed
 
 __all__ = ["END_SECONDS", "guarded", "run_command"]
@@ -106,8 +107,7 @@ class _Output:
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
         self._kept = b""
-        self._reader = threading.Thread(target=self._read, name="sqlsem-output", daemon=True)
-        self._reader.start()
+        self._reader = spawn(self._read, "sqlsem-output")
 
     def _read(self) -> None:
         with self._pipe:

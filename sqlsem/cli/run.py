@@ -27,6 +27,7 @@ from sqlsem.core.late import look_for_blockers
 from sqlsem.core.options import LockOptions
 from sqlsem.core.periodic import Period
 from sqlsem.core.terms import own_mutex
+from sqlsem.core.threads import spawn
 from sqlsem.errors import ConfigurationError, SqlsemError
 from sqlsem.insight.blockers import in_words
 from sqlsem.model_rates import RateRequest
@@ -183,7 +184,7 @@ def run(options: Connecting, /, command: Sequence[str], **given: Any) -> int:
             output.say(f"locking {', '.join(map(repr, names))} in {coordinator.engine.where}")
         waiting = _Waiting(coordinator, command[0])
         if options.verbose:
-            threading.Thread(target=waiting.tell, daemon=True).start()
+            spawn(waiting.tell, "sqlsem-tell")
         environment = config.environment(options.chosen_url, hand_on=chosen.pass_url)
         job = supervisor.Job(command, environment, kill_after, waiting.had)
         note = clean(os.path.basename(command[0]))[:200] if chosen.note is None else chosen.note

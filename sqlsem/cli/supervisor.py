@@ -36,6 +36,7 @@ from sqlsem.core import nesting
 from sqlsem.core.grants import Grant
 from sqlsem.core.leading import LONGEST_PAUSE_SECONDS
 from sqlsem.core.pauses import pauses
+from sqlsem.core.threads import spawn
 from sqlsem.errors import LockLost, Unavailable
 from sqlsem.model import Duration, monotonic
 
@@ -319,7 +320,7 @@ def _in_thread(obtain: Callable[[], T | None], events: Events) -> T | None:
             events.put(("asked", 0))
 
     # Its name is what the queue shows of us beside the program's.
-    threading.Thread(target=acquire, name="run", daemon=True).start()
+    spawn(acquire, "run")
     what = ""
     while what != "asked":
         try:
@@ -404,7 +405,7 @@ def _tell_end(child: subprocess.Popen[bytes], events: Events) -> None:
         child.wait()
         events.put(("child", 0))
 
-    threading.Thread(target=wait, name="sqlsem-child", daemon=True).start()
+    spawn(wait, "sqlsem-child")
 
 
 # -- terminals --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +25,7 @@ from sqlsem.cli.connecting import Connecting, connecting
 from sqlsem.cli.here import folders_to_import_from, same_database
 from sqlsem.cli.known import unknown_queue
 from sqlsem.cli.options import duration, name_of, pass_url_option
+from sqlsem.core.threads import Kept, spawn
 from sqlsem.errors import SqlsemError
 from sqlsem.model import TaskEntry
 from sqlsem.printable import CleanFormatter, clean
@@ -297,10 +299,10 @@ class Crew:
 
 def _supervise(crew: Crew, events: SimpleQueue[int | None], picture: Live | None) -> int:
     """Have the crew work, and mind signals, until it has left: the exit code. Does not return from a second signal."""
-    worker = threading.Thread(target=crew.run, args=(events,), name="crew", daemon=True)
-    worker.start()
+    worker = spawn(partial(crew.run, events), "crew")
     if picture is not None:
-        threading.Thread(target=crew.look_ahead, name="look", daemon=True).start()
+        looking = Kept("look", lambda _: crew.look_ahead(), crew.over)
+        looking.begin()
     told = False
     while True:
         try:
@@ -327,8 +329,7 @@ def _leave_at_once(crew: Crew, events: SimpleQueue[int | None], number: int, pic
         picture.stop()
     crew.at_once = True
     count = len(crew.running())
-    aborting = threading.Thread(target=crew.worker.abort, name="abort", daemon=True)
-    aborting.start()
+    aborting = spawn(crew.worker.abort, "abort")
     deadline = time.monotonic() + ABORT_SECONDS
     while aborting.is_alive() and time.monotonic() < deadline:
         aborting.join(0.02)

@@ -15,6 +15,7 @@ from sqlsem.core.lines import Waiter
 from sqlsem.core.pauses import pauses
 from sqlsem.core.process import Process
 from sqlsem.core.steps import NO_ROOM, Call, Operations, Sleep
+from sqlsem.core.threads import voice
 from sqlsem.core.verbs import SUSPECT_SLICE_SECONDS, WaitingVerb
 from sqlsem.engines.base import Busy, Session
 from sqlsem.engines.roles import Convertible
@@ -25,7 +26,7 @@ from sqlsem.model import READ, UPGRADE, WRITE, Duration, Upgrading, check_durati
 
 __all__ = ["Upgrade", "downgrade"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 
 class Upgrade(WaitingVerb):
@@ -257,5 +258,5 @@ def _alone(process: Process, holding: Holding) -> Iterator[None]:
 
 
 def _lose(process: Process, holding: Holding) -> None:
-    process.lose([holding.tickets[0].position], "its row was removed or taken away")
+    process.lose_and_tell([holding.tickets[0].position], "its row was removed or taken away")
     holding.require()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -20,11 +19,12 @@ from sqlsem.core.process import Process
 from sqlsem.core.settling import rate_of, settling
 from sqlsem.core.standing import beginning, connection_of, ending_session
 from sqlsem.core.steps import Operations, carry_out, drive
+from sqlsem.core.threads import voice
 from sqlsem.model import Duration
 
 __all__ = ["Grant", "asserting", "checking", "give_back"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 
 def checking(process: Process, holding: Holding) -> Operations[None]:
@@ -49,7 +49,7 @@ def asserting(process: Process, holding: Holding, given: Any) -> Generator[Any, 
             raise refusal from exc
         if not there:
             yield from placed(process, cursor, "assert_held")
-            process.lose([ticket.position], "its row is no longer in the table")
+            process.lose_and_tell([ticket.position], "its row is no longer in the table")
             holding.require()
 
 

@@ -16,13 +16,14 @@ from sqlsem.core.membership import Membership
 from sqlsem.core.places import Token
 from sqlsem.core.signals import Signals, Trace
 from sqlsem.core.steps import Operations
+from sqlsem.core.threads import call_out, voice
 from sqlsem.errors import Deadlock, LockLost, NotHeld, Unavailable
 from sqlsem.events import Behind, Granted, Lost, Released, meets
 from sqlsem.model import READ, WRITE, Request, Ticket, monotonic
 
 __all__ = ["BaseGrant", "Exit", "Hold", "Holding", "Holdings", "LostCallback", "abandon"]
 
-log = logging.getLogger("sqlsem")
+log = voice
 
 #: So many of our own grants on one resource are looked at to know whether they keep others of ours out.
 MOST_AHEAD = 64
@@ -165,7 +166,7 @@ class Holding:
         """It is ours no more."""
         self.why_lost = why
         for call in tuple(self.when_lost):  # read after the reason was set; who adds one does it the other way round
-            call()
+            call_out("What was to be told of a loss", call)  # none shall keep the next one from being told
 
     def require(self) -> None:
         """Raise `NotHeld` or `LockLost` unless it is held."""

@@ -68,7 +68,7 @@ class Period:
 
 
 def _lose(process: Process, grant: BaseGrant) -> None:
-    process.lose(list(grant.positions.values()), "its row is no longer in the table")
+    process.lose_and_tell(list(grant.positions.values()), "its row is no longer in the table")
     grant.holding.require()
 
 

@@ -102,7 +102,7 @@ class Task(Stoppable):
         self.close_by(closing)
         missing = [ticket.position for ticket in tickets if not process.member.knows(ticket)]
         if missing:  # the main session was lost in between, and they with it
-            process.lose(missing, "its row was removed before it could be used")
+            process.lose_and_tell(missing, "its row was removed before it could be used")
         else:
             holding.told = True
             holdings.tell_granted(holding, grant.waited, {})

@@ -24,6 +24,7 @@ from functools import partial
 from sqlsem.bodies import END_SECONDS, Allowed, Stop, format_error, guarded, run
 from sqlsem.core.claims import owner_name
 from sqlsem.core.places import Places, Token
+from sqlsem.core.threads import GoesOn, Kept, call_out, spawn, tend
 from sqlsem.errors import ConfigurationError, SqlsemError, TaskFailed, Unavailable
 from sqlsem.model import Duration, check_call, check_count, check_duration, monotonic
 from sqlsem.printable import first_line
@@ -141,17 +142,15 @@ class Worker:
         self._active = monotonic()
         self._pace = Pace(self._most, ahead=self._claiming.process.engine.claims_ahead)
         name = self.queue.name[:200]
-        crew = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            for number in range(1, self.threads + 1)
-        ]
-        relief = threading.Thread(target=self._relieve, name=f"{name}-relief", daemon=True)
+        crew = [Kept(f"{name}-{number}", partial(self._work, set())) for number in range(1, self.threads + 1)]
+        relief = Kept(f"{name}-relief", self._relieve, self._over)
         try:
             for thread in (*crew, relief):
-                thread.start()
+                thread.begin()
             for thread in crew:
-                while thread.is_alive():
+                while thread.needed:
                     thread.join(JOIN_SECONDS)
+                    tend()
                     if self._stopping.is_set():
                         self._claiming.process.bell.notify()  # which a signal handler must not do
         except BaseException:
@@ -164,8 +163,7 @@ class Worker:
             with self._changed:
                 self._changed.notify_all()
             self._ahead.close(ABORT_SECONDS)
-            if relief.is_alive():  # it may be recording what was done
-                relief.join(ABORT_SECONDS)
+            relief.join(ABORT_SECONDS)  # it may be recording what was done
             self._leave_behind()
         if self._errors:
             raise self._errors[0]
@@ -183,7 +181,11 @@ class Worker:
         # The thread that runs a command or SQL gives it back when it has ended (or finishes it, if that came first):
         # given back earlier, it would run on beside its next attempt. All are told at once, as each may take a while.
         for task_id, stop in stops:
-            threading.Thread(target=self._insist, args=(task_id, stop), name="sqlsem-end", daemon=True).start()
+            try:
+                spawn(partial(self._insist, task_id, stop), "sqlsem-end")
+            except RuntimeError as exc:  # no more threads: one after the other
+                log.error("Task %d is ended before the next one is: %s", task_id, exc)
+                self._insist(task_id, stop)
         self._lighten()
         self._claiming.process.bell.notify()  # for those who wait for tasks
         with self._changed:
@@ -214,8 +216,11 @@ class Worker:
 
     # -- the crew -----------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _work(self, begun: set[bool], _: GoesOn) -> None:
         try:
+            if begun:  # the thread has ended at a task, of which nobody knows how far it came
+                raise RuntimeError(f"A thread of a worker of {self.queue.name!r} has ended unexpectedly")
+            begun.add(True)
             with self._at_work():
                 try:
                     while (task := self._next()) is not None:
@@ -497,14 +502,11 @@ class Worker:
 
     def _tell(self, task: Task, outcome: str | None, error: str | None) -> None:
         if self._on_task is not None:
-            try:
-                self._on_task(task, outcome, error)
-            except Exception:
-                log.exception("on_task of a worker of %r failed", self.queue.name)
+            call_out(f"on_task of a worker of {self.queue.name!r}", self._on_task, task, outcome, error)
 
     # -- the relief ---------------------------------------------------------------------------------------------
 
-    def _relieve(self) -> None:
+    def _relieve(self, _: GoesOn) -> None:
         """Thread: tasks that take long must not keep those that were claimed with them."""
         while True:
             with self._changed:
